@@ -1,4 +1,4 @@
-"""`quantdrift backtest`."""
+"""The command `quantdrift backtest`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quantdrift.storage.monitor.rows import Catalog
 
 _MOST_LANES = 16
-# What a stored comparison was made with cannot be changed afterwards.
+# The other options were used when the comparisons were made: changing them now has no effect.
 _MATTERS = ("monitor.", "models.")
 
 
@@ -38,14 +38,14 @@ _MATTERS = ("monitor.", "models.")
     multiple=True,
     help="Change one option, e.g. monitor.pages_per_30_days=1 or models.digits.budget.flip=0.02; may be repeated.",
 )
-@click.option("--from", "from_at", type=click.DateTime(), help="Begin, UTC; the oldest history if left out.")
-@click.option("--to", "to_at", type=click.DateTime(), help="End, UTC, exclusive; the newest if left out.")
-@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="The last so many days.")
-@click.option("--model", default="", help="Show only this model; everything is folded all the same.")
+@click.option("--from", "from_at", type=click.DateTime(), help="Start, UTC.  [default: the oldest history]")
+@click.option("--to", "to_at", type=click.DateTime(), help="End, UTC, exclusive.  [default: the newest]")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="Number of days up to now.")
+@click.option("--model", default="", help="Show only this model; the run always covers all models.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the slices that alerted over time, to a .svg or .png file.",
+    help="Plot the alerts of each slice over time, as .svg or .png.",
 )
 @JSON
 def backtest(
@@ -59,11 +59,11 @@ def backtest(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Fold stored history under another configuration: what would have paged, when, and what would be missed.
+    """Replay the stored history with another configuration and compare its alerts with the real ones.
 
-    Only [monitor] and the budgets of [[models]] matter: sampling and slices are as they were when the comparisons
-    were made. Nothing is written to the database. With the record's own configuration, from its beginning, every
-    change of verdict is the same.
+    Only [monitor] and the budgets of [[models]] have an effect; sampling and slices stay as they were when the
+    comparisons were made. Nothing is written to the database. With the original configuration and the whole history,
+    every change of verdict is reproduced.
 
     \b
     Examples:
@@ -82,25 +82,27 @@ def backtest(
     if plot is not None:
         _check_plot(plot)
     notes = [
-        f"{one.partition('=')[0]} changes nothing here: comparisons are as they were stored"
+        f"{one.partition('=')[0]} has no effect here: the stored comparisons stay as they are"
         for one in assignments
         if not one.startswith(_MATTERS)
     ]
-    told, draw = asyncio.run(_fold(config, secrets, (begin, end), model, notes, quiet=as_json))
+    report, draw = asyncio.run(_fold(config, secrets, (begin, end), model, notes, quiet=as_json))
     if as_json:
-        emit(told)
+        emit(report)
     else:
-        click.echo(told.text())
+        click.echo(report.text())
     if plot is not None:
         drawn = draw(plot)
-        click.echo(f"plot: {plot}" if drawn else "no plot: neither side has an alert", err=True)
+        click.echo(
+            f"plot: {plot}" if drawn else "no plot: there is no alert with either configuration", err=True
+        )
 
 
 def _check_plot(plot: Path) -> None:
     from quantdrift.report.timeline import FORMATS
 
     if plot.suffix.lower() not in FORMATS:
-        raise OperatorError(f"{plot}: a plot is written as {' or '.join(FORMATS)}")
+        raise OperatorError(f"{plot}: a plot file ends in {' or '.join(FORMATS)}")
 
 
 async def _fold(
@@ -124,19 +126,19 @@ async def _fold(
         notes = [*notes, *_models(config, catalog, model)]
         test = Backtest(config, catalog, extent)
         length = extent.last - extent.first + 1
-        with click.progressbar(length=length, label="folding", hidden=quiet, file=sys.stderr) as bar:
+        with click.progressbar(length=length, label="replaying", hidden=quiet, file=sys.stderr) as bar:
             async for batches in history.batches(extent):
                 test.fold(batches)
                 bar.update(len(batches))
         findings = test.findings(await history.transitions(extent), model)
-    told = build_report(findings, extent, catalog, notes)
-    return told, lambda path: _draw(path, config, test, findings, extent, catalog)
+    report = build_report(findings, extent, catalog, notes)
+    return report, lambda path: _draw(path, config, test, findings, extent, catalog)
 
 
 def _models(config: Config, catalog: "Catalog", model: str) -> list[str]:
     recorded = sorted({version.model for version in catalog.versions.values()})
     if model and model not in recorded:
-        raise OperatorError(f"the record knows no model `{model}`: {nearest(model, recorded)}")
+        raise OperatorError(f"the database has no model `{model}`: {nearest(model, recorded)}")
     return [
         f"model `{name}` is not in the configuration: its budgets are the defaults"
         for name in recorded
@@ -157,9 +159,9 @@ def _draw(
 
     metrics: dict[tuple[int, int], str] = {breach.key: breach.metric for breach in findings.breaches}
     for pairing in findings.pairings:
-        told = pairing.tested or pairing.recorded
-        assert told is not None
-        metrics[pairing.key] = told.metric
+        alert = pairing.tested or pairing.recorded
+        assert alert is not None
+        metrics[pairing.key] = alert.metric
     if not metrics:
         return False
     lanes: list[Lane] = []

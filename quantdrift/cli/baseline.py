@@ -1,4 +1,4 @@
-"""`quantdrift baseline`: what drift is measured against, and who decided so."""
+"""The command `quantdrift baseline`: baselines, and decisions about them."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from quantdrift.monitor.baselines.decisions import Scope
     from quantdrift.storage.monitor.baseline import BaselineFact
 
-_MODEL = click.option("--model", required=True, help="The model.")
-_VERSION = click.option("--version", default="", help="Candidate version; the newest if left out.")
+_MODEL = click.option("--model", required=True, help="Name of the model.")
+_VERSION = click.option("--version", default="", help="Candidate version.  [default: the newest]")
 _SLICE = click.option("--slice", "slices", multiple=True, help="Only this slice, by name; may be repeated.")
 _METRIC = click.option(
     "--metric",
@@ -29,18 +29,21 @@ _METRIC = click.option(
     help="Only this metric; may be repeated.",
 )
 _BY = click.option(
-    "--by", default=user_name, show_default="your user name", help="Who decides; it is recorded."
+    "--by",
+    default=user_name,
+    show_default="your user name",
+    help="Name of the person who decides; it is stored.",
 )
-_REASON = click.option("--reason", default="", help="Why; it is recorded.")
+_REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
 @click.group()
 def baseline() -> None:
-    """Say what drift is measured against: learned, inherited, accepted, imported or frozen.
+    """Show and change the baselines that drift is measured against.
 
-    A slice learns what it is like after a deployment. A new candidate version starts against its predecessor's
-    baseline, so that a bad release cannot become the new normal: only `accept` replaces it. Every decision is a row
-    of the table `baseline` with who, when, why and from which rows; the monitor follows it with its next batch.
+    After the first deployment each slice learns its baseline. A new candidate version inherits the baseline of its
+    predecessor, so that a bad release cannot become normal; only `accept` replaces it. Every decision is stored in the
+    table `baseline` with who, when, why and from which rows. The monitor applies it with its next batch.
     """
 
 
@@ -71,7 +74,7 @@ def _scope(
 @click.option("--model", default="", help="Only this model.")
 @click.option("--version", default="", help="Only this candidate version.")
 @click.option("--slice", "slice_name", default="", help="Only this slice, by name.")
-@click.option("--history", is_flag=True, help="Every row, not only the newest of each signal.")
+@click.option("--history", is_flag=True, help="List all rows, not only the newest of each signal.")
 @JSON
 def list_(
     config_path: Path,
@@ -82,7 +85,7 @@ def list_(
     history: bool,
     as_json: bool,
 ) -> None:
-    """List what each signal is measured against, since when, and by whose decision.
+    """List the baseline of each signal, since when it applies, and who decided it.
 
     \b
     Examples:
@@ -99,7 +102,7 @@ def list_(
             found = await baselines(
                 connection, model=model, version=version, slice_name=slice_name, history=history
             )
-            if model and not found:  # what is not there at all is refused by name
+            if model and not found:  # an unknown model, version or slice is refused by name
                 await find_version(connection, model, version)
                 await find_slices(connection, model, [slice_name] if slice_name else [])
             return found
@@ -108,9 +111,9 @@ def list_(
     if as_json:
         emit(found)
     elif not found and (model or version or slice_name):
-        click.echo("No baselines of these yet: `quantdrift baseline list` shows those of all.")
+        click.echo("No such baselines yet: `quantdrift baseline list` shows all of them.")
     elif not found:
-        click.echo("No baselines yet: they are learned from some 5,000 exchanges of a slice.")
+        click.echo("No baselines yet: a slice learns one from about 5,000 exchanges.")
     else:
         click.echo(columns(_HEAD, [_row(one) for one in found]))
 
@@ -149,12 +152,14 @@ def _row(one: "BaselineFact") -> tuple[str, ...]:
 @_VERSION
 @_SLICE
 @_METRIC
-@click.option("--since", type=click.DateTime(), help="From this capture time, UTC; the version's first.")
-@click.option("--until", type=click.DateTime(), help="Up to this capture time, UTC; now.")
+@click.option(
+    "--since", type=click.DateTime(), help="First capture time, UTC.  [default: the version's first]"
+)
+@click.option("--until", type=click.DateTime(), help="Last capture time, UTC.  [default: now]")
 @click.option(
     "--pool",
     multiple=True,
-    help="A slice whose tail, with those of the others named, stands in where there are too few exchanges.",
+    help="A similar slice; the tails of all slices named replace the slice's own if it has too few exchanges.",
 )
 @_BY
 @_REASON
@@ -173,16 +178,15 @@ def accept(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Make what a version has shown the new normal.
+    """Accept the measured behaviour of a version as its new baseline.
 
-    Learns anew from the stored comparisons of this version, and nothing else. A signal with too few of them keeps
-    its baseline. An alert that lasts ends once the slice has shown to be inside its new baseline.
+    The baseline is learned again from the stored comparisons of this version only. A signal with too few of them keeps
+    its baseline. An open alert ends once the slice is shown to be inside its new baseline.
 
-    A version that the monitor has not seen yet, and signals that it watches no more, are refused by name: there is
-    nothing that could take a baseline over.
+    The command refuses a version that the monitor has not seen yet, and signals that it no longer watches.
 
-    A rare slice never has the 10,000 exchanges that a tail takes. --pool names slices that are like it; as far as
-    their tails differ from one another the tolerance is widened, and what is found with it is found later.
+    A rare slice never has the 10,000 exchanges that a tail needs. --pool names similar slices whose tails are used
+    instead. The more these tails differ from each other, the wider the tolerance and the later a drift is detected.
 
     \b
     Examples:
@@ -219,26 +223,26 @@ def accept(
         ]
         click.echo(columns(("slice", "metric", "kind", "groups", ""), rows))
         click.echo(
-            f"{n_accepted} of {len(found)} signals have a new baseline, from the monitor's next batch on."
+            f"{n_accepted} of {len(found)} signals have a new baseline; it applies from the monitor's next batch."
         )
     if not n_accepted:
         raise OperatorError(
-            "no signal has enough comparisons for a baseline: nothing was recorded"
+            "no signal has enough comparisons for a baseline: nothing was stored"
             if any(one.watched for one in found)
-            else f"the monitor watches no signal of {model} {version or '(the newest version)'} that this names: nothing "
-            "was recorded. A slice that is silent for 30 days forgets its baseline, and begins anew when it comes back"
+            else f"the monitor watches none of these signals of {model} {version or '(the newest version)'}: nothing was "
+            "stored. A slice without traffic for 30 days loses its baseline, and learns a new one when it returns"
         )
 
 
 def _outcome(missing: int, *, watched: bool) -> str:
-    """Return what became of a signal whose baseline was to be accepted."""
+    """Return the outcome for one signal, in words."""
     if not watched:
         return "not watched, not accepted"
-    return f"needs some {missing:,} more" if missing else "accepted"
+    return f"needs about {missing:,} more" if missing else "accepted"
 
 
 def _settling(name: str, source: str, text: str) -> None:
-    """Add a command that decides about the baselines in force."""
+    """Add a command that stores a decision about the current baselines."""
 
     @baseline.command(name, help=text)
     @CONFIG
@@ -268,7 +272,7 @@ def _settling(name: str, source: str, text: str) -> None:
 _settling(
     "freeze",
     "frozen",
-    """Let the baselines in force learn nothing more, until one is accepted.
+    """Freeze the current baselines: they learn nothing more until a new one is accepted.
 
     \b
     Example:
@@ -278,9 +282,9 @@ _settling(
 _settling(
     "keep",
     "kept",
-    """Judge an alert false: what was seen while it lasted is learned after all.
+    """Mark an alert as false, and learn the data of its duration after all.
 
-    While a slice alerts nothing is learned, and when it is over its baseline goes back to before the onset.
+    Normally a slice learns nothing during an alert, and after it the baseline goes back to before the onset.
 
     \b
     Example:
@@ -305,7 +309,7 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
         emit({"decided": n_signals, "source": source})
     else:
         signals = "1 signal" if n_signals == 1 else f"{n_signals} signals"
-        click.echo(f"{signals} {source}, from the monitor's next batch on.")
+        click.echo(f"{signals} {source}; it applies from the monitor's next batch.")
 
 
 @baseline.command("import")
@@ -329,11 +333,11 @@ def import_(
     reason: str,
     as_json: bool,
 ) -> None:
-    """Take budgets from an offline evaluation, instead of the configuration's.
+    """Import budgets from an offline evaluation; they replace those of the configuration.
 
-    FILE is a JSON list of objects with `slice`, `metric`, `upper` (the upper confidence bound of the mean, in the
-    metric's unit; null goes back to the configuration) and, if known, `n`. It is a budget, not a learned baseline:
-    an offline set is not drawn from the traffic.
+    FILE is a JSON list of objects with `slice`, `metric`, `upper` (upper confidence bound of the mean, in the metric's
+    unit; null restores the configured budget) and, if known, `n`. They are budgets and not baselines, because an
+    offline data set is not a sample of the traffic.
 
     \b
     Example:
@@ -370,7 +374,9 @@ def import_(
             for one in found
         ]
         click.echo(columns(("slice", "metric", "budget", "n"), rows))
-        click.echo("In force from the monitor's next batch on; the evidence of these signals starts anew.")
+        click.echo(
+            "They apply from the monitor's next batch; the evidence of these signals restarts from zero."
+        )
 
 
 def _utc(at: datetime | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""`quantdrift slices fit` and `quantdrift slices clusters`: learned slices."""
+"""The commands `quantdrift slices fit` and `quantdrift slices clusters`, for learned slices."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,26 +18,24 @@ from quantdrift.core.errors import OperatorError
 if TYPE_CHECKING:
     from quantdrift.storage.slices.clusters import Space
 
-_ESTIMATE = "share: an estimate of the share of the traffic. Learned slices are unknown at capture and cannot be boosted there."
+_ESTIMATE = "share: estimated share of the traffic. Sampling cannot boost learned slices, because capture does not know them."
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """A clustering, for people and machines.
+    """Summary of a clustering.
 
     Parameters
     ----------
-    model, version, space, reference_digest
-        Which one.
     made
-        Who made it from what, in words.
+        Who made it from which vectors, in words.
     expected_novel
-        Largest share of ordinary traffic that is expected beyond every radius.
+        Upper bound of the share of ordinary traffic that is expected beyond every radius.
     known_values
-        Number of known values by attribute: any other value is novel.
+        Number of known values by attribute; any other value is novel.
     ids_left
-        New ids that the model may still give.
+        Cluster ids that are still unused.
     clusters
-        Per cluster its id, the vectors in it, its estimated share, radius, traits and medoids.
+        Per cluster: id, number of vectors, estimated share, radius, traits and medoids.
     """
 
     model: str
@@ -54,17 +52,19 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 @click.command("fit")
 @CONFIG
 @DATA
-@click.option("--model", default="", help="Only this model; all of them if left out.")
-@click.option("--anew", is_flag=True, help="Keep no id of the clusters there are.")
-@click.option("--dry-run", is_flag=True, help="Show what would be fitted and store nothing.")
-@click.option("--by", default=user_name, show_default="your user name", help="Who asks; it is recorded.")
+@click.option("--model", default="", help="Only this model.  [default: all]")
+@click.option("--anew", is_flag=True, help="Ignore the existing clusters and give every cluster a new id.")
+@click.option("--dry-run", is_flag=True, help="Show the result and store nothing.")
+@click.option(
+    "--by", default=user_name, show_default="your user name", help="Name of the person; it is stored."
+)
 @JSON
 def fit(
     config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, by: str, as_json: bool
 ) -> None:
-    """Fit learned slices to the stored vectors now, however few they are.
+    """Fit learned slices to the stored vectors now, even to few.
 
-    The monitor does it by itself every clusters.refit_days. Clusters keep their id where they are found again.
+    The monitor does this every clusters.refit_days. A cluster that is found again keeps its id.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def fit(
     if unfit := _unfit(config, model):
         raise OperatorError(unfit)
     with Steps(quiet=as_json) as step:
-        step("looking for vectors")
+        step("reading vectors")
         overviews = asyncio.run(
             _fit(config, secrets, model, by=by, anew=anew, dry_run=dry_run, progress=step)
         )
@@ -87,10 +87,10 @@ def fit(
 @click.command("clusters")
 @CONFIG
 @DATA
-@click.option("--model", default="", help="Only this model; all of them if left out.")
+@click.option("--model", default="", help="Only this model.  [default: all]")
 @JSON
 def clusters(config_path: Path, data: Path | None, model: str, as_json: bool) -> None:
-    """Show the learned slices in force: how large they are, what they hold, and which exchanges are typical.
+    """Show the current learned slices: size, frequent attribute values, and typical exchanges.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def clusters(config_path: Path, data: Path | None, model: str, as_json: bool) ->
     elif as_json:
         emit({"note": _ESTIMATE, "clusterings": [], "reason": _reason(config, model, there)})
     else:
-        click.echo(f"Nothing is fitted yet: {_reason(config, model, there)}")
+        click.echo(f"No clusters are fitted yet: {_reason(config, model, there)}")
 
 
 async def _fit(
@@ -144,7 +144,7 @@ async def _fit(
 
 
 async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list[Overview], list[Space]]":
-    """Return the clusterings in force, and the configured spaces that have vectors."""
+    """Return the current clusterings, and the configured spaces that have vectors."""
     from quantdrift.monitor.discovery.clusters import configured
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.clusters import newest_clusterings, spaces
@@ -154,7 +154,7 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
     def left_out(which: str, error: OperatorError) -> None:
         nonlocal n_left_out
         n_left_out += 1
-        click.echo(f"warning: left out: {which}: {error}", err=True)
+        click.echo(f"warning: skipped {which}: {error}", err=True)
 
     async with Database(secrets.dsn, config.storage) as database:
         found = await newest_clusterings(database, model, unreadable=left_out)
@@ -163,7 +163,7 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
                 space for space in configured(config, await spaces(connection)) if model in {"", space.model}
             ]
     if not found and n_left_out:
-        raise OperatorError("no clustering can be read: fit again with `quantdrift slices fit --anew`")
+        raise OperatorError("no clustering can be read: fit new ones with `quantdrift slices fit --anew`")
     if not found:
         _known(config, model)
     overviews = [
@@ -185,31 +185,31 @@ def _known(config: Config, model: str) -> None:
 
 
 def _unfit(config: Config, model: str) -> str:
-    """Return why the configuration lets nothing be fitted; empty where it does."""
+    """Return why the configuration allows no fit; empty if it does."""
     if not config.clusters.enabled:
         return "clusters.enabled is false"
     if not any(one.embedding for one in config.models if model in {"", one.name}):
-        return f"{f'model `{model}`' if model else 'no model'} names {'no' if model else 'an'} `embedding`"
+        return f"{f'model `{model}`' if model else 'no model'} has {'no' if model else 'an'} `embedding`"
     return ""
 
 
 def _reason(config: Config, model: str, there: "Sequence[Space]") -> str:
-    """Return why nothing is fitted, and how far it is to the first fit."""
+    """Return why there is no fit yet, and what is missing for the first one."""
     clusters = config.clusters
     if unfit := _unfit(config, model):
         return unfit
     if not there:
         return (
             f"no vectors {f'of `{model}` ' if model else ''}are stored yet for the configured `embedding`; the shadow "
-            f"keeps a share of clusters.sample_share = {clusters.sample_share:g} of what it compares"
+            f"stores a share of clusters.sample_share = {clusters.sample_share:g} of the items that it compares"
         )
     stored = ", ".join(f"{space.n_vectors:,} vectors of {space.model} in `{space.space}`" for space in there)
     how = (
-        f"the monitor fits from {LEAST_VECTORS:,} of them on"
+        f"the monitor fits once there are {LEAST_VECTORS:,}"
         if clusters.refit_days
-        else "the monitor does not fit, clusters.refit_days is 0"
+        else "the monitor does not fit because clusters.refit_days is 0"
     )
-    return f"{stored} are stored; {how}, and `quantdrift slices fit` does it now"
+    return f"{stored} are stored; {how}, `quantdrift slices fit` fits now"
 
 
 def _overview(clustering: Clustering, described: Sequence[dict[str, Any]], made: str) -> Overview:
@@ -251,17 +251,13 @@ def _lines(overview: Overview) -> list[str]:
     far = (
         f"at most {overview.expected_novel:.2%} of ordinary traffic is expected there"
         if all(cluster["radius"] is not None for cluster in overview.clusters)
-        else "takes nothing yet, there are too few vectors to tell what is far"
+        else "not in use yet, because there are too few vectors to say which inputs are far"
     )
     return [
         *lines,
-        columns(
-            ("slice", "share", "vectors", "more frequent in it than elsewhere", "typical exchange"), rows
-        ),
+        columns(("slice", "share", "vectors", "more frequent than elsewhere", "typical exchange"), rows),
         "",
         f"  novel=input: {far}",
-        f"  novel values: of {values}"
-        if values
-        else "  novel values: no attribute's values are known well enough",
+        f"  novel values: of {values}" if values else "  novel values: no attribute has enough known values",
         "",
     ]

@@ -1,4 +1,4 @@
-"""`quantdrift config`."""
+"""The command `quantdrift config`."""
 
 import os
 import socket
@@ -22,23 +22,25 @@ _CONNECT_S = 1.0
 
 @click.group("config")
 def config_() -> None:
-    """Check, explain and document the configuration."""
+    """Check the configuration, and print it."""
 
 
 @config_.command("check")
 @CONFIG
-@click.option("--requests-per-s", type=float, help="Inference traffic of one pod, to expect a replay rate.")
+@click.option(
+    "--requests-per-s", type=float, help="Inference traffic of one pod; adds the expected replay rate."
+)
 @click.option(
     "--references",
     is_flag=True,
-    help="Open each reference and check, as the shadow will, that it is FP32 and has the `embedding` that is named.",
+    help="Open each reference and check, as the shadow does, that it is FP32 and has the configured `embedding`.",
 )
 @JSON
 def config_check(config_path: Path, requests_per_s: float | None, references: bool, as_json: bool) -> None:
-    """Say whether the configuration is sound and what it would do.
+    """Check the configuration and show its effects: references, slices, sampling rates, memory.
 
-    Exit code 2 if it is not: every contradiction is listed at once. Adapters of your own are imported, which runs
-    their code. A backend on this machine is connected to, and a note says if nothing is there.
+    Exit code 2 if it is invalid; all errors are listed at once. The command imports your own adapters, which runs
+    their code. If the backend is on this machine it tries to connect, and adds a note if nothing listens there.
 
     \b
     Example:
@@ -80,7 +82,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
 
 
 def _unanswered(config: Config) -> list[str]:
-    """Return a note where nothing listens at the backend, if that is on this machine: no other is looked up or asked."""
+    """Return a note if the backend is on this machine and nothing listens there; no other machine is contacted."""
     backend = read_address(config.sidecar.backend)
     if not config.sidecar.listen or not backend.is_loopback:
         return []
@@ -98,7 +100,7 @@ def _said(artefact: "Artefact") -> str:
 
 
 def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefact, ...]":
-    """Return what a reference is, having checked what the shadow checks, and what the copy beside it is.
+    """Return the artefact of a reference, and of its copy if it has one, after the checks that the shadow makes.
 
     An ONNX graph is loaded only for an embedding.
     """
@@ -135,9 +137,18 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
 
 @config_.command("show")
 @CONFIG
-@click.option("--defaults", is_flag=True, help="The annotated defaults instead of what is in force.")
+@click.option(
+    "--defaults", is_flag=True, help="Print the annotated defaults instead of the current configuration."
+)
 def config_show(config_path: Path, defaults: bool) -> None:
-    """Print the configuration in force as JSON, or the annotated defaults as TOML."""
+    """Print the current configuration as JSON, or the annotated defaults as TOML.
+
+    The current configuration is the file with models.d/ and all environment overrides.
+
+    \b
+    Example:
+      quantdrift config show --defaults > config.toml
+    """
     from quantdrift.core.config.render import default_toml
 
     if defaults:

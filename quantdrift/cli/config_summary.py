@@ -1,4 +1,4 @@
-"""What a configuration would do, in numbers: for `quantdrift config check` and for sizing a pod."""
+"""The effects of a configuration in numbers, for `quantdrift config check` and for sizing a pod."""
 
 import msgspec
 
@@ -12,18 +12,18 @@ from quantdrift.core.tasks import Task
 # rest of the limit is computed from the bounds.
 SUPERVISOR_BYTES = 64 * MIB
 WORKER_BYTES = 40 * MIB
-# What a connection costs that is observed: itself, and its share of what observers hold to follow them.
+# Memory of an observed connection: its buffers, and its share of the memory of the observers.
 CONNECTION_BYTES = (8 + 16) * KIB
-# What waits in a relay worker for peers that do not read, however many they are.
+# Data in a relay worker that waits for peers that do not read, however many there are.
 WAITING_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
 INTAKE_BYTES = 96 * MIB
-# What may hold another model than it says, and can be held to canaries.
+# Runtimes at a server, which may serve another model than configured; only canaries show that.
 _HELD_BY_CANARIES = frozenset({Runtime.OIP_HTTP, Runtime.OIP_GRPC})
-# The largest exchange while it is decoded: its frame, its body, its JSON values (the recorder bounds their number; they
-# take most), its tensors and its message.
+# Memory of the largest exchange while it is decoded, as a multiple of its size: frame, body, JSON values (the largest
+# part; the recorder limits their number), tensors and message.
 DECODE_COPIES = 16
-# What is being received from a relay worker: one frame and the stream's own buffer.
+# Data being received from a relay worker: one frame and the buffer of the stream.
 RECEIVE_BYTES = 4 * MIB
 
 
@@ -37,7 +37,7 @@ class StratumPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A model: what it is measured against and how much divergence is accepted."""
+    """A model with its references, slices and budgets."""
 
     name: str
     references: dict[str, str]
@@ -50,24 +50,22 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration would do.
+    """The effects of a configuration.
 
     Parameters
     ----------
-    models, strata
-        Per model and per header stratum.
     max_replays_per_s
-        Hard cap of one sidecar, whatever the rates say.
+        Hard cap of one sidecar, whatever the rates are.
     expected_replays_per_s
-        At the given traffic where no header stratum matched; None without a given traffic.
+        Of the given traffic if no header stratum matches; None if no traffic was given.
     memory_bytes
         A memory limit for the sidecar's container: idle processes plus every configured bound.
     pages_per_30_days
         Expected false pages of the whole fleet: a bound.
     notes
-        What deserves a look although it is allowed.
+        Settings that are allowed but may be wrong.
     checked
-        Reference files that were opened: precision, opset and digest by path.
+        Precision, opset and digest of the references that were opened, by path.
     """
 
     models: list[ModelPlan]
@@ -81,12 +79,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
-    """Return what `config` would do.
+    """Return the effects of a checked configuration.
 
     Parameters
     ----------
-    config
-        A checked configuration.
     requests_per_s
         Inference traffic of one pod, if known.
     """
@@ -116,8 +112,8 @@ def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
 def memory_bytes(config: Config) -> int:
     """Return a memory limit for the sidecar's container.
 
-    Sampling cannot make it need more, nor can clients that do not read. Connections can: add 8 KiB for each one beyond
-    `sidecar.max_connections`, and 32 KiB where it does not read either.
+    Neither sampling nor clients that do not read can exceed it. More connections can: add 8 KiB for each one beyond
+    `sidecar.max_connections`, and 32 KiB if it does not read.
     """
     sidecar = config.sidecar
     observing = sidecar.max_connections * CONNECTION_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes
@@ -165,52 +161,52 @@ def _model(config: Config, name: str) -> ModelPlan:
 def _notes(config: Config) -> list[str]:
     notes = []
     if not config.models:
-        notes.append("no [[models]]: every exchange would be counted `unknown_model`")
+        notes.append("no [[models]]: every exchange is counted as `unknown_model`")
     notes += [
-        f"model `{model.name}` has no reference: every version of it stays `unknown`"
+        f"model `{model.name}` has no reference: all its versions stay `unknown`"
         for model in config.models
         if not model.references
     ]
     notes += [
-        f"model `{model.name}`: the reference {reference.where(model.name)} has no canaries, and nothing else would tell "
-        "whether that server holds the model that you mean: see `quantdrift reference record`"
+        f"model `{model.name}`: the reference {reference.where(model.name)} has no canaries, so nothing checks that "
+        "its server has the right model: see `quantdrift reference record`"
         for model in config.models
         for reference in model.references
         if reference.runtime in _HELD_BY_CANARIES and not reference.canaries
     ]
     if not config.slices:
-        notes.append("no [[slices]]: only the aggregate is watched, which is what hides a bad slice")
+        notes.append("no [[slices]]: only the aggregate is watched, and it can hide a bad slice")
     if not config.telemetry.otlp_endpoint:
         notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
     if config.sampling.paused:
-        notes.append("sampling.paused: nothing is taken")
+        notes.append("sampling.paused: nothing is sampled")
     notes += _whose_rates(config)
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
         notes.append(
-            "sampling.sticky_header: what one user sends within monitor.session_s counts as one observation, "
-            "and boosts are thinned away: all of it must have been taken with one probability"
+            "sampling.sticky_header: all requests of one user within monitor.session_s count as one observation, and "
+            "boosts have no effect, because all of them must be sampled with the same probability"
         )
     zero = [s.name for s in config.sampling.header_strata if s.rate == 0]
     zero += ["default"] if config.sampling.rate == 0 else []
     if zero:
-        notes.append(f"rate 0 in header stratum {', '.join(zero)}: nothing is known about that traffic")
+        notes.append(f"rate 0 in header stratum {', '.join(zero)}: that traffic is not measured")
     return notes
 
 
 def _whose_rates(config: Config) -> list[str]:
-    """Say whose rates hold, the configuration's or the monitor's."""
+    """Return notes that say whether the configured rates or those of the monitor apply."""
     sampling = config.sampling
     if not sampling.central:
-        return ["sampling.central = false: the rates above hold, whatever the monitor says"]
+        return ["sampling.central = false: the rates above apply, not the monitor's policy"]
     if not sampling.replays_per_s:
-        return ["sampling.replays_per_s = 0: the monitor makes no policy, and the rates above hold"]
+        return ["sampling.replays_per_s = 0: the monitor publishes no policy, so the rates above apply"]
     budget, lapse_s = sampling.replays_per_s, POLICY_VALID_S
-    whose = f"sampling.replays_per_s = {budget:g}: the monitor's policy holds, and the rates above where there is none"
-    notes = [f"{whose} or nobody has confirmed it for {lapse_s:g} s; the caps always hold"]
+    whose = f"sampling.replays_per_s = {budget:g}: the monitor's policy applies; the rates above apply if there is none"
+    notes = [f"{whose} or it was not confirmed for {lapse_s:g} s; the caps always apply"]
     if left_out := header_strata(config).left_out:
         notes.append(
-            f"no header stratum is left for {', '.join(left_out)}: the relay boosts no such slice by itself, only what "
-            "`default` takes of it"
+            f"no header stratum is left for {', '.join(left_out)}: the relay cannot boost these slices, only "
+            "sample them at the rate of `default`"
         )
     return notes

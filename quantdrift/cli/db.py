@@ -1,4 +1,4 @@
-"""`quantdrift db`."""
+"""The command `quantdrift db`: schema and roles."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from quantdrift.core.config.load import Role
 
 @click.group()
 def db() -> None:
-    """Prepare and inspect the Postgres database."""
+    """Create and upgrade the database schema, and its roles."""
 
 
 @db.command("upgrade")
@@ -19,7 +19,9 @@ def db() -> None:
 @DATA
 @JSON
 def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
-    """Bring the schema to this version and make partitions ahead. Safe to run again, or twice at once.
+    """Upgrade the schema to this release and create the partitions of the coming days.
+
+    Running it again, or twice at the same time, is safe. Run it before the processes of a new release start.
 
     \b
     Example:
@@ -35,15 +37,15 @@ def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
     if as_json:
         emit({"applied": applied, "head": head()})
     else:
-        click.echo(f"schema is at {head()} ({len(applied)} revisions applied)")
+        click.echo(f"schema revision: {head()} ({len(applied)} revisions applied)")
 
 
 @db.command("roles")
 @CONFIG
 @DATA
-@click.option("--apply", "apply_", is_flag=True, help="Run the statements instead of printing them.")
+@click.option("--apply", "apply_", is_flag=True, help="Execute the statements instead of printing them.")
 def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
-    """Print (or apply) SQL roles with the least privileges each process needs, and a reader for people.
+    """Print or apply SQL roles with the least rights that each process needs, and a read-only role for people.
 
     \b
     Example:

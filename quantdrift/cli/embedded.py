@@ -1,11 +1,11 @@
-"""The process of one embedded server: starts it, says where it is, and ends when it ends.
+"""Process that runs one embedded server.
 
-`quantdrift up` keeps one for Postgres and one for NATS. Whatever a server does to who starts it (a data directory that
-is made, a disk that hangs, a start that takes a minute) holds up this process alone. The server dies with it.
+`quantdrift up` starts one for Postgres and one for NATS. Creating a data directory, a slow start or a hanging disk then
+blocks only this process. The server ends when this process ends.
 
     python -m quantdrift.cli.embedded postgres|nats DIRECTORY PORT
 
-Once the server answers its address is written to stdout; why it does not run, to stderr. SIGTERM ends both in order.
+It writes the server's address to stdout once the server answers, and errors to stderr. SIGTERM stops both in order.
 """
 
 import os
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 TOKEN: Final = "QUANTDRIFT_NATS_TOKEN"  # noqa: S105 - the name of a variable
 _LOOK_S = 0.1
-_STOP_S = 10.0  # then it is ended without a checkpoint: nothing committed is lost
+_STOP_S = 10.0  # then it is stopped without a checkpoint: no committed data is lost
 
 
 class _EndedError(Exception):
-    """SIGTERM has come."""
+    """SIGTERM was received."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a server until it or this process is ended; return the exit code."""
+    """Run a server until it ends or SIGTERM; return the exit code."""
 
     def asked(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end is not to be interrupted
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the stop
         raise _EndedError
 
     signal.signal(signal.SIGTERM, asked)

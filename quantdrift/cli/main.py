@@ -1,4 +1,4 @@
-"""The roof: the one command line. Every command imports only what its role needs."""
+"""The `quantdrift` command. Each subcommand imports only the packages that it needs."""
 
 import sys
 from typing import Any, NoReturn
@@ -40,7 +40,7 @@ _EXTRAS = {
 
 
 class _Group(click.Group):
-    """Prints our own errors without a traceback: exit code 2 where a person must act, 1 where it may pass."""
+    """Prints our own errors without a traceback; exit code 2 if a person must act, 1 if a retry may succeed."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -66,22 +66,24 @@ def _fail(message: str, code: int) -> NoReturn:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="quantdrift")
 def main() -> None:
-    """Find the input slice on which a quantised model has silently gone bad.
+    """Find the input slices on which a quantised model has become worse than its FP32 reference.
 
-    A sidecar samples live traffic, a shadow replays it through the FP32 reference, a monitor compares per slice
-    and pages through OpenTelemetry.
+    A sidecar samples live traffic, a shadow replays the samples through the FP32 reference, and a monitor watches the
+    divergence of each input slice and sends alerts by OpenTelemetry.
+
+    Exit codes: 0 success, 1 a failure that a retry may solve, 2 a person must act; the message says what to do.
 
     \b
-    Everything on this host:     quantdrift up --config config.toml
-    What would it do?            quantdrift config check
-    The weekly report:           quantdrift report --week
+    Run everything on this host:     quantdrift up --config config.toml
+    Check the configuration:         quantdrift config check
+    Write the weekly report:         quantdrift report --week
     """
 
 
 @main.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the shell's completion script.
+    """Print the completion script of a shell.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""What the commands share: options, the configuration with its secrets, and JSON for machines."""
+"""Options, start-up and JSON output that the commands share."""
 
 import getpass
 import os
@@ -27,13 +27,13 @@ DATA = click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`, to find its Postgres.",
+    help="Data directory of a running `quantdrift up`; the command uses its Postgres.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def user_name() -> str:
-    """Return the user's name, or its number where it has none: containers run as users that nobody has named."""
+    """Return the name of the user, or its number if it has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -41,7 +41,7 @@ def user_name() -> str:
 
 
 def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
-    """Return the configuration and the secrets of `role`; logs go where it says from here on, in the command's name."""
+    """Set up logging under the command's name; return the configuration and the secrets of `role`."""
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
     if data is not None and role is not Role.SIDECAR and not os.environ.get("QUANTDRIFT_DSN"):
@@ -49,13 +49,13 @@ def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Co
             os.environ["QUANTDRIFT_DSN"] = (data / "dsn").read_text(encoding="utf-8").strip()
         except OSError as error:
             raise OperatorError(
-                f"{data} holds no `dsn`: is `quantdrift up --data {data}` running?"
+                f"{data} has no file `dsn`: is `quantdrift up --data {data}` running?"
             ) from error
     return config, load_secrets(config, role)
 
 
 def _command() -> str:
-    """Return what was typed after `quantdrift`: `monitor`, or `slices fit`."""
+    """Return the command without `quantdrift`: `monitor`, or `slices fit`."""
     words: list[str] = []
     context: click.Context | None = click.get_current_context()
     while context is not None and context.parent is not None:

@@ -1,4 +1,4 @@
-"""Tells of a part that does not run: one line says since when and why, and one that it runs again."""
+"""Log lines about a process that is down: since when and why, and when it runs again."""
 
 import logging
 import re
@@ -13,7 +13,7 @@ REPEAT_S: Final = 600.0
 _LONGEST_WHY: Final = 500
 _MOST_KINDS: Final = 20
 _NUMBER: Final = re.compile(r"\d+")
-_OURS: Final = "quantdrift: "  # what the command line puts before its last words
+_OURS: Final = "quantdrift: "  # prefix of the error that a command prints before it exits
 _LOGGED: Final = re.compile(
     r"\d\d:\d\d:\d\d .+? (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) +(?P<message>.*)"
 )
@@ -22,19 +22,15 @@ _LOG = logging.getLogger(__name__)
 
 
 class Outage:
-    """The time during which a part does not run.
+    """The outage of a process, if it is down.
 
-    A part that is tried again every half minute would say the same a thousand times in a night: the same reason is
-    told again every ten minutes, another one at once.
+    A process that is restarted every half minute would log the same line a thousand times in a night. So the same
+    reason is logged every ten minutes, and a new reason at once.
 
     Parameters
     ----------
-    name
-        Of the part.
     longest_pause_s
-        Between two tries, for the reader.
-    clock
-        Tells the time.
+        Longest pause between two restarts, for the log line.
     """
 
     def __init__(self, name: str, longest_pause_s: float, clock: Clock) -> None:
@@ -47,23 +43,23 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
-        """Whether the part does not run now."""
+        """Whether the process is down now."""
         return self._since is not None
 
     def failed(self, why: str) -> None:
-        """Note that the part has ended, or could not be started."""
+        """Record that the process ended or could not start."""
         now_s = self._clock.monotonic_s()
         if self._since is None:
             self._since, self._since_s = self._clock.now(), now_s
             self._told_s.clear()
-        kind = _NUMBER.sub("0", why)  # a process or a file of the same error has another number each time
+        kind = _NUMBER.sub("0", why)  # the same error has another process id or file number each time
         if now_s - self._told_s.get(kind, -REPEAT_S) < REPEAT_S:
             return
         if len(self._told_s) == _MOST_KINDS:
             self._told_s.clear()
         self._told_s[kind] = now_s
         _LOG.error(
-            "%s does not run since %s: %s; it is tried again, at least every %g s",
+            "%s is down since %s: %s; it is restarted, at least every %g s",
             self._name,
             self._shown(self._since),
             why,
@@ -71,9 +67,9 @@ class Outage:
         )
 
     def over(self) -> None:
-        """Note that the part does its work."""
+        """Record that the process works."""
         if self._since is not None:
-            _LOG.info("%s runs again, after %.0f s", self._name, self._clock.monotonic_s() - self._since_s)
+            _LOG.info("%s runs again after %.0f s", self._name, self._clock.monotonic_s() - self._since_s)
         self._since = None
 
     def _shown(self, since: datetime) -> str:
@@ -82,14 +78,14 @@ class Outage:
 
 
 class LastWords:
-    """Finds in what a process writes to stderr the reason why it ends: its last error."""
+    """The last error in the stderr of a process: the reason why it ended."""
 
     def __init__(self) -> None:
         self._words = ""
         self._is_last = False
 
     def hear(self, line: bytes) -> bool:
-        """Take a line; return whether it is of what the command line says at the very end."""
+        """Take a line; return whether it belongs to the error that a command prints before it exits."""
         text = line.decode(errors="replace").rstrip()
         if text.startswith(_OURS):
             self._words, self._is_last = text.removeprefix(_OURS), True
@@ -102,7 +98,7 @@ class LastWords:
         return self._is_last
 
     def take(self) -> str:
-        """Return the reason in one line, or nothing, and begin again."""
+        """Return the reason in one line, empty if there is none, and clear it."""
         words = " ".join(self._words.split())[:_LONGEST_WHY].removesuffix(" (try again)")
         self._words, self._is_last = "", False
         return words

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees: progress, and the explanation of a configuration."""
+"""Terminal output: progress, tables, and the summary of a configuration."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -11,12 +11,12 @@ from quantdrift.core.tasks import MEASURES
 
 
 class Steps:
-    """Shows what is being done while a person waits: one line that is written over, or lines where that fails.
+    """Progress on stderr: one line that is overwritten, or several lines if stderr is not a terminal.
 
     Parameters
     ----------
     quiet
-        Show nothing: a machine reads the output.
+        Show nothing, because the output is JSON.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -36,7 +36,7 @@ class Steps:
 
 
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table as text: left-aligned columns, as wide as what stands in them."""
+    """Return a table as text, with left-aligned columns as wide as their longest cell."""
     lines = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
     return "\n".join(
@@ -46,7 +46,7 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def explained(explanation: Explanation, path: Path) -> str:
-    """Return what a configuration would do, as text."""
+    """Return the summary of a configuration as text."""
     lines = [f"{path} is sound.", ""]
     for model in explanation.models:
         measure = MEASURES[model.task]

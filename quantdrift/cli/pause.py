@@ -1,4 +1,4 @@
-"""`quantdrift pause` and `quantdrift resume`."""
+"""The commands `quantdrift pause` and `quantdrift resume`."""
 
 import re
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from quantdrift.core.sampling.pause import KEY, Order, Pause, PauseError, decode
 
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_MODEL = click.option("--model", help="Only this model, as in [[models]].")
+_MODEL = click.option("--model", help="Only this model, as named in [[models]].")
 _NATS = click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`, to find its NATS.",
+    help="Data directory of a running `quantdrift up`; the command uses its NATS.",
 )
 
 
@@ -29,10 +29,12 @@ _NATS = click.option(
 @CONFIG
 @_NATS
 @_MODEL
-@click.option("--for", "span", help="End by itself after so long: 30m, 2h, 1d.")
-@click.option("--reason", default="", help="Why; whoever looks is shown it.")
-@click.option("--by", default=user_name, help="Who.  [default: the user]")
-@click.option("--show", is_flag=True, help="Change nothing, show what is paused.")
+@click.option(
+    "--for", "span", help="Duration, after which sampling resumes: 30m, 2h, 1d.  [default: until resumed]"
+)
+@click.option("--reason", default="", help="Reason; --show prints it.")
+@click.option("--by", default=user_name, help="Name of the person who pauses.  [default: the user]")
+@click.option("--show", is_flag=True, help="Change nothing; show what is paused.")
 @JSON
 def pause(
     config_path: Path,
@@ -45,10 +47,10 @@ def pause(
     show: bool,
     as_json: bool,
 ) -> None:
-    """Stop sampling in the whole fleet, or that of one model.
+    """Pause sampling in the whole fleet, for all models or for one.
 
-    Sidecars stop within five seconds; traffic goes on untouched, requests are counted on. A sidecar that cannot reach
-    NATS does not hear of it: use POST /pause at its admin port from within the pod, or sidecar.pause_file.
+    Sidecars stop sampling within five seconds; they keep relaying and counting requests. A sidecar that cannot reach
+    NATS does not notice the pause: send POST /pause to its admin port from inside the pod, or use sidecar.pause_file.
 
     \b
     Example:
@@ -72,9 +74,9 @@ def pause(
 @_MODEL
 @JSON
 def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: bool) -> None:
-    """Sample again: everything, or one model that was paused by its name.
+    """Resume sampling, of everything or of one model that was paused by name.
 
-    What was paused at a sidecar itself, by its admin port or its pause_file, stays so.
+    It does not end a pause that was set at one sidecar, by its admin port or its pause_file.
 
     \b
     Example:
@@ -86,8 +88,8 @@ def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: 
     def change(held: Pause) -> Pause:
         held = held.at(now)
         if model is not None and model not in held.models:
-            also = "; everything is paused" if held.everything is not None else ""
-            raise OperatorError(f"`{model}` is not paused by its name{also}")
+            also = "; all models are paused" if held.everything is not None else ""
+            raise OperatorError(f"`{model}` is not paused by name{also}")
         return held.resumed(model)
 
     _tell(_change(config, change), as_json=as_json)
@@ -130,7 +132,7 @@ def _tell(held: Pause, *, as_json: bool) -> None:
         held.models.items()
     )
     if not orders:
-        click.echo("Nothing is paused: sidecars sample within five seconds.")
+        click.echo("Nothing is paused; sidecars follow within five seconds.")
         return
     from quantdrift.cli.output import columns
 
@@ -157,8 +159,8 @@ def _check(config: Config, model: str | None) -> None:
 def _span(text: str) -> timedelta:
     parts = _SPAN.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise OperatorError(f"--for {text} is no time: write 30m, 2h, 1d or 1h30m")
+        raise OperatorError(f"--for {text} is not a duration: write 30m, 2h, 1d or 1h30m")
     seconds = sum(int(number) * _SECONDS[unit] for number, unit in parts)
     if not 0 < seconds <= 365 * 86_400:
-        raise OperatorError("--for takes a time up to a year")
+        raise OperatorError("--for takes a duration of up to a year")
     return timedelta(seconds=seconds)

@@ -1,4 +1,4 @@
-"""`quantdrift plan`."""
+"""The command `quantdrift plan`."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -27,53 +27,53 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.command()
 @CONFIG
 @DATA
-@click.option("--model", default="", help="Model to plan for; may be left out where there is one.")
-@click.option("--rps", type=_POSITIVE, help="Its requests per second, over the whole fleet.")
+@click.option("--model", default="", help="Model to plan for; required if there are several.")
+@click.option("--rps", type=_POSITIVE, help="Requests per second of the model, in the whole fleet.")
 @click.option(
     "--slice",
     "slices",
     metavar="NAME=SHARE",
     multiple=True,
-    help="Share of its requests, as 0.005 or 0.5%, in a slice as alerts name it: scanner=faint=0.5%; may be repeated.",
+    help="Share of the requests in a slice, e.g. scanner=faint=0.5% or scanner=faint=0.005; may be repeated.",
 )
 @click.option(
     "--stratum",
     "strata",
     metavar="NAME=SHARE",
     multiple=True,
-    help="The same of a header stratum, where no slice has its condition; may be repeated.",
+    help="Share of the requests in a header stratum whose condition is not a slice; may be repeated.",
 )
-@click.option("--from-record", is_flag=True, help="Take traffic and shares from the database instead.")
-@click.option(
-    "--days", type=_POSITIVE, default=7.0, show_default=True, help="Of the record that are looked at."
-)
-@click.option("--replays-per-s", type=_POSITIVE, help="Replays that the shadow can do.")
+@click.option("--from-record", is_flag=True, help="Read traffic and shares from the database.")
+@click.option("--days", type=_POSITIVE, default=7.0, show_default=True, help="Days of the database to read.")
+@click.option("--replays-per-s", type=_POSITIVE, help="Replays per second that the shadow can do.")
 @click.option(
     "--gpu-ms-per-replay", "replay_ms", type=_POSITIVE, help="GPU time of one replay, milliseconds."
 )
-@click.option("--gpu-share", type=_POSITIVE, help="GPUs to be spent at that time: 0.1 is a tenth of one.")
+@click.option("--gpu-share", type=_POSITIVE, help="GPUs to spend on replays: 0.1 is a tenth of one.")
 @click.option(
-    "--allocate", is_flag=True, help="Give the replays out as the monitor would, instead of by [sampling]."
+    "--allocate", is_flag=True, help="Allocate the replays as the monitor would, instead of by [sampling]."
 )
-@click.option("--pods", type=click.IntRange(min=1), default=1, show_default=True, help="Sidecars.")
+@click.option("--pods", type=click.IntRange(min=1), default=1, show_default=True, help="Number of sidecars.")
 @click.option(
     "--shift",
     type=click.FloatRange(min=1, min_open=True),
     default=3.0,
     show_default=True,
-    help="Flip rate that is to be found, in budgets.",
+    help="Flip rate to detect, as a multiple of the budget.",
 )
 @click.option(
-    "--horizon", type=_POSITIVE, default=30.0, show_default=True, help="Days in which it must be found."
+    "--horizon", type=_POSITIVE, default=30.0, show_default=True, help="Days within which it must page."
 )
 @click.option(
     "--quiet-days",
     type=click.FloatRange(min=0),
     default=30.0,
     show_default=True,
-    help="Days without drift before it.",
+    help="Days without drift before the shift.",
 )
-@click.option("--detectors", type=click.IntRange(min=1), help="Live detectors of the fleet, if it is known.")
+@click.option(
+    "--detectors", type=click.IntRange(min=1), help="Number of live detectors in the fleet, if known."
+)
 @JSON
 def plan(
     config_path: Path,
@@ -95,11 +95,11 @@ def plan(
     detectors: int | None,
     as_json: bool,
 ) -> None:
-    """Expect detection delays and replay rates per slice, before anything is deployed.
+    """Predict detection delays and replay rates per slice before a deployment.
 
-    It simulates the shipped detector at the production threshold: how many samples and how long until a shift of the
-    flip rate pages, which slices cannot be observed at their rate, and what rate they would need. No database is
-    needed, unless traffic and shares are taken from one.
+    The command simulates the real detector with its production threshold. It shows how many samples and how much time
+    a shift of the flip rate needs to page, which slices get too few samples, and which rate they would need. It needs
+    a database only with --from-record.
 
     \b
     Examples:
@@ -112,13 +112,13 @@ def plan(
 
     numbers = (rps, days, replays_per_s, replay_ms, gpu_share, shift, horizon, quiet_days)
     if not all(math.isfinite(number) for number in numbers if number is not None):
-        raise OperatorError("inf and nan are no numbers to plan with: give finite ones")
+        raise OperatorError("inf and nan are not allowed: give finite numbers")
     if gpu_share is not None:
         if replay_ms is None or replays_per_s is not None:
-            raise OperatorError("--gpu-share goes with --gpu-ms-per-replay, and not with --replays-per-s")
+            raise OperatorError("--gpu-share needs --gpu-ms-per-replay and excludes --replays-per-s")
         replays_per_s = 1000 * gpu_share / replay_ms
     if allocate and replays_per_s is None:
-        raise OperatorError("--allocate gives out a budget: give --replays-per-s or --gpu-share")
+        raise OperatorError("--allocate needs a budget: give --replays-per-s or --gpu-share")
     if from_record is (rps is not None):
         raise OperatorError("give the traffic: --rps with --slice, or --from-record")
     if from_record:
@@ -209,12 +209,12 @@ def _share(text: str) -> tuple[str, float]:
     except ValueError:
         share = -1.0
     if not name or not 0 <= share <= 1:
-        raise OperatorError(f"`{text}` is no NAME=SHARE with a share from 0 to 1, or a percentage")
+        raise OperatorError(f"`{text}` is not NAME=SHARE with a share from 0 to 1 or a percentage")
     return name, share
 
 
 def _slice(config: Config, model: str, name: str) -> SliceKey:
-    """Return the slice with this name; parts joined by ` & ` are a crossed one."""
+    """Return the slice with this name; parts joined by ` & ` make a crossed slice."""
     parts = [_part(config, model, part) for part in name.split(_AND)]
     if len(parts) == 1:
         return parts[0]
@@ -246,7 +246,7 @@ def _part(config: Config, model: str, name: str) -> SliceKey:
 
 
 def _open(rule: Slice) -> bool:
-    """Return whether each value that is seen becomes a slice."""
+    """Return whether each observed value becomes a slice."""
     return bool(rule.header or rule.parameter or rule.json) and not rule.values
 
 
@@ -256,8 +256,8 @@ def _text(found: "Forecast") -> str:
         f"model {found.model}: {_count(found.requests_per_s)} requests/s, {policy}: "
         f"{found.granted * found.replays_per_s:.3g} replays/s"
         + (f", {found.gpu_share:.2g} GPU" if found.gpu_share is not None else ""),
-        f"to be found: flips from {found.budget:.2%} (the budget) to {found.shifted:.2%}",
-        f"before it: {found.quiet_days:g} days without drift",
+        f"to detect: flips from {found.budget:.2%} (the budget) to {found.shifted:.2%}",
+        f"before the shift: {found.quiet_days:g} days without drift",
         f"false pages: at most {found.pages_per_30_days:g} in 30 days, shared by {found.n_detectors} detectors",
         "",
     ]
@@ -290,25 +290,25 @@ def _row(one: "SliceForecast", width: int) -> str:
 
 def _wanted(one: "SliceForecast") -> str:
     if one.needed_per_s is None:
-        return "no rate would do: the shift is too small to be told"
+        return "no rate is enough: the shift is too small"
     day = 86_400 * one.needed_per_s
     if one.needed_rate is None or one.needed_rate > 1:
         return (
             f"it would need {_count(day)} samples a day and gets {_count(86_400 * one.requests_per_s)} requests: "
-            "join it with others, or look for larger shifts"
+            "merge it with other slices, or plan for larger shifts"
         )
     return f"sample it at {_percent(one.needed_rate, digits=2)} ({_count(day)} samples a day)"
 
 
 def _count(number: float) -> str:
-    """Say how many, also where it is less than one."""
+    """Format a number that may be below one."""
     if number >= 100 or number == 0:
         return f"{number:,.0f}"
     return f"{number:.3g}" if number >= 1 else f"{number:.2g}"
 
 
 def _percent(share: float, *, digits: int = 3) -> str:
-    """Say a share with so many digits after the point, and one below that as it is."""
+    """Format a share with `digits` decimals, and a smaller one with two significant digits."""
     return f"{100 * share:.2g}%" if 0 < 100 * share < 10.0**-digits else f"{share:.{digits}%}"
 
 

@@ -1,4 +1,4 @@
-"""`quantdrift policy`."""
+"""The command `quantdrift policy`."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,26 +15,24 @@ from quantdrift.core.sampling.policy_message import (
     DIRECTIVE,
     PolicyMessage,
     PolicySummary,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
 )
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in the policy bucket.
+    """The contents of the policy bucket.
 
     Parameters
     ----------
-    bucket
-        Its name.
     directive
-        What the sidecars are given, or None.
+        The policy that the sidecars read, if any.
     age_s
-        Time since it was made or confirmed; None without one.
+        Time since the policy was made or confirmed.
     holds
         Whether sidecars still follow it.
     account
-        Why it is as it is, or None.
+        The explanation of the policy, if any.
     """
 
     bucket: str
@@ -46,7 +44,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.group("policy")
 def policy() -> None:
-    """Look at the sampling policy that the monitor makes."""
+    """Show the sampling policy that the monitor publishes."""
 
 
 @policy.command("show")
@@ -55,14 +53,14 @@ def policy() -> None:
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`, to find its NATS.",
+    help="Data directory of a running `quantdrift up`; the command uses its NATS.",
 )
 @JSON
 def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
-    """Show the sampling policy in force, why it is as it is, and its age.
+    """Show the current sampling policy, its age, and the figures it was computed from.
 
-    It asks NATS alone. Sidecars follow it where sampling.central is true and nothing in their configuration
-    contradicts it; `quantdrift_sidecar_policy_refused_total` tells who does not.
+    The command reads only NATS. Sidecars follow the policy if sampling.central is true and their configuration does
+    not contradict it; the metric `quantdrift_sidecar_policy_refused_total` shows which ones do not.
 
     \b
     Example:
@@ -78,14 +76,14 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     except RetryError as error:
         if data is not None:
             raise
-        raise RetryError(f"{error}. For the NATS of a running `quantdrift up` give --data") from error
+        raise RetryError(f"{error}. To use the NATS of a running `quantdrift up`, give --data") from error
     if as_json:
         emit(shown)
         return
     if shown.directive is None:
-        click.echo(f"There is no policy in {shown.bucket}: the rates of the configuration hold.")
+        click.echo(f"There is no policy in {shown.bucket}: the configured rates are in effect.")
         if not config.sampling.replays_per_s:
-            click.echo("sampling.replays_per_s is 0, so the monitor makes none.")
+            click.echo("sampling.replays_per_s is 0, so the monitor publishes none.")
         return
     click.echo(_headline(shown, shown.directive))
     if shown.account is not None:
@@ -99,36 +97,34 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
             )
             for one in shown.account.slices
         ]
-        click.echo("\n" + columns(("slice", "items/s", "replayed/s", "of all evidence"), rows))
+        click.echo("\n" + columns(("slice", "items/s", "replayed/s", "share of evidence"), rows))
         if shown.account.n_slices > len(rows):
             click.echo(f"and {shown.account.n_slices - len(rows)} more")
     rates = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.header_strata]
     click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
     totals = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.body_strata]
-    click.echo("\n" + columns(("body stratum", "replayed, at most what is taken"), rows=totals))
+    click.echo("\n" + columns(("body stratum", "replayed (at most the taken rate)"), rows=totals))
 
 
 def at_data(config: Config, data: Path | None) -> Config:
-    """Return the configuration with the NATS server of `quantdrift up`, where it has one of its own.
+    """Return the configuration with the address of the embedded NATS server of `quantdrift up`, if it has one.
 
     Parameters
     ----------
-    config
-        As it was loaded.
     data
-        Its data directory; None: the configuration's server.
+        Data directory of `quantdrift up`; None: leave the configuration as it is.
 
     Raises
     ------
     OperatorError
-        It is no data directory of one.
+        It is not the data directory of a running `quantdrift up`.
     """
     if data is None:
         return config
     path = data / "nats.url"
     if not path.exists():
         if not (data / "dsn").exists():
-            raise OperatorError(f"{data} holds no `nats.url`: is `quantdrift up --data {data}` running?")
+            raise OperatorError(f"{data} has no file `nats.url`: is `quantdrift up --data {data}` running?")
         return config
     stream = msgspec.structs.replace(config.stream, url=path.read_text(encoding="utf-8").strip())
     return msgspec.structs.replace(config, stream=stream)
@@ -141,14 +137,14 @@ async def _read(config: Config) -> Shown:
     queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
     try:
         bucket = KeyValue(queue, config.stream)
-        entry, told = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
+        entry, summary = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
     finally:
         await queue.close()
     now = datetime.now(UTC)
-    directive = decode_directive(entry.value) if entry else None
-    account = decode_account(told.value) if told else None
+    directive = decode_policy_message(entry.value) if entry else None
+    account = decode_policy_summary(summary.value) if summary else None
     if directive is None or (account is not None and account.epoch != directive.policy.epoch):
-        account = None  # another leader's, or half of a change
+        account = None  # of another leader, or half written
     return Shown(
         bucket=bucket.name,
         directive=directive,
@@ -159,18 +155,18 @@ async def _read(config: Config) -> Shown:
 
 
 def _headline(shown: Shown, directive: PolicyMessage) -> str:
-    state = "is followed" if shown.holds else "has lapsed: the rates of the configuration hold"
+    state = "is in effect" if shown.holds else "has expired: the configured rates are in effect"
     return f"Policy {directive.policy.epoch} {state}; confirmed {shown.age_s:.0f} s ago, valid for {directive.valid_s:g} s."
 
 
 def _why(account: PolicySummary, lag_factor: float) -> str:
     text = (
         f"Planned: {account.replays_per_s * lag_factor:.3g} of {account.budget_per_s:g} items/s replayed, "
-        f"{account.taken_per_s * lag_factor:.3g} exchanges/s taken; worked out {account.made_at:%Y-%m-%d %H:%M:%S} UTC "
+        f"{account.taken_per_s * lag_factor:.3g} exchanges/s taken; computed {account.made_at:%Y-%m-%d %H:%M:%S} UTC "
         f"from {account.n_items} recent items."
     )
     if lag_factor < 1:
-        text += f"\nThe shadow lags: every rate is {lag_factor:g} of what it would be."
+        text += f"\nThe shadow lags: every rate is multiplied by {lag_factor:g}."
     if account.n_unboosted:
-        text += f"\n{account.n_unboosted} slices are not boosted: a policy has room for no more strata."
+        text += f"\n{account.n_unboosted} slices are not boosted: a policy has no room for more strata."
     return text

@@ -1,4 +1,4 @@
-"""`quantdrift reference`: record the canaries of a reference, and hold references to theirs."""
+"""The command `quantdrift reference`: record canaries, and check references against them."""
 
 import os
 import sys
@@ -22,32 +22,28 @@ if TYPE_CHECKING:
 
 _MAY_PASS, _MUST_ACT = 1, 2
 _WHICH = click.option(
-    "--reference", "number", type=click.IntRange(min=1), help="Its number among those of the model, from 1."
+    "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
 )
 
 
 class Outcome(StrEnum):
-    """What became of a reference that was held to its canaries."""
+    """Outcome of checking a reference against its canaries."""
 
     REPRODUCED = "reproduced"
     FAILED = "failed"
-    AWAY = "away"  # the server that holds it
+    AWAY = "away"  # its server does not answer
     NONE = "no canaries"
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """A reference that was checked.
+    """Result of checking one reference.
 
     Parameters
     ----------
-    model, number, where
-        Which one.
-    outcome
-        What became of it.
     tolerance
-        What was allowed.
+        Highest allowed deviation.
     deviations
-        By output, largest difference over largest magnitude; null where it is not finite.
+        By output: largest difference divided by largest magnitude; null if it is not finite.
     detail
         What was wrong, in words.
     """
@@ -62,16 +58,12 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """Canaries that were recorded.
+    """Recorded canaries of one reference.
 
     Parameters
     ----------
-    model, number, where
-        Of which reference.
-    file
-        Where they are.
     inputs, outputs
-        What they hold, as type and shape.
+        Type and shape by name.
     """
 
     model: str
@@ -84,7 +76,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.group("reference")
 def reference_() -> None:
-    """Record what references give, and hold them to it."""
+    """Record canaries (inputs with expected outputs) of references, and check references against them."""
 
 
 @reference_.command("record")
@@ -94,12 +86,11 @@ def reference_() -> None:
 @click.option(
     "--inputs",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="Inputs by the reference's names, .safetensors or .npz; of a language model prompts and answers, .jsonl. Left out: "
-    "they are drawn.",
+    help="Inputs by name, .safetensors or .npz; for a language model prompts and answers, .jsonl.  [default: random]",
 )
-@click.option("--seed", default=1, show_default=True, help="Of inputs that are drawn.")
+@click.option("--seed", default=1, show_default=True, help="Seed of random inputs.")
 @click.option(
-    "--items", default=8, show_default=True, help="Items that are drawn.", type=click.IntRange(min=1)
+    "--items", default=8, show_default=True, help="Number of random items.", type=click.IntRange(min=1)
 )
 @click.option(
     "--out",
@@ -118,11 +109,11 @@ def record_(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Record inputs with what the reference of MODEL gives for them.
+    """Record canaries: inputs and the outputs that the reference of MODEL gives for them.
 
-    Record where the reference is beyond doubt: from the FP32 file itself, and not from the server that is to be held to
-    it. Drawn inputs are standard normal numbers, and integers that are 0 or 1; of a language model random words. Real
-    inputs reach more of a model.
+    Record them from a reference that you trust, such as the FP32 file, and not from the server that they shall check.
+    Random inputs are standard normal numbers, integers 0 or 1, or random words for a language model. Real inputs test
+    more of a model.
 
     \b
     Example:
@@ -158,7 +149,7 @@ def record_(
         return
     click.echo(f"recorded {recorded.where}: {_listed(recorded.inputs)} -> {_listed(recorded.outputs)}")
     named = os.path.relpath(out, config_path.parent)  # as the configuration names its files
-    click.echo(f'To hold a reference to them: canaries = "{named}" in its [[models.references]]')
+    click.echo(f'To check a reference against them, set canaries = "{named}" in its [[models.references]]')
 
 
 @reference_.command("check")
@@ -167,9 +158,9 @@ def record_(
 @_WHICH
 @JSON
 def check(config_path: Path, name: str | None, number: int | None, as_json: bool) -> None:
-    """Hold references to their canaries: all of them, or those of MODEL.
+    """Check references against their canaries: all references, or those of MODEL.
 
-    Exit code 2 if one does not reproduce them or cannot be opened, 1 if a server is away.
+    Exit code 2 if a reference does not reproduce them or cannot be opened, 1 if a server is unavailable.
 
     \b
     Example:
@@ -177,7 +168,7 @@ def check(config_path: Path, name: str | None, number: int | None, as_json: bool
     """
     config = load(config_path)
     if number is not None and name is None:
-        raise OperatorError("--reference counts the references of a model: name the model too")
+        raise OperatorError("--reference needs MODEL: it is the number of one of its references")
     models = [_model(config, name)] if name else config.models
     checked = [
         _checked(config, model, reference, place)
@@ -197,7 +188,7 @@ def check(config_path: Path, name: str | None, number: int | None, as_json: bool
 
 
 def _checked(config: Config, model: Model, reference: Reference, place: int) -> Checked:
-    told = Checked(
+    result = Checked(
         model=model.name,
         number=place,
         where=reference.where(model.name),
@@ -205,16 +196,16 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
         tolerance=reference.canary_tolerance,
     )
     if not reference.canaries:
-        return told
+        return result
     try:
         found = _deviations(config, model, reference)
     except RetryError as error:
-        return msgspec.structs.replace(told, outcome=Outcome.AWAY, detail=str(error))
+        return msgspec.structs.replace(result, outcome=Outcome.AWAY, detail=str(error))
     except (OperatorError, QuarantineError) as error:
-        return msgspec.structs.replace(told, outcome=Outcome.FAILED, detail=str(error))
-    good = all(one.ratio <= told.tolerance for one in found)
+        return msgspec.structs.replace(result, outcome=Outcome.FAILED, detail=str(error))
+    good = all(one.ratio <= result.tolerance for one in found)
     return msgspec.structs.replace(
-        told,
+        result,
         outcome=Outcome.REPRODUCED if good else Outcome.FAILED,
         deviations={one.output: one.ratio for one in found},
         detail="" if good else max(found, key=lambda one: one.ratio).worst,
@@ -222,7 +213,7 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
 
 
 def _given(runtime: "ReferenceRuntime", path: Path | None, *, n_items: int, seed: int) -> "dict[str, Array]":
-    """Return inputs of a file, or such that are drawn."""
+    """Return the inputs in a file, or random ones."""
     from quantdrift.shadow.runtimes.canaries.canaries import random_inputs, read_inputs
     from quantdrift.shadow.runtimes.canaries.text import (
         is_of_text,
@@ -264,7 +255,7 @@ def _model(config: Config, name: str) -> Model:
         if model.name == name:
             return model
     known = ", ".join(f"`{model.name}`" for model in config.models) or "none"
-    raise OperatorError(f"there is no model `{name}`: the configuration has {known}")
+    raise OperatorError(f"there is no model `{name}` in the configuration; known are: {known}")
 
 
 def _chosen(model: Model, number: int | None) -> tuple[int, Reference]:

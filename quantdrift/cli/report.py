@@ -1,4 +1,4 @@
-"""`quantdrift report`."""
+"""The command `quantdrift report`."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,11 +22,13 @@ _MOST_ROWS = 6
 @DATA
 @click.option("--week", is_flag=True, help="The last seven days (the default).")
 @click.option("--day", is_flag=True, help="The last 24 hours.")
-@click.option("--from", "from_at", type=click.DateTime(), help="Begin, UTC.")
-@click.option("--to", "to_at", type=click.DateTime(), help="End, UTC, exclusive; now if left out.")
-@click.option("--model", default="", help="Only this model; all of them if left out.")
+@click.option("--from", "from_at", type=click.DateTime(), help="Start, UTC.")
+@click.option("--to", "to_at", type=click.DateTime(), help="End, UTC, exclusive.  [default: now]")
+@click.option("--model", default="", help="Only this model.  [default: all]")
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="File to write; else a dated one in report.directory."
+    "--out",
+    type=click.Path(path_type=Path),
+    help="File to write.  [default: a dated file in report.directory]",
 )
 @JSON
 def report(
@@ -40,10 +42,9 @@ def report(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Write one self-contained HTML file: what fired, the worst slices, trends, tails, coverage and losses.
+    """Write a report as one HTML file: alerts, worst slices, trends, tails, coverage and losses.
 
-    The terminal shows one sentence on each version and its worst slices with the tail of their divergence; --json prints
-    everything the page says.
+    The terminal shows one sentence and the worst slices of each version; --json prints all figures of the page.
 
     \b
     Examples:
@@ -72,7 +73,7 @@ def report(
 
 
 def summary(figures: "ReportFigures") -> str:
-    """Return what a terminal should show: one sentence on each version, its worst slices, and where the page is."""
+    """Return the text for the terminal: a sentence and the worst slices of each version, and the path of the page."""
     tables = [_table(model) for model in figures.models if model.aggregate]
     doubts = [
         f"\n{model.model} {model.version}: its figures may mislead. {model.doubt[0].upper()}{model.doubt[1:]}."
@@ -101,7 +102,7 @@ def _table(model: "ModelFigures") -> str:
         f"mean above p{100 * SHORTFALL:g}",
         "exchanges",
     )
-    left_out = f"\n{len(entries) - len(shown)} more stand in the report" if len(entries) > len(shown) else ""
+    left_out = f"\n{len(entries) - len(shown)} more are in the report" if len(entries) > len(shown) else ""
     return f"{title}\n{columns(head, [_row(entry) for entry in shown])}{left_out}\n"
 
 

@@ -1,4 +1,4 @@
-"""`quantdrift slices retire` and `quantdrift slices restore`: discovered slices that a person takes out, or back."""
+"""The commands `quantdrift slices retire` and `quantdrift slices restore`, for discovered slices."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
-_MODEL = click.option("--model", default="", help="Of this model.")
+_MODEL = click.option("--model", default="", help="Model of the slice.")
 _BY = click.option(
-    "--by", default=user_name, show_default="your user name", help="Who decides; it is recorded."
+    "--by",
+    default=user_name,
+    show_default="your user name",
+    help="Name of the person who decides; it is stored.",
 )
-_REASON = click.option("--reason", default="", help="Why; it is recorded.")
+_REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
 @click.command("retire")
@@ -39,10 +42,10 @@ _REASON = click.option("--reason", default="", help="Why; it is recorded.")
 def retire(
     config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
 ) -> None:
-    """Watch a discovered slice no more. WHICH is its id, its name or its predicate.
+    """Stop monitoring a discovered slice. WHICH is its id, name or predicate.
 
-    Its place becomes free, an open alert of it ends as unknown, and no search tests it again until it is restored. Its
-    id and its history stay. A candidate may be retired too.
+    Its slot becomes free, an open alert of it ends as unknown, and no search tests it until it is restored. Its id and
+    its history stay. A candidate can be retired too.
 
     \b
     Example:
@@ -57,7 +60,7 @@ def retire(
         return retired_by_hand(row, config, reason)
 
     done = asyncio.run(_change(config, secrets, found, by, decide))
-    told = "the monitor follows with its next batch"
+    told = "the monitor applies it with its next batch"
     if found.verdict in {"warning", "firing"}:
         told += ", and ends its alert"
     _tell(found, done, told, as_json=as_json)
@@ -74,10 +77,10 @@ def retire(
 def restore(
     config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
 ) -> None:
-    """Take a retirement back. WHICH is the slice's id, its name or its predicate.
+    """Undo a retirement. WHICH is the slice's id, name or predicate.
 
-    What was a slice is monitored again under its id, if there is a place; its detectors begin from nothing. What was a
-    candidate may be found again.
+    A slice is monitored again under its old id, if a slot is free; its detectors start from zero. A candidate can be
+    found again.
 
     \b
     Example:
@@ -95,7 +98,7 @@ def restore(
     told = (
         "a search may find it again"
         if found.id is None
-        else "shadow workers put items into it within a minute"
+        else "shadow workers assign items to it within a minute"
     )
     _tell(found, done, told, as_json=as_json)
 
@@ -103,7 +106,9 @@ def restore(
 async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:
     found = pick(await listed_slices(config, secrets, model), which, model)
     if found.discovery is None:
-        raise OperatorError(f"`{found.name}` was not discovered: take it out of the configuration instead")
+        raise OperatorError(
+            f"`{found.name}` is not a discovered slice: remove it from the configuration instead"
+        )
     return found
 
 
@@ -114,7 +119,7 @@ async def _change(
     by: str,
     decide: Callable[[DiscoveryRow, tuple[DiscoveryRow, ...]], StoredRow],
 ) -> StoredRow:
-    """Decide on what the record says now, while nobody else changes it, and write that down."""
+    """Lock the discovered slices, decide on their current state, and store the decision."""
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.discovery import load_discoveries, store, take_turn
 

@@ -1,4 +1,4 @@
-"""The long-running roles: `sidecar`, `shadow`, `monitor`, and `up` for all of them."""
+"""The commands that run a process: `sidecar`, `shadow`, `monitor`, and `up` for all of them."""
 
 import sys
 from pathlib import Path
@@ -15,11 +15,11 @@ from quantdrift.core.logs import setup_logs
 def sidecar(config_path: Path) -> None:
     """Relay inference traffic and capture a sample of it.
 
-    Clients connect to sidecar.listen; bytes go to sidecar.backend and back unchanged. SIGTERM keeps the port open
-    for drain_delay_s, closes connections between exchanges, and ends within grace_s.
+    Clients connect to sidecar.listen; the sidecar relays all bytes unchanged between them and sidecar.backend. On
+    SIGTERM it keeps the port open for drain_delay_s, closes connections between exchanges, and ends within grace_s.
 
-    The configuration file and models.d/ beside it are watched: what is captured and how much of it follows a change
-    within seconds, without a connection being touched. Ports and the stream need a restart; the log says so.
+    It watches the configuration file and the directory models.d/ next to it. Changes of models and sampling take
+    effect within seconds and touch no connection. Changes of ports and of the stream need a restart; the log says so.
 
     \b
     Example:
@@ -38,7 +38,7 @@ def sidecar(config_path: Path) -> None:
 def shadow(config_path: Path, data: Path | None) -> None:
     """Replay captured exchanges through the FP32 reference and store comparisons.
 
-    Run as many as there is traffic: they share the stream. SIGTERM finishes the batch in hand.
+    Run as many workers as the traffic needs: they share the stream. On SIGTERM a worker finishes its current batch.
 
     \b
     Example:
@@ -55,9 +55,9 @@ def shadow(config_path: Path, data: Path | None) -> None:
 @CONFIG
 @DATA
 def monitor(config_path: Path, data: Path | None) -> None:
-    """Fold comparisons into detectors, own the alerts, send them by OpenTelemetry.
+    """Watch the stored comparisons for drift and send alerts by OpenTelemetry.
 
-    One leads; others started beside it stand by and take over.
+    One monitor leads; the others stand by, and one of them takes over when it fails.
 
     \b
     Example:
@@ -78,21 +78,22 @@ def monitor(config_path: Path, data: Path | None) -> None:
     default=Path(".quantdrift"),
     show_default=True,
     envvar="QUANTDRIFT_DATA",
-    help="Where the embedded servers keep their files.",
+    help="Data directory of the embedded servers.",
 )
 @click.option(
     "--only",
     type=click.Choice(["sidecar", "shadow", "monitor"]),
     multiple=True,
-    help="Start only this role beside the servers; may be repeated.",
+    help="Start only this process and the servers; may be repeated.",
 )
 def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
-    """Run every role on this host, with Postgres and NATS servers of its own.
+    """Run sidecar, shadow and monitor on this host, with embedded Postgres and NATS servers.
 
-    A server that is configured (QUANTDRIFT_DSN or storage.dsn_file, stream.url) is used instead of an embedded
-    one. The sidecar starts first, and serves whatever becomes of the rest. What cannot run, or dies, is tried again
-    without end; the log says once since when and why, and again when it runs. Only a signal ends this, or a
-    configuration with which the sidecar cannot start (2). SIGTERM or Ctrl-C ends all in order.
+    If a server is configured (QUANTDRIFT_DSN or storage.dsn_file, stream.url), it is used instead of the embedded
+    one. The sidecar starts first and serves even if the rest fails. A process that cannot start, or ends, is
+    restarted without limit; the log says since when and why it is down, and when it runs again. The command ends only
+    on SIGTERM or Ctrl-C, which stop everything in order, or with exit code 2 if the sidecar cannot start with its
+    configuration.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The signals of a slice, as `quantdrift slices show` tells of them."""
+"""The tables of signals and noise that `quantdrift slices show` prints."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ if TYPE_CHECKING:
     from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, SignalView
 
 _NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
-_HEAD = ("signal", "held against", "evidence", "recent mean, or tail")
+_HEAD = ("signal", "compared with", "evidence", "recent mean, or tail")
 
 
 def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: str) -> list[str]:
-    """Return what each signal is held against and what it has seen, as a table; a tail has lines of its own.
+    """Return the signals of one slice as a table: what each is compared with, evidence, mean; a tail has more lines.
 
     Parameters
     ----------
-    signals
-        Those of one slice.
     verdict
-        What is said of the slice: the evidence of one that fires has begun anew and is not told.
+        Verdict on the slice. While it fires the evidence is left out, because it restarted from zero at the alarm.
     unit
-        Of the model's graded divergence.
+        Unit of the model's graded divergence.
     """
     if not signals:
         return []
@@ -43,14 +41,14 @@ def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: st
 
 
 def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
-    """Return how far reference and candidate differ from themselves, and what of that is added to budgets.
+    """Return the noise of reference and candidate as a table, with the part that is added to budgets.
 
     Parameters
     ----------
     noises
-        Those of one version.
+        Noise of one version.
     unit
-        Of the model's graded divergence.
+        Unit of the model's graded divergence.
     """
     from quantdrift.report.wording import amount
 
@@ -77,7 +75,7 @@ def _against(one: SignalView, unit: str) -> str:
         noise = f" and noise of {amount(Metric(one.metric), one.noise, unit)}" if one.noise else ""
         return f"a budget of {amount(Metric(one.metric), one.budget, unit)}{noise}"
     if one.missing:
-        return f"learns, needs some {count_of(one.missing, 'more exchange')}"
+        return f"learning; needs about {count_of(one.missing, 'more exchange')}"
     return f"a baseline of {count_of(one.n_learned or 0, 'exchange')}"
 
 

@@ -1,4 +1,4 @@
-"""`quantdrift slices`."""
+"""The command `quantdrift slices`: list, search, show."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.monitor.discovery_log import Change
 
-_MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
+_MODEL = click.option("--model", default="", help="Only this model.  [default: all]")
 _SHARE_DAYS = 7
 
 
 @click.group()
 def slices() -> None:
-    """List the slices, search for new ones, and see how one is doing."""
+    """List, search, show, retire and restore slices, and fit learned slices."""
 
 
 @slices.command("list")
 @CONFIG
 @DATA
 @_MODEL
-@click.option("--all", "everything", is_flag=True, help="Also what has expired or was retired.")
+@click.option("--all", "everything", is_flag=True, help="Include expired and retired slices.")
 @JSON
 def slices_list(config_path: Path, data: Path | None, model: str, everything: bool, as_json: bool) -> None:
-    """List every slice: kind, status, share of the traffic in the last seven days, verdict.
+    """List every slice with its kind, status, verdict and share of the traffic in the last seven days.
 
-    The share of a learned or discovered slice is of the whole hours since it was made, if that is shorter.
-    Candidates that are still tested on later traffic stand below the slices; they have no id yet.
+    For a learned or discovered slice that is newer, the share is that of the full hours since it was created.
+    Candidates that are still being tested are listed below the slices; they have no id yet.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
         return
     click.echo(_table(found, model))
     if left_out:
-        click.echo(f"{left_out} more expired or were retired: --all shows them")
+        click.echo(f"{left_out} more are expired or retired; --all shows them")
 
 
 @slices.command("search")
@@ -68,16 +68,16 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
 @click.option(
     "--model",
     default="",
-    help="Show only this model, with --dry-run: a search that counts is of all of them.",
+    help="With --dry-run: show only this model. A real search always covers all models.",
 )
-@click.option("--dry-run", is_flag=True, help="Write nothing: no candidate is frozen or tested.")
+@click.option("--dry-run", is_flag=True, help="Store nothing; no candidate is created or tested.")
 @JSON
 def slices_search(config_path: Path, data: Path | None, model: str, dry_run: bool, as_json: bool) -> None:
-    """Search for slices on which divergence concentrates, now, as the monitor does every night.
+    """Search now for slices in which the divergence is concentrated, as the monitor does every night.
 
-    What is found is not shown to be bad: it was chosen by looking. It becomes a candidate, is tested on traffic
-    captured from here on, and is a slice once that confirms it. Searching oftener spends no more false
-    confirmations, but makes each search stricter.
+    A slice that is found is not proven, because the search chose it from the same data. It becomes a candidate, which
+    is tested on traffic captured from now on, and a slice once the test confirms it. More searches do not cause more
+    false confirmations; they make each search stricter.
 
     \b
     Examples:
@@ -87,7 +87,7 @@ def slices_search(config_path: Path, data: Path | None, model: str, dry_run: boo
     import asyncio
 
     if model and not dry_run:
-        raise OperatorError("--model is for --dry-run: a search that counts is of all models")
+        raise OperatorError("--model needs --dry-run: a real search covers all models")
     config, secrets = prepare(config_path, Role.MONITOR, data)
     with Steps(quiet=as_json) as step:
         step("searching")
@@ -138,16 +138,12 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
 
 def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
-    """Return the slice or candidate with this id, name or predicate.
+    """Return the slice or candidate whose id, name or predicate is `which`.
 
     Parameters
     ----------
-    listed
-        Those that there are.
-    which
-        Id, name or predicate.
     model
-        Whose these are; empty: of all models.
+        Named in the error; `listed` has slices of this model only, or of all models if empty.
 
     Raises
     ------
@@ -161,9 +157,7 @@ def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
     ]
     if not found:
         whose = f" of model `{model}`" if model else ""
-        raise OperatorError(
-            f"there is no slice `{which}`{whose}: `quantdrift slices list --all` names them all"
-        )
+        raise OperatorError(f"there is no slice `{which}`{whose}: `quantdrift slices list --all` lists them")
     if len(found) > 1:
         models = ", ".join(sorted({one.model for one in found}))
         raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
@@ -171,12 +165,12 @@ def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
 
 
 async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
-    """Return every slice and every candidate of `model`, or of all models where it is empty.
+    """Return every slice and candidate of `model`, or of all models if it is empty.
 
     Raises
     ------
     OperatorError
-        Neither the record nor the configuration knows `model`.
+        Neither the database nor the configuration has `model`.
     """
     from datetime import timedelta
 
@@ -192,7 +186,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
             known = {one.model for one in await list_slices(connection, model="", since=since)}
             names = sorted(known | {one.name for one in config.models})
             raise OperatorError(
-                f"neither the record nor the configuration knows a model `{model}`: {nearest(model, names)}"
+                f"neither the database nor the configuration has a model `{model}`: {nearest(model, names)}"
             )
         return found
 
@@ -200,7 +194,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 async def _more(
     config: Config, secrets: Secrets, one: ListedSlice
 ) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
-    """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
+    """Return the signals of a slice, the history of a discovered slice, and the noise of its version."""
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.storage.commands.slice_list import signals_of
     from quantdrift.storage.database import Database
@@ -228,7 +222,7 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
     from quantdrift.monitor.discovery.round import LIMIT_S, discover
     from quantdrift.storage.database import Database
 
-    # A person waits, and may end it: the statements may take as long as a round in the monitor.
+    # A person waits and can interrupt it: a statement may take as long as in a round of the monitor.
     storage = msgspec.structs.replace(
         config.storage,
         statement_timeout_s=max(config.storage.statement_timeout_s, LIMIT_S),
@@ -240,9 +234,9 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
 def _table(found: list[ListedSlice], model: str) -> str:
     if not found:
         return (
-            f"no slices of model `{model}`: nothing of it was compared"
+            f"no slices of model `{model}`: none of its exchanges was compared"
             if model
-            else "no slices yet: nothing was compared"
+            else "no slices yet: no exchange was compared"
         )
     rows = [
         (
@@ -267,7 +261,7 @@ def _shown(one: ListedSlice) -> str:
         f"  id         {'none yet' if one.id is None else one.id}",
     ]
     if one.share is not None:
-        since = " (of the whole hours since it was made, if these are fewer)" if one.made else ""
+        since = " (or of the full hours since it was created)" if one.made else ""
         lines.append(f"  share      {one.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
     if one.verdict is not None:
         lines.append(f"  verdict    {one.verdict} on {one.candidate_version}: {one.reason}")
@@ -288,28 +282,28 @@ def _shown(one: ListedSlice) -> str:
         if trial.status == "expired" and trial.expired_at is not None:
             lines.append(f"  expired    {trial.expired_at:%Y-%m-%d %H:%M} UTC")
         if trial.waits_since is not None:
-            lines.append(f"  waits      for a place since {trial.waits_since:%Y-%m-%d %H:%M} UTC")
+            lines.append(f"  waits      for a free slot since {trial.waits_since:%Y-%m-%d %H:%M} UTC")
         if trial.held:
-            lines.append("  held       no search tests it again: `quantdrift slices restore` takes that back")
+            lines.append("  held       no search tests it until `quantdrift slices restore`")
     return "\n".join(lines)
 
 
 def _evidence(verdict: str, evidence: float, threshold: float) -> str:
     if verdict == "firing":
-        return f"{evidence:.3g} at the alarm, which took {threshold:.3g}; that of each signal begins anew after it"
+        return f"{evidence:.3g} at the alarm, which needed {threshold:.3g}; each signal restarted from zero after it"
     return f"{evidence:.3g} of all signals together; pages at {threshold:.3g}"
 
 
 def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
     if not shown:
-        return "nothing to search: no such version with a reference was compared within the last day"
+        return "nothing to search: no version with a reference was compared within the last day"
     frozen = {(row.model, row.predicate) for row in found.frozen}
     lines = []
     for one in shown:
         left_out = one.search.n_left_out
         lines.append(
             f"{one.version.model} {one.version.candidate_version}: {count_of(one.search.n_items, 'item')},"
-            f" {count_of(one.search.n_scored, 'slice')} looked at, {len(one.origins)} found"
+            f" {count_of(one.search.n_scored, 'slice')} scored, {len(one.origins)} found"
             + (f"; the limits left out {left_out} keys, values and conditions" if left_out else "")
         )
         for origin in one.origins:
@@ -317,11 +311,11 @@ def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
             if origin.watched:
                 status = "already watched or tested"
             elif (key.model, key.predicate) in frozen:
-                status = "would become a candidate" if dry_run else "candidate, tested from here on"
+                status = "would become a candidate" if dry_run else "candidate, tested from now on"
             else:
-                status = "no place: too many candidates of this model are tested already"
+                status = "no free place: too many candidates of this model are tested already"
             lines.append(
-                f"  {key.name}: mean {seen.metric.value} {seen.mean / max(seen.overall, 1e-12):.1f}x that of all,"
+                f"  {key.name}: mean {seen.metric.value} {seen.mean / max(seen.overall, 1e-12):.1f}x the overall mean,"
                 f" {seen.share:.2%} of the traffic; {status}"
             )
     will = "to be " if dry_run else ""

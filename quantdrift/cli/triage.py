@@ -1,4 +1,4 @@
-"""`quantdrift triage`."""
+"""The command `quantdrift triage`."""
 
 import asyncio
 from pathlib import Path
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 @click.command()
 @CONFIG
 @DATA
-@click.option("--model", default="", help="Show only this model; the list is of all of them.")
+@click.option("--model", default="", help="Show only this model; the list is computed over all models.")
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.05,
     show_default=True,
-    help="Largest expected share of slices on the list although nothing is wrong there.",
+    help="Highest expected share of slices on the list that have no drift.",
 )
 @JSON
 def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_json: bool) -> None:
-    """List the slices to look at now, worst first, few of them by chance.
+    """List the slices with the strongest evidence of drift now, the worst first.
 
-    Between silence and a page: a drift that many slices share is here before any of them pages. The list is of this
-    moment and says nothing about tomorrow's.
+    The expected share of false entries is at most --alpha. A drift that many slices share appears here before any
+    single slice pages. The guarantee holds for one list, not for several lists over time.
 
     \b
     Examples:
@@ -56,7 +56,7 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     places = listed(np.array([one.evidence for one in slices], dtype=np.float64), months=months, alpha=alpha)
     models = sorted({one.model for one in slices})
     if model and slices and model not in models:
-        raise OperatorError(f"nothing of a model `{model}` is watched: {nearest(model, models)}")
+        raise OperatorError(f"no slice of a model `{model}` is watched: {nearest(model, models)}")
     found = [slices[place] for place in places if model in {"", slices[place].model}]
     firing = [
         one
@@ -67,18 +67,18 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found, "firing": firing})
         return
     if not slices:
-        click.echo("Nothing is watched yet: no exchange was compared.")
+        click.echo("No slice is watched yet: no exchange has been compared.")
         return
     if found:
         click.echo(_table(found))
         click.echo(
-            f"\n{len(found)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be chance."
+            f"\n{len(found)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
         )
     else:
-        click.echo(f"None of {len(slices)} slices stands out by its evidence now (alpha {alpha:g}).")
+        click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
     if firing:
         names = ", ".join(f"{one.slice} ({one.model} {one.version})" for one in firing)
-        click.echo(f"Firing already, by the bound on pages: {names}.")
+        click.echo(f"Already firing, by the bound on false pages: {names}.")
 
 
 def _table(found: "list[TriagedSlice]") -> str:

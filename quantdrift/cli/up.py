@@ -1,8 +1,8 @@
-"""Every role on one host: the sidecar first, then what stands behind it; what dies is started again.
+"""Supervisor of `quantdrift up`: runs sidecar, servers, migration, shadow and monitor on one host, and restarts them.
 
-The sidecar serves whatever becomes of the rest. It needs the address of NATS and nothing else, and that is chosen before
-any server runs. The embedded servers, the migration, shadow and monitor are tried again without end. Each is a process
-of its own, so that none of them can hold this one up.
+The sidecar starts first and serves even if the rest fails. It needs only the address of NATS, which is chosen before any
+server runs. The embedded servers, the migration, shadow and monitor are restarted without limit. Each is its own
+process, so that none of them can block this one.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from quantdrift.core.process.nats_server import kept_token
 from quantdrift.core.process.run import Stop, supervise
 
 _LOG = logging.getLogger(__name__)
-_ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they end: source first
+_ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
 _OPERATOR: Final = 2  # a process's exit code when a person must act
 _LOOK_S: Final = 0.1
 _SLOW_LOOK_S: Final = 0.5
@@ -41,34 +41,32 @@ _SIDECAR_PAUSE_S: Final = 2.0
 _STEADY_S: Final = 30.0
 _KILLED_S: Final = 5.0
 SERVERS_GRACE_S: Final = 25.0
-"""How long the servers and what is left may take to end, once the roles have."""
+"""Time for the servers to stop after sidecar, shadow and monitor have."""
 _PORTS: Final = range(20_000, 32_000)
 _TRIES: Final = 100
 
 
 async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop) -> int:
-    """Run every role, and the servers that are not configured, until `stop`.
+    """Run sidecar, shadow and monitor, and every server that is not configured, until `stop`.
 
     Parameters
     ----------
-    config_path, config
-        The configuration and where the roles read it.
     data
-        Directory of the embedded servers; `dsn` and `nats.url` in it tell other commands where they are.
+        Directory of the embedded servers; its files `dsn` and `nats.url` give their addresses to other commands.
     only
-        Roles to start; empty: all.
+        Processes to start; empty: all.
     stop
-        Ends everything: sidecar, shadow, monitor, then the servers.
+        Stops sidecar, shadow, monitor, then the servers.
 
     Returns
     -------
     int
-        0, or 2 when the sidecar cannot start with its configuration.
+        0, or 2 if the sidecar cannot start with its configuration.
 
     Raises
     ------
     OperatorError
-        Another `up` uses the same data directory, or it cannot be made.
+        Another `up` uses the same data directory, or it cannot be created.
     """
     with _exclusive(data):
         return await _Host(config_path, config, data, only, stop).run()
@@ -81,31 +79,29 @@ def _exclusive(data: Path) -> Iterator[None]:
         lock = (data / "lock").open("w")
     except OSError as error:
         raise OperatorError(
-            f"the data directory {data} cannot be used: {error.strerror}: give --data another one"
+            f"the data directory {data} cannot be used ({error.strerror}): give another one with --data"
         ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise OperatorError(
-                f"another `quantdrift up` uses {data}: give --data another directory"
+                f"another `quantdrift up` uses {data}: give another directory with --data"
             ) from error
         yield
 
 
 class _Part:
-    """A process that is kept running, and whether it does its work.
+    """A process that is restarted whenever it ends, with its state: working, or down since when and why.
 
     Parameters
     ----------
-    name
-        In the log.
-    module, arguments, environment
+    module, arguments, environment, final
         As for `Child`.
     clock
-        Times its outages.
+        Measures outages.
     tells
-        Called with each line of its stdout; None: that goes where ours goes.
+        Called with each line of its stdout; None: the process inherits our stdout.
     """
 
     def __init__(
@@ -127,7 +123,7 @@ class _Part:
         longest_pause_s = _LONGEST_PAUSE_S
         heard: dict[int, Callable[[bytes], None]] = {2: self._hear}
         if name == "sidecar":
-            # It writes to our files itself: what serves must never wait until this process reads.
+            # The sidecar inherits our stderr: the serving path must never wait for this process to read.
             longest_pause_s, heard = _SIDECAR_PAUSE_S, {}
         if tells is not None:
             heard[1] = tells
@@ -145,28 +141,28 @@ class _Part:
         self._running: asyncio.Task[int] | None = None
 
     def start(self) -> "asyncio.Task[int]":
-        """Keep it running until it is told to end."""
+        """Run it, and restart it whenever it ends, until `end`."""
         self._running = asyncio.create_task(self.child.run())
         return self._running
 
     @property
     def started(self) -> bool:
-        """Whether it is kept running."""
+        """Whether `start` was called."""
         return self._running is not None
 
     def answers(self) -> None:
-        """Note that it does its work."""
+        """Record that it works: its outage, if any, is over."""
         self.works = True
         self._outage.over()
 
     async def end(self, within_s: float) -> None:
-        """End it, by force after `within_s`."""
+        """Stop it; kill it after `within_s`."""
         if self._running is None:
             return
         self.child.terminate()
         await asyncio.wait([self._running], timeout=within_s)
         if not self._running.done():
-            _LOG.error("%s has not ended within %g s: it is killed", self.name, within_s)
+            _LOG.error("%s did not stop within %g s and is killed", self.name, within_s)
             self.child.kill()
             await asyncio.wait([self._running], timeout=_KILLED_S)
 
@@ -177,14 +173,14 @@ class _Part:
         self._outage.failed(words if words and code is not None and code >= 0 else f"it {how}")
 
     def _hear(self, line: bytes) -> None:
-        """Pass on what it writes, but for its last words, which are told with the outage.
+        """Write a line of its stderr to ours, except its last error, which the line about the outage has.
 
-        What it writes at each try would be the same each time.
+        While it fails to start, its output is left out, because it repeats with every attempt.
         """
         is_last = self._words.hear(line)
         is_repeated = self._outage.lasts and self._clock.monotonic_s() < self._heard_from_s
         if not is_last and not is_repeated:
-            with contextlib.suppress(OSError):  # a terminal that is gone
+            with contextlib.suppress(OSError):  # the terminal was closed
                 sys.stderr.buffer.write(line + b"\n")
                 sys.stderr.buffer.flush()
 
@@ -217,13 +213,13 @@ class _Host:
             for server in self._servers:
                 server.start()
             work = {
-                "starting what needs the database": self._start_the_rest,
-                "looking who is ready": self._watch,
+                "starting shadow and monitor": self._start_the_rest,
+                "checking readiness": self._watch,
             }
             tasks = [asyncio.create_task(supervise(name, step, self._stop)) for name, step in work.items()]
             await self._stop.wait()
             if "sidecar" in self._names and sidecar.done():
-                code = sidecar.result()  # its own last line says why
+                code = sidecar.result()  # its last log line says why
         finally:
             for task in tasks:
                 task.cancel()
@@ -244,7 +240,7 @@ class _Host:
         await asyncio.gather(*(server.end(SERVERS_GRACE_S - 2 * _KILLED_S) for server in self._servers))
 
     def _place_servers(self) -> None:
-        """Choose where the servers will be that are not configured."""
+        """Choose the addresses of the embedded servers."""
         if not self._environment.get("QUANTDRIFT_DSN") and not self._config.storage.dsn_file:
             arguments = ["postgres", str(self._data / "postgres"), str(_free_port())]
             postgres = _Part(
@@ -286,12 +282,14 @@ class _Host:
     def _role(self, name: str) -> _Part:
         arguments = [name, *self._arguments]
         environment = self._environment if name != "sidecar" else _without_dsn(self._environment)
-        final = _OPERATOR if name == "sidecar" else None  # its first start is all that may end this
+        final = (
+            _OPERATOR if name == "sidecar" else None
+        )  # only a failure of its first start ends this command
         self._roles[name] = _Part(name, "quantdrift", arguments, environment, clock=self._clock, final=final)
         return self._roles[name]
 
     async def _start_the_rest(self) -> None:
-        """Start what needs the database, once that is there and has its tables."""
+        """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
         self._migration = _Part(
@@ -310,7 +308,7 @@ class _Host:
         await self._stop.wait()
 
     async def _watch(self) -> None:
-        """Look which roles do their work, and say once that all of them do, and where."""
+        """Check which processes are ready, and print the addresses once all of them are."""
         admin = {
             "sidecar": self._config.sidecar.admin,
             "shadow": self._config.shadow.admin,
@@ -323,7 +321,7 @@ class _Host:
                 for name, role in list(self._roles.items()):
                     if not role.works and await self._is_ready(client, urls[name]):
                         role.answers()
-                        role.child.final = None  # it could start: whatever ends it later may pass
+                        role.child.final = None  # its configuration works: a restart can solve later failures
                 if not is_up and all(name in self._roles and self._roles[name].works for name in self._names):
                     is_up = True
                     click.echo(
@@ -332,7 +330,7 @@ class _Host:
                 await asyncio.sleep(_SLOW_LOOK_S if is_up else _LOOK_S)
 
     async def _is_ready(self, client: aiohttp.ClientSession, url: str) -> bool:
-        """Return whether a process of ours answers there: another one may have the port."""
+        """Return whether our own process answers; another one may have taken the port."""
         try:
             async with client.get(f"{url}/readyz") as answer:
                 return answer.status == 200 and answer.headers.get(INSTANCE_HEADER) == self._instance
@@ -350,12 +348,12 @@ def _write(path: Path, secret: str) -> None:
         path.write_text(secret + "\n", encoding="utf-8")
     except OSError as error:
         _LOG.error(
-            "%s cannot be written (%s): commands with --data do not find the server", path, error.strerror
+            "%s cannot be written (%s): commands with --data cannot find the server", path, error.strerror
         )
 
 
 def _token(directory: Path) -> str:
-    """Return the secret of the embedded NATS: the kept one, or where the disk takes none another one."""
+    """Return the secret of the embedded NATS: the stored one, or a new one if the disk cannot be read or written."""
     try:
         return kept_token(directory)
     except OSError:
@@ -363,10 +361,10 @@ def _token(directory: Path) -> str:
 
 
 def _free_port() -> int:
-    """Return a free port, for a server that is started later.
+    """Return a free port for a server that starts later.
 
-    It is below those that the kernel gives to outgoing connections: one of these, say of a client that calls a server
-    which is away, would take it. Python's own choice is among those.
+    The port is below the range that the kernel gives to outgoing connections. Otherwise a client that tries to reach
+    the server before it runs could take its port. Binding to port 0 would choose from that range.
     """
     for port in secrets.SystemRandom().sample(_PORTS, _TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):

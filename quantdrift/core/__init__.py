@@ -1,1 +1,1 @@
-"""The ground floor: what every process of quantdrift shares."""
+"""Records, configuration, the stream client and process tools that every process of quantdrift uses."""

@@ -1,4 +1,4 @@
-"""Time, handed in: aware UTC timestamps for records, a monotonic reading for deadlines."""
+"""Clocks that are passed as arguments: aware UTC timestamps for records, monotonic seconds for deadlines."""
 
 import time
 from datetime import UTC, datetime
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What may be asked of time. Every part that needs it is given one."""
+    """The protocol of a clock. Code that needs time gets one as an argument."""
 
     def now(self) -> datetime:
         """Return the current time, aware and in UTC."""
@@ -30,7 +30,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told, for tests and replays.
+    """A clock that moves only by `advance`, for tests and replays.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
-"""A clustering: learned slices and novelty as a frozen record, which every shadow worker applies with numpy alone.
+"""A clustering: learned slices and novelty as a frozen record, which shadow workers apply with numpy.
 
-An item belongs to the cluster whose centroid is nearest. It is *novel* where it lies beyond the radius of every
-centroid: min_j ||x - c_j|| / r_j > 1. Distances are Euclidean, after the fit's centre and scale were applied.
-`quantdrift.drift.clusters.fit` fits one; how the radii are chosen, and what share of ordinary traffic lies beyond them,
-is said there.
+An item belongs to the cluster with the nearest centroid. It is *novel* if it lies beyond the radius of every centroid:
+min_j ||x - c_j|| / r_j > 1. Distances are Euclidean, after centring and scaling. `quantdrift.drift.clusters.fit` fits
+clusterings and documents how radii are chosen and what share of ordinary traffic lies beyond them.
 """
 
 import struct
@@ -43,18 +42,18 @@ Bools = npt.NDArray[np.bool_]
 
 
 class Novelty(StrEnum):
-    """The kinds of novelty that are no attribute's."""
+    """Kinds of novelty that do not concern an attribute."""
 
     INPUT = "input"  # far from every centroid
 
 
 class Anchors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Where clusters lie or lay: what their ids are bound to.
+    """Positions of current or former clusters, by which a new fit recognises them and keeps their ids.
 
     Parameters
     ----------
     ids : (m,)
-        From 1; never used for anything else again.
+        From 1; an id is never reused.
     centres : (m, width)
         Float32, the centroids before scaling.
     spreads : (m,)
@@ -67,38 +66,38 @@ class Anchors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Centroids with what belongs to them, as fitted once.
+    """The result of one fit: centroids, radii, ids, scaling and known attribute values.
 
     Parameters
     ----------
     model, reference_digest
-        Whose inputs it divides, and the reference that embeds them.
+        The model whose inputs it clusters, and the reference that embeds them.
     version
-        Rises by one with each fit of the model.
+        One higher with each fit of the model.
     space
-        What the vectors are: see `space_of`.
+        The vector space, see `space_of`.
     columns
-        Feature keys, in the vectors' order; empty for an embedding.
+        Feature keys in the order of the vector; empty for an embedding.
     ids : (k,)
-        The clusters' ids; `OTHER_ID` for those that came when no id was left.
+        Ids of the clusters; `OTHER_ID` for clusters found when no id was left.
     centroids : (k, width)
         Float32, scaled.
     radii : (k,)
-        Float32, scaled; infinite where there were too few vectors to tell what is far.
+        Float32, scaled; infinite if there were too few vectors to estimate it.
     centre, scale : (width,)
         Float32: a vector is scaled as (x - centre) / scale.
     spreads : (k,)
         Float32: root mean square distances from the centroids, scaled.
     gaps
-        Whether vectors with values that are no numbers were met: then such a vector is no novelty.
+        Whether the fit had vectors with non-finite values; then such a vector is not novel.
     vocabulary
-        Per attribute key every value that was met; an attribute with too many values to know them is left out.
+        All values of the fit by attribute key, without attributes that have too many values.
     former
-        Clusters that are gone, in case they come back; newest first.
+        Clusters that no longer exist, newest first; they get their id back if they are found again.
     next_id
-        The first id that no cluster of this model ever had.
+        The first id that this model has never used.
     expected_novel
-        Share of ordinary traffic that is expected to be called novel, at most.
+        Upper bound of the share of ordinary traffic that is expected to be called novel.
     """
 
     model: str
@@ -120,11 +119,11 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def width(self) -> int:
-        """Numbers in a vector."""
+        """Length of a vector."""
         return len(self.centre)
 
     def anchors(self) -> Anchors:
-        """Return where each cluster with an id of its own lies."""
+        """Return the positions of the clusters with their own id."""
         own = [place for place, one in enumerate(self.ids) if one != OTHER_ID]
         raw = self.centroids.astype(np.float64) * self.scale + self.centre
         return Anchors(
@@ -139,19 +138,19 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return scaled
 
     def nearest(self, vectors: npt.NDArray[Any]) -> tuple[Ints, Float64]:
-        """Return which centroid is nearest, and min_j (distance to j) / (radius of j), for each vector.
+        """Return the nearest centroid and min_j (distance to j) / (radius of j) for each vector.
 
         Parameters
         ----------
         vectors : (n, width)
-            Numbers, as they are before scaling; finite.
+            Unscaled and finite.
 
         Returns
         -------
         positions : (n,)
-            Into `ids`.
+            Positions in `ids`.
         ratios : (n,)
-            Float64; above 1 lies beyond every radius.
+            Float64; above 1: beyond every radius.
         """
         points = self.scaled(vectors)
         centroids = self.centroids.astype(np.float64)
@@ -169,19 +168,19 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Parameters
         ----------
         vectors : (n, width)
-            As they are before scaling.
+            Unscaled.
 
         Returns
         -------
         ids : (n,)
-            Cluster ids, `OTHER_ID` included; -1 for a vector that is novel or is no finite numbers.
+            Cluster ids, `OTHER_ID` included; -1 for a vector that is novel or not finite.
         novel : (n,)
-            Whether it lies beyond every radius, or holds what is no number where the fit met none such.
+            Whether it lies beyond every radius, or is not finite although the fit had only finite vectors.
 
         Raises
         ------
         ValueError
-            Another width.
+            The vectors have another width.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.width:
             raise ValueError(
@@ -198,7 +197,7 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return ids, novel
 
     def unseen(self, attributes: Mapping[str, str]) -> list[str]:
-        """Return the attribute keys whose value the fit never met; an absent attribute is none of them."""
+        """Return the keys of the attributes whose value the fit did not have, without absent attributes."""
         return [
             key
             for key, known in self.vocabulary.items()
@@ -212,8 +211,8 @@ def space_of(config: Config, model: Model) -> tuple[str, tuple[str, ...]]:
     Returns
     -------
     space
-        The name of the reference's output or layer; `features` with their keys; or empty, where nothing is learned.
-        Other features make another space.
+        Name of the output or layer of the reference, or `features` with their keys, so that other features are another
+        space. Empty if nothing is learned.
     columns
         Keys of the features, sorted; empty for an embedding.
     """
@@ -225,7 +224,7 @@ def space_of(config: Config, model: Model) -> tuple[str, tuple[str, ...]]:
 
 
 def cluster_slice(model: str, cluster: int) -> SliceKey:
-    """Return the slice of a cluster; `OTHER_ID` is the one that all clusters without an id share."""
+    """Return the slice of a cluster; all clusters without their own id share the slice of `OTHER_ID`."""
     if cluster == OTHER_ID:
         return SliceKey(
             model=model,
@@ -242,7 +241,7 @@ def cluster_slice(model: str, cluster: int) -> SliceKey:
 
 
 def novel_input(model: str) -> SliceKey:
-    """Return the slice of the items that lie far from every centroid."""
+    """Return the slice of the items that are far from every centroid."""
     return SliceKey(
         model=model,
         name=f"novel={Novelty.INPUT}",
@@ -252,7 +251,7 @@ def novel_input(model: str) -> SliceKey:
 
 
 def novel_value(model: str, rule: str, attribute: str) -> SliceKey:
-    """Return the slice of the items whose `attribute` has a value that the fit never met; `rule` names it."""
+    """Return the slice of the items whose `attribute` has a value that the fit did not have; `rule` gives its name."""
     return SliceKey(
         model=model,
         name=f"novel={rule}",
@@ -262,7 +261,7 @@ def novel_value(model: str, rule: str, attribute: str) -> SliceKey:
 
 
 def finite_rows(vectors: npt.NDArray[Any]) -> Bools:
-    """Return which rows of `vectors` : (n, width) hold finite numbers alone."""
+    """Return which rows of `vectors` : (n, width) are finite."""
     finite: Bools = np.atleast_1d(np.isfinite(vectors).all(axis=1))
     return finite
 
@@ -321,19 +320,19 @@ def load_clustering(blob: bytes) -> Clustering:
     Raises
     ------
     OperatorError
-        It is of another format or damaged: the message says which and what to do.
+        It has another format or is damaged; the message says what to do.
     """
     if len(blob) < _HEAD.size or blob[:2] != _MAGIC:
         raise OperatorError(_damaged("it has no header"))
     _, found, check = _HEAD.unpack_from(blob)
     if found != FORMAT:
         raise OperatorError(
-            f"a clustering in the store has format {found}, this program reads format {FORMAT}: "
-            "run the version that wrote it, or upgrade"
+            f"a clustering in the database has format {found}, but this release reads format {FORMAT}: "
+            "run the release that wrote it, or upgrade"
         )
     body = blob[_HEAD.size :]
     if check != zlib.crc32(body):
-        raise OperatorError(_damaged("its checksum does not fit"))
+        raise OperatorError(_damaged("its checksum does not match"))
     try:
         content = msgspec.msgpack.decode(body, type=_Content)
         arrays = _arrays(content)
@@ -370,4 +369,4 @@ def _arrays(content: _Content) -> list[Float32]:
 
 
 def _damaged(why: str) -> str:
-    return f"a clustering in the store is damaged ({why}): `quantdrift slices fit --anew` makes a new one"
+    return f"a clustering in the database is damaged ({why}): `quantdrift slices fit --anew` makes a new one"

@@ -1,7 +1,7 @@
 """The wire form of the records: MessagePack behind a two-byte header.
 
-Byte 0 is the record's kind, byte 1 the schema version. A reader refuses a version it does not know by name; it
-never guesses. Within a version fields may be added with a default: old readers skip them, new readers fill them.
+Byte 0 is the kind of the record, byte 1 the schema version. A reader refuses a version that it does not know, and the
+error names it. Within a version, fields may be added with a default: old readers skip them, new readers fill them.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def decode_exchange(wire: bytes) -> Exchange:
     Raises
     ------
     QuarantineError
-        Reason `decode`: another kind, an unknown version, or bytes that do not hold the record.
+        Reason `decode`: another kind, an unknown version, or invalid bytes.
     """
     exchange: Exchange = _decode(Exchange, wire)
     return exchange
@@ -40,7 +40,7 @@ def decode_tally(wire: bytes) -> Tally:
     Raises
     ------
     QuarantineError
-        Reason `decode`: another kind, an unknown version, or bytes that do not hold the record.
+        Reason `decode`: another kind, an unknown version, or invalid bytes.
     """
     tally: Tally = _decode(Tally, wire)
     return tally

@@ -1,10 +1,10 @@
-"""The error tree: one root, and one family per person or process that must act."""
+"""The base classes of all errors, by who must act: a person, a retry, or the quarantine."""
 
 from enum import StrEnum
 
 
 class QuantdriftError(Exception):
-    """The root of every error that quantdrift raises on purpose."""
+    """Base class of every error that quantdrift raises on purpose."""
 
 
 class OperatorError(QuantdriftError):
@@ -15,30 +15,32 @@ class OperatorError(QuantdriftError):
 
 
 class RetryError(QuantdriftError):
-    """A passing condition (a server is away, a lock is held): the caller tries again later."""
+    """A temporary condition (a server is unavailable, a lock is held): the caller retries later."""
 
 
 class QuarantineReason(StrEnum):
-    """Why the shadow set an exchange aside."""
+    """Why the shadow quarantined an exchange."""
 
-    DECODE = "decode"  # the message is no exchange that this version understands
-    SCHEMA = "schema"  # tensor names, types or shapes do not fit the reference
+    DECODE = "decode"  # the message is not an exchange that this version can read
+    SCHEMA = "schema"  # tensor names, types or shapes do not match the reference
     OUTPUT = "output"  # the candidate's output cannot be compared with the reference's
-    REPLAY = "replay"  # the reference failed on this input, every time
-    TOO_LATE = "too_late"  # no partition takes its capture time any more
-    TOO_EARLY = "too_early"  # captured in the future, says a clock that is wrong: no partition takes it yet
-    POISON = "poison"  # delivered too often without ever being finished
+    REPLAY = "replay"  # the reference fails on this input every time
+    TOO_LATE = "too_late"  # captured so long ago that its partition is gone
+    TOO_EARLY = (
+        "too_early"  # captured in the future because a clock is wrong; its partition does not exist yet
+    )
+    POISON = "poison"  # delivered too often without being finished
 
 
 class QuarantineError(QuantdriftError):
-    """One sample is bad and will stay bad: set it aside under `reason` and go on.
+    """One sample is permanently bad: quarantine it with `reason` and continue.
 
     Parameters
     ----------
     reason
-        One of the closed set that is counted and stored.
+        Counted in metrics and stored.
     detail
-        What was wrong, in words, without any payload.
+        What was wrong, without the payload.
     """
 
     def __init__(self, reason: QuarantineReason, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""Logging to stderr: one line per event, as text or JSON. Never payloads, never secrets."""
+"""Logging to stderr: one line per event, as text or JSON, without payloads or secrets."""
 
 import logging
 import sys
@@ -27,15 +27,10 @@ class _JsonFormatter(logging.Formatter):
 
 
 class Sparse(logging.Filter):
-    """Lets at most 20 warnings and errors through in a minute that come from the same line of code.
+    """Rate limit: at most 20 warnings and errors per minute from the same line of code.
 
-    What is wrong with one sidecar is wrong with each of its exchanges: thousands of the same line tell no more, and
-    hide the others. The last one that is let through says so, and the first of the next minute how many were left out.
-
-    Parameters
-    ----------
-    clock
-        Measures the minute.
+    A fault of one sidecar repeats with each of its exchanges; thousands of equal lines would hide all others. The last
+    line that passes says that more are left out, and the first one of the next minute says how many were.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -64,7 +59,7 @@ def _add(record: logging.LogRecord, text: str) -> None:
 
 
 def setup_logs(level: str, *, as_json: bool, role: str) -> None:
-    """Send this process's logs to stderr, floods of the same warning thinned.
+    """Send the logs of this process to stderr, with a rate limit for repeated warnings.
 
     Parameters
     ----------
@@ -73,7 +68,7 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     as_json
         One JSON object per line; else text.
     role
-        Shown in each line of text, so that one terminal can hold several processes.
+        Name of the process in each line of text, for terminals that several processes share.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -83,6 +78,8 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     )
     handler.addFilter(Sparse(SystemClock()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("nats").setLevel(logging.ERROR)  # it logs every reconnect; ours says it once
+    logging.getLogger("nats").setLevel(
+        logging.ERROR
+    )  # it logs every attempt to reconnect; our client logs one line
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

@@ -1,8 +1,8 @@
-"""Numbers in text: two or three significant digits, never an exponent, and nouns in the singular or plural."""
+"""Numbers as text: two or three significant digits, no exponent, nouns in singular or plural."""
 
 from math import floor, isfinite, log10
 
-_MOST_DECIMALS = 9  # smaller figures read as 0: nobody acts on a thousand-millionth
+_MOST_DECIMALS = 9  # smaller numbers are shown as 0
 _MOST_DIGITS = 6
 _LARGEST = 1e15
 
@@ -13,7 +13,7 @@ def count_of(n: int, noun: str) -> str:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a number with so many significant digits and no exponent: `0.021`; infinity stays one."""
+    """Return a number with `digits` significant digits and no exponent, e.g. `0.021`; `?` for None, or `infinite`."""
     if value is None:
         return "?"
     if not isfinite(value):
@@ -24,26 +24,26 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def percent(ratio: float, digits: int = 2) -> str:
-    """Return a share with so many significant digits: 0.0523 is `5.2 %`."""
+    """Return a share as a percentage with `digits` significant digits: 0.0523 is `5.2 %`."""
     return f"{number(100 * ratio, digits)} %"
 
 
 def from_to(before: float, after: float, digits: int = 3) -> tuple[str, str] | None:
-    """Return two numbers with as many digits as it takes to tell them apart; None where six do not."""
+    """Return two numbers with enough digits to differ; None if six digits are not enough."""
     for more in range(digits, _MOST_DIGITS + 1):
-        told = number(before, more), number(after, more)
-        if told[0] != told[1]:
-            return told
+        texts = number(before, more), number(after, more)
+        if texts[0] != texts[1]:
+            return texts
     return None
 
 
 def decimals(value: float, digits: int = 2) -> int:
-    """Return how many decimals give a number so many significant digits."""
+    """Return the number of decimals that gives `value` so many significant digits."""
     return digits - 1 if not value or not isfinite(value) else max(0, digits - 1 - floor(log10(abs(value))))
 
 
 def fixed(value: float, n_decimals: int) -> str:
-    """Return a number with so many decimals, idle zeros left out."""
+    """Return a number with at most `n_decimals` decimals, without trailing zeros."""
     text = f"{value:,.{min(n_decimals, _MOST_DECIMALS)}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text

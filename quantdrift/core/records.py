@@ -1,9 +1,7 @@
-"""The records that cross process borders, and the closed sets they speak of.
+"""The records that processes exchange, and their enums.
 
-The sidecar writes them, JetStream carries them, the shadow and the monitor read them. They are frozen, and
-`quantdrift.core.codec` is their only wire form.
-
-The header that marks what quantdrift itself asks a candidate again: nobody captures it, whatever its value.
+The sidecar writes them, JetStream transports them, the shadow and the monitor read them. They are frozen, and
+`quantdrift.core.codec` defines their only wire form.
 """
 
 from datetime import datetime
@@ -14,7 +12,7 @@ import msgspec
 
 
 class Verdict(StrEnum):
-    """What the monitor says of one slice of one candidate version."""
+    """The monitor's assessment of one slice of one candidate version."""
 
     OK = "ok"
     WARNING = "warning"  # opens a ticket
@@ -35,14 +33,14 @@ class Metric(StrEnum):
 
 
 class Side(StrEnum):
-    """Whose noise it is: what differs when the same is computed again."""
+    """The model whose noise is measured, which is how much its output differs when it computes the same again."""
 
     REFERENCE = "reference"
     CANDIDATE = "candidate"
 
 
 class Protocol(StrEnum):
-    """What is spoken between clients and an inference server, as far as it is understood."""
+    """An inference protocol between clients and server that quantdrift can read."""
 
     OIP_REST = "oip-v2-rest"  # Open Inference v2 over HTTP: JSON and the binary tensor extension
     OIP_GRPC = "oip-v2-grpc"  # ModelInfer
@@ -55,31 +53,31 @@ class Protocol(StrEnum):
 
 
 class Loss(StrEnum):
-    """Why a request that was offered and chosen by the sampler did not reach the stream.
+    """Why a request that the first phase chose did not reach the stream.
 
     The order is the layout of the shared counters: append, never reorder.
     """
 
-    HELD_BYTES = "held_bytes"  # relay: holding it would pass the memory bound
-    TRUNCATED = "truncated"  # relay: a peer closed in the middle of it
-    OBSERVER_ERROR = "observer_error"  # relay: the observer raised and let go of it
-    CAPTURE_DOWN = "capture_down"  # relay: no capture process to hand it to
-    CAPTURE_BEHIND = "capture_behind"  # relay: the capture process does not keep up
+    HELD_BYTES = "held_bytes"  # relay: it would exceed the memory limit
+    TRUNCATED = "truncated"  # relay: a peer closed the connection during it
+    OBSERVER_ERROR = "observer_error"  # relay: the observer raised an error and dropped it
+    CAPTURE_DOWN = "capture_down"  # relay: there was no capture process
+    CAPTURE_BEHIND = "capture_behind"  # relay: the capture process is too slow
     ERROR_STATUS = "error_status"  # capture: the candidate answered with an error
     UNKNOWN_MODEL = "unknown_model"  # capture: no such model in the configuration
     DECODE = "decode"  # capture: the bytes are not what the protocol says
-    SHARED_MEMORY = "shared_memory"  # capture: tensors did not travel on the wire
+    SHARED_MEMORY = "shared_memory"  # capture: its tensors were in shared memory
     SEQUENCE = "sequence"  # capture: one request of a stateful sequence cannot be replayed alone
     TOO_LARGE = "too_large"  # capture: above the stream's payload limit
     RATE_CAP = "rate_cap"  # relay, intake or capture: the local cap on exchanges per second
     BYTE_CAP = "byte_cap"  # relay, intake or capture: the local cap on egress bytes per second
-    QUEUE_FULL = "queue_full"  # capture: the stream does not keep up and the local queue is full
-    STREAM_FULL = "stream_full"  # capture: the stream itself refused it, being full
+    QUEUE_FULL = "queue_full"  # capture: the stream is too slow and the local queue is full
+    STREAM_FULL = "stream_full"  # capture: the stream is full and refused it
     PUBLISH = "publish"  # capture: the stream could not be reached or did not acknowledge in time
     CAPTURE_ERROR = "capture_error"  # capture: an error of our own
-    FRAMING = "framing"  # relay: its connection could no longer be followed in the middle of it
-    UNPAIRED = "unpaired"  # intake: its other half did not come in time, or could not be told from another's
-    METADATA = "metadata"  # capture: what the wire does not tell is not in the model's configuration either
+    FRAMING = "framing"  # relay: the observer lost the framing of its connection during it
+    UNPAIRED = "unpaired"  # intake: the other half did not arrive in time, or could not be assigned
+    METADATA = "metadata"  # capture: neither the wire nor the configuration gives names or shapes
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,20 +103,20 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeaderStratum(msgspec.Struct, frozen=True, kw_only=True):
-    """One header stratum of the first sampling phase, with the envelope rate it has in an epoch.
+    """One header stratum of the first sampling phase, with its rate in an epoch.
 
     Parameters
     ----------
     name
-        The stratum's name in the configuration; `default` takes what no other takes.
+        The stratum's name in the configuration; `default` takes all requests that match no other.
     headers
         Header name (lower case) to the exact value it must have. Empty: every request.
     rate
-        Inclusion probability pi1 in (0, 1], or 0 to take nothing.
+        Inclusion probability pi1 in (0, 1], or 0 to sample nothing.
     method
-        Request method that it is restricted to, or empty.
+        Only requests with this method; empty: any.
     path_prefix
-        Path prefix that it is restricted to, or empty.
+        Only paths with this prefix; empty: any.
     """
 
     name: str
@@ -136,10 +134,10 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
     key
         `header.NAME`, `parameter.NAME`, `json.PATH` for attributes; `feature.NAME` for numbers.
     equals
-        The value that an attribute must have; None where `low` and `high` are used.
+        The value that an attribute must have; None if `low` and `high` are used.
     low, high
         The half-open interval [low, high) that a feature must lie in; None is unbounded. With `equals` and both of
-        these None, any value that has no slice of its own.
+        these None: any value without its own slice.
     """
 
     key: str
@@ -149,16 +147,16 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
-    """One body stratum of the second sampling phase, seen after decoding. Strata may overlap: the largest rate counts.
+    """One body stratum of the second sampling phase, which runs after decoding. Strata may overlap; the largest rate counts.
 
     Parameters
     ----------
     name
-        The stratum's name; `default` holds every exchange.
+        The stratum's name; `default` contains every exchange.
     where
-        Conditions that must all hold: on attributes, on `model`, on `feature.candidate_margin`. Empty: every exchange.
+        Conditions that must all be true: on attributes, on `model`, on `feature.candidate_margin`. Empty: every exchange.
     rate
-        Total inclusion probability that its exchanges get at least, as far as the first phase takes them.
+        Least total inclusion probability of its exchanges, as far as the first phase takes them.
     """
 
     name: str
@@ -169,17 +167,17 @@ class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling rates of one epoch.
 
-    An exchange's total inclusion probability is the rate of the first header stratum that matches, or the largest
-    rate of the body strata that match, whichever is less.
+    The total inclusion probability of an exchange is the smaller of two rates: that of the first header stratum that
+    matches, and the largest of the body strata that match.
 
     Parameters
     ----------
     epoch
         Identifies the rates and the salt together; changes at least daily.
     header_strata
-        First phase, in order; the first that matches decides; the last is `default`.
+        First phase, in order: the first that matches decides; the last is `default`.
     body_strata
-        Second phase; the last is `default`, the base rate of everything.
+        Second phase; the last is `default`, the base rate of every exchange.
     """
 
     epoch: str
@@ -188,19 +186,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How this exchange came to be taken.
+    """How this exchange was sampled: policy, strata, probabilities and random numbers.
 
     Parameters
     ----------
     policy
-        The rates in force, whole: an exchange explains itself wherever it is read.
+        The complete rates in effect, so that an exchange can be interpreted without other data.
     header_stratum, body_stratum
         Names of the strata it fell into.
     pi1, pi2
-        The phases' inclusion probabilities; their product is the total one.
+        Inclusion probabilities of the phases; their product is the total one.
     u1, u2
-        The phases' draws in [0, 1): taken since u1 < pi1 and u2 < pi2. Whoever needs a sample with a smaller,
-        constant probability thins with the same draws.
+        Random numbers of the phases in [0, 1): sampled because u1 < pi1 and u2 < pi2. To thin to a smaller, constant
+        probability, use the same numbers.
     """
 
     policy: Policy
@@ -223,11 +221,11 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     id
-        32 hexadecimal digits, minted at capture. Client ids are attributes.
+        32 hexadecimal digits, created at capture. Ids of clients are attributes.
     captured_at
-        When the response was complete; aware, UTC. Immutable: the store is partitioned by it.
+        When the response was complete; aware, UTC. Immutable: the database is partitioned by it.
     source
-        The sidecar that took it (pod name).
+        The sidecar that sampled it (pod name).
     model, version
         The candidate, as the configuration and the wire name it.
     protocol
@@ -238,9 +236,9 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         Allow-listed headers, request parameters and JSON values, keyed `header.NAME`, `parameter.NAME`,
         `json.PATH`. Personal values are HMACed already.
     sampling
-        How it came to be taken.
+        How it was sampled.
     group
-        Statistical unit it belongs to: a session key (HMACed), or empty for the exchange itself.
+        Statistical unit that it belongs to: a session key (HMACed), or empty if it is its own unit.
     trace
         W3C `traceparent` of the production request, or empty.
     """
@@ -260,7 +258,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Exact counts of one model in one header stratum, as far as its requests told which model they are for.
+    """Exact counts of one model in one header stratum, of the requests that name their model.
 
     Parameters
     ----------
@@ -271,9 +269,9 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
     published
         Of the taken, acknowledged by the stream.
     row
-        Row of the sidecar's table of counts, which the numbers of its exchanges name; -1: it numbers none.
+        Row of the sidecar's table of counts, as in the numbers of its exchanges; -1: they have no numbers.
     numbered
-        The last number that was given to an exchange: more than were published, where some are lost or on their way.
+        The last number given to an exchange. It exceeds `published` if some are lost or in flight.
     """
 
     taken: int
@@ -295,13 +293,13 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
     taken
         Of these, chosen by the first phase.
     thinned
-        Of the taken, let go by the second phase (not a loss: its probability is known).
+        Of the taken, left out by the second phase; not a loss, because the probability is known.
     published
         Of the taken, acknowledged by the stream.
     lost
         Of the taken, lost, by reason. `taken = thinned + published + sum(lost) + still in flight`.
     models
-        Of the taken and the lost, those of which the model is known.
+        Of the taken and the lost, those whose model is known.
     """
 
     stratum: str
@@ -314,16 +312,16 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """All counts of one sidecar, cumulative since its start: a lost message costs nothing.
+    """All counts of one sidecar, cumulative since its start, so that a lost tally loses no count.
 
     Parameters
     ----------
     source
         The sidecar (pod name).
     boot
-        32 hexadecimal digits, minted when the sidecar's supervisor started; counts begin anew with it.
+        32 hexadecimal digits, created when the sidecar's supervisor starts; counts then begin at zero.
     sequence
-        Rises by one with every tally of a boot.
+        Number of the tally within the boot; rises by one.
     at
         When the counts were read; aware, UTC.
     strata
@@ -341,3 +339,4 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MARK: Final = "x-quantdrift-recheck"
+"""Header of requests that quantdrift sends to a candidate itself; they are never captured, whatever its value."""

@@ -1,9 +1,7 @@
-"""Slices as predicates: their canonical text, and which of them an item belongs to.
+"""Slices as predicates: their canonical text and name, and the assignment of items to slices.
 
-A slice's id in the store belongs to the pair (model, canonical text), so it stays the same through renames,
-reordering and restarts.
-
-Slices made of any conditions: their canonical text, a short name for people, and whether they are declared too.
+The id of a slice in the database belongs to the pair (model, canonical text), so it stays the same when slices are
+renamed or reordered, and after restarts.
 """
 
 import itertools
@@ -28,11 +26,11 @@ class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
     model
         The model's name.
     name
-        For people: `all`, `scanner=faint`, `contrast[0.05,0.2)`.
+        Short name for people: `all`, `scanner=faint`, `contrast[0.05,0.2)`.
     predicate
-        Canonical, readable and stable: `header.x-scanner = "faint"`; the identity of the slice.
+        Canonical text, which identifies the slice: `header.x-scanner = "faint"`.
     where
-        The same for machines. Empty: every item.
+        The predicate as conditions. Empty: every item.
     """
 
     model: str
@@ -49,22 +47,18 @@ def everything(model: str) -> SliceKey:
 class SliceAssigner:
     """Assigns items of one model to its slices, by the configured rules.
 
-    Values of an attribute without declared `values`, and combinations of crossed rules, become slices as they are
-    seen, up to `max_values`; later ones share one slice `other`, and `overflow` counts the items that went there.
+    Values of an attribute without declared `values`, and combinations of crossed rules, become slices when they first
+    occur, up to `max_values`. Later ones share the slice `(other)`, and `overflow` counts their items.
 
     Parameters
     ----------
-    config
-        The rules.
-    model
-        The model whose items are assigned.
     known
-        Slices met before (from the store), so that a restart does not spend `max_values` anew.
+        Existing slices from the database, so that `max_values` counts them after a restart.
 
     Attributes
     ----------
     extra
-        Further slices that are no rule's, discovered ones: whatever meets all of a slice's conditions is in it.
+        Additional slices without a rule, such as discovered ones: an item that meets all conditions belongs to them.
     """
 
     def __init__(self, config: Config, model: str, known: tuple[SliceKey, ...] = ()) -> None:
@@ -96,7 +90,7 @@ class SliceAssigner:
             self._crosses[rule.name] = {key.predicate: key for key in of_rule}
 
     def declared(self) -> list[SliceKey]:
-        """Return every slice that is known before any item is seen, `all` first."""
+        """Return every slice that is known before the first item, `all` first."""
         return [self._all, *self._attribute.values(), *(key for bins in self._bins.values() for key in bins)]
 
     def assign(self, attributes: Mapping[str, str], features: Mapping[str, float]) -> list[SliceKey]:
@@ -107,13 +101,13 @@ class SliceAssigner:
         attributes
             As recorded with the exchange.
         features
-            Keyed by `feature_key(rule)`; a feature that is absent or not finite puts the item in no bin.
+            Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
         found: dict[str, SliceKey] = {}
         for rule in self._rules:
             if rule.feature:
                 value = features.get(feature_key(rule))
-                if value is not None and value == value:  # noqa: PLR0124 - not a number is in no bin
+                if value is not None and value == value:  # noqa: PLR0124 - NaN is in no bin
                     index = sum(value >= edge for edge in rule.edges)
                     found[rule.name] = self._bins[rule.name][index]
             elif (text := attributes.get(attribute_key(rule))) is not None and (
@@ -170,19 +164,19 @@ class SliceAssigner:
 
 
 def attribute_key(rule: Slice) -> str:
-    """Return the attribute that `rule` slices by, as recorded with the exchange."""
+    """Return the key of the attribute that `rule` slices by, as recorded with the exchange."""
     if rule.header:
         return f"header.{rule.header}"
     return f"parameter.{rule.parameter}" if rule.parameter else f"json.{rule.json}"
 
 
 def feature_key(rule: Slice) -> str:
-    """Return the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`."""
+    """Return the key of the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`."""
     return f"feature.{rule.feature}({rule.input})" if rule.input else f"feature.{rule.feature}"
 
 
 def conjunction(predicates: Iterable[str]) -> str:
-    """Return the canonical text of several conditions together, whatever order they come in."""
+    """Return the canonical text of several conditions; their order does not matter."""
     return " and ".join(sorted(predicates))
 
 
@@ -234,16 +228,12 @@ def _bins(model: str, rule: Slice) -> list[SliceKey]:
 
 
 def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
-    """Return the slice of `model` whose items meet every condition of `where`, at least one.
-
-    The order of the conditions says nothing.
+    """Return the slice of `model` whose items meet every condition of `where`.
 
     Parameters
     ----------
-    model
-        The model's name.
     where
-        Conditions that have a value or an interval.
+        At least one condition with a value or an interval; their order does not matter.
     """
     ordered = tuple(sorted(where, key=_text))
     return SliceKey(
@@ -255,7 +245,7 @@ def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
 
 
 def is_declared(config: Config, key: SliceKey) -> bool:
-    """Return whether the configuration itself makes a slice that has conditions with a value or an interval."""
+    """Return whether the configuration declares this slice, whose conditions have a value or an interval."""
     attributes = {one.key: one.equals for one in key.where if one.equals is not None}
     features = {one.key: math.nextafter(one.high, -math.inf) for one in key.where if one.high is not None}
     features |= {one.key: one.low for one in key.where if one.low is not None}

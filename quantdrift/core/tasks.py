@@ -1,7 +1,7 @@
-"""What a model gives, and what it means that candidate and reference differ there.
+"""Tasks of models, and the meaning of the two watched divergences for each task.
 
-Every kind of output has a 0/1 divergence, `flip`, which says that the decision changed, and a graded one,
-`divergence`, which moves before decisions do. Both are watched. What else a comparator measures is kept beside them.
+Every task has a 0/1 divergence, `flip`, which says that the decision changed, and a graded one, `divergence`, which
+changes before decisions do. Both are watched. Other measurements of a comparator are stored with them.
 """
 
 from enum import StrEnum
@@ -10,21 +10,21 @@ import msgspec
 
 
 class Task(StrEnum):
-    """What kind of output a model gives."""
+    """Kind of output of a model."""
 
-    CLASSIFICATION = "classification"  # scores of classes of which one is right
-    MULTILABEL = "multilabel"  # scores of labels of which any number is right
+    CLASSIFICATION = "classification"  # scores of classes, one of which is correct
+    MULTILABEL = "multilabel"  # scores of labels, any number of which are correct
     REGRESSION = "regression"  # numbers
     EMBEDDING = "embedding"  # a vector of meaning
-    RANKING = "ranking"  # scores of things to be put in order
+    RANKING = "ranking"  # scores by which items are ordered
     DETECTION = "detection"  # boxes with classes and scores
     SEGMENTATION = "segmentation"  # a class of each pixel
     GENERATION = "generation"  # text, token by token
-    TENSOR = "tensor"  # numbers of which nothing is known
+    TENSOR = "tensor"  # numbers without a known meaning
 
 
 LABELS = frozenset({"candidate_top", "reference_top", "worst_class"})
-"""What stands in `comparison.detail` by the number of a class: a mean of them means nothing."""
+"""Entries of `comparison.detail` that are class numbers, of which a mean is meaningless."""
 
 COUNTED = frozenset(
     {
@@ -36,22 +36,22 @@ COUNTED = frozenset(
         "reference_infinite",
     }
 )
-"""What stands there only where there is any."""
+"""Counts in `comparison.detail` that are present only if they are not zero."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """What the two watched divergences of a task are.
+    """The meaning of the two watched divergences of a task.
 
     Parameters
     ----------
     flip
-        When an item flips, in words that go after `an item flips where`.
+        When an item flips, in words that follow `an item flips where`.
     name
-        What people call its graded divergence.
+        Usual name of the graded divergence.
     unit
-        Of that, in UCUM; empty: a number without a unit.
+        UCUM unit of the graded divergence; empty: a number without a unit.
     top
-        Largest value that it may have; infinity where there is none.
+        Largest possible value of the graded divergence, or infinity.
     """
 
     flip: str

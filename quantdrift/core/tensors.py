@@ -22,4 +22,4 @@ DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
         "FP64": np.dtype("<f8"),
     }
 )
-"""Little-endian, as on the wire. BF16 has no numpy type, BYTES no fixed length: both are left out."""
+"""Little-endian, as on the wire. BF16 (no numpy type) and BYTES (no fixed length) are missing."""

@@ -1,4 +1,4 @@
-"""TLS to a server: which certificates are used, and what a person reads when it fails."""
+"""TLS to a server: the certificates in use, and error messages for failed handshakes."""
 
 import ssl
 from pathlib import Path
@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError
 
-# How long a closed connection waits for the server's own goodbye.
+# How long closing a connection waits for the server's close_notify.
 SHUTDOWN_S: Final = 1.0
 
 _EXPIRED: Final = 10
@@ -21,10 +21,10 @@ _REFUSED: Final = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERT
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """The certificates of connections to one kind of server, and the options that name them, for messages.
+    """The certificates for connections to one kind of server, with their option names for messages.
 
-    A file that is not named is empty. Without `ca_file` the system's authorities are trusted. A key may stand in
-    the file of its certificate.
+    An empty string means no file. Without `ca_file` the system's authorities are trusted. The key may be in the file of
+    its certificate.
     """
 
     ca_file: str = ""
@@ -33,8 +33,8 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     ca_option: str
     certificate_option: str
     key_option: str
-    verified: bool = True  # False encrypts without asking who the server is
-    named: bool = True  # False accepts any name in a certificate that is trusted
+    verified: bool = True  # False: encrypt, but accept any certificate
+    named: bool = True  # False: accept any name in a trusted certificate
 
     @classmethod
     def of_stream(cls, stream: Stream) -> "Tls":
@@ -49,7 +49,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def context(self) -> ssl.SSLContext:
-        """Read the files and return what a connection needs; call it for each, and renewed files are used.
+        """Read the files and return an SSL context; call it for each connection, so that renewed files are used.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
             context = ssl.create_default_context(cafile=self.ca_file or None)
         except ssl.SSLError as error:
             raise OperatorError(
-                f"{self.ca_option}: {self.ca_file} holds no certificate in PEM form"
+                f"{self.ca_option}: {self.ca_file} has no certificate in PEM format"
             ) from error
         context.check_hostname = self.verified and self.named
         if not self.verified:
@@ -84,9 +84,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         return context
 
     def in_words(self, error: ssl.SSLError) -> str:
-        """Return what a person should read of a handshake that failed, and should do."""
+        """Return why a handshake failed and what to do, in words."""
         if isinstance(error.__cause__, ssl.SSLError):
-            error = error.__cause__  # aiohttp, below wss://, leaves the particulars there
+            error = error.__cause__  # aiohttp, used for wss://, keeps the details there
         if isinstance(error, ssl.SSLCertVerificationError):
             return self._mistrust(error)
         reason = str(error.reason or "")
@@ -110,12 +110,12 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
             return f"its certificate is not accepted ({said}): check the clocks of both machines"
         if error.verify_code in _MISNAMED:
             return (
-                f"its certificate is not accepted ({said}): connect by a name that the certificate holds, or add this"
+                f"its certificate is not accepted ({said}): connect with a name in the certificate, or add this"
                 " name to it"
             )
         if error.verify_code in _UNTRUSTED and self.ca_file:
             return (
-                f"its certificate is not accepted ({said}): {self.ca_option} ({self.ca_file}) must hold the authority"
+                f"its certificate is not accepted ({said}): {self.ca_option} ({self.ca_file}) must contain the authority"
                 " that signed it"
             )
         if error.verify_code in _UNTRUSTED:

@@ -24,7 +24,7 @@ from quantdrift.core.sampling.policy_message import (
     PolicyMessage,
     Refusal,
     RefusedError,
-    decode_directive,
+    decode_policy_message,
     encode,
     is_central,
 )
@@ -140,7 +140,7 @@ def check_policy(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage
     RefusedError
         The message is refused; the error has the reason.
     """
-    message = decode_directive(wire)
+    message = decode_policy_message(wire)
     policy = message.policy
     own = policy_of(sampling, "").header_strata
     if _without_rates(policy.header_strata) != _without_rates(own):
@@ -248,9 +248,9 @@ class PolicyFile:
             content = _DECODER.decode(raw)
             if with_history:
                 for wire in reversed(content.messages):
-                    policy_history.remember(decode_directive(wire))
+                    policy_history.remember(decode_policy_message(wire))
             if content.follow and content.messages:
-                policy_history.follow(decode_directive(content.messages[0]))
+                policy_history.follow(decode_policy_message(content.messages[0]))
         except (msgspec.MsgspecError, RefusedError):
             _LOG.exception(
                 "the policy file %s is invalid: the configuration's rates are in effect", self._path

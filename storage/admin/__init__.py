@@ -1,1 +1,1 @@
-"""Looking after the database: migrations, retention, the generated documentation."""
+"""Administration of the database: migrations, retention, the generated documentation."""

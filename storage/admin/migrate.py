@@ -1,4 +1,4 @@
-"""Brings a database to the newest schema, and says how far one has come."""
+"""Upgrade of a database to the newest schema, and the revision that a database is at."""
 
 import importlib.util
 from collections.abc import AsyncIterator, Callable
@@ -19,44 +19,44 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
 
-# "quantdri" as a number: the advisory lock that all upgrades of a database take turns on.
+# "quantdri" as a number: the advisory lock that lets one upgrade of a database run at a time.
 _LOCK: Final = 0x7175616E74647269
 _TURN_TIMEOUT_S: Final = 300
-# A change of a table waits for its readers, and everybody else waits behind it: give up soon and try again.
+# A change of a table waits for its readers, and every later reader waits behind it: give up soon and try again.
 _LOCK_TIMEOUT_S: Final = 5
 _STATEMENT_TIMEOUT_S: Final = 600
 
 
 async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int = AHEAD_DAYS) -> list[str]:
-    """Bring the schema to the newest revision, and make the partitions of the coming days.
+    """Upgrade the schema to the newest revision, and create the partitions of the coming days.
 
-    Idempotent; several at once take turns. Every revision is a transaction of its own: interrupted anywhere, the
-    next call goes on from there. Needs a direct connection (no transaction pooler).
+    Idempotent; concurrent calls run one after the other. Every revision is its own transaction, so that after an
+    interruption the next call continues there. Needs a direct connection (no transaction pooler).
 
     Parameters
     ----------
     dsn
         `postgresql://user:password@host:port/name`; the user owns the tables.
     progress
-        Called with one line for a person per step.
+        Called with one line of text per step.
     ahead_days
-        How many days ahead partitions are made.
+        How many days ahead partitions are created.
 
     Returns
     -------
     list[str]
-        Revisions that were applied, in order; empty when the schema was the newest already.
+        Revisions that were applied, in order; empty if the schema was already the newest.
 
     Raises
     ------
     OperatorError
-        Wrong address, password, or rights, or a schema that is newer than this release.
+        Wrong address, password or rights, or a schema that is newer than this release.
     RetryError
-        The server is away, or a table is locked by somebody else for too long.
+        The server is unavailable, or another session locks a table for too long.
     """
     applied: list[str] = []
 
-    def heard(*, step: object, **_: object) -> None:
+    def on_applied(*, step: object, **_: object) -> None:
         revision = str(step.up_revision_id)  # type: ignore[attr-defined]  # alembic hands over a MigrationInfo
         applied.append(revision)
         progress(f"applied {revision}")
@@ -68,9 +68,9 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
         await connection.execute(text(f"set statement_timeout = '{_STATEMENT_TIMEOUT_S}s'"))
         # Alembic opens a transaction per revision only where none is open yet.
         await connection.commit()
-        progress(f"schema is at {await connection.run_sync(_revision) or 'nothing'}, newest is {head()}")
+        progress(f"schema revision: {await connection.run_sync(_revision) or 'none'}, newest: {head()}")
         await connection.commit()
-        await connection.run_sync(_upgrade, heard)
+        await connection.run_sync(_upgrade, on_applied)
         today = datetime.now(UTC).date()
         made = await ensure_partitions(
             connection,
@@ -78,12 +78,12 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
             today + timedelta(days=ahead_days),
         )
         await connection.commit()
-        progress(f"made {len(made)} daily partitions" if made else "partitions are there")
+        progress(f"created {len(made)} daily partitions" if made else "daily partitions exist")
     return applied
 
 
 async def current(dsn: str) -> str | None:
-    """Return the revision a database is at, None where it was never upgraded.
+    """Return the revision of a database; None if it was never upgraded.
 
     Raises
     ------
@@ -95,14 +95,14 @@ async def current(dsn: str) -> str | None:
 
 
 def head() -> str:
-    """Return the newest revision that this release knows."""
+    """Return the newest revision of this release."""
     newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
     assert newest is not None
     return newest
 
 
 def alembic_config() -> AlembicConfig:
-    """Return Alembic's settings: the revisions are found where the package `quantdrift.migrations` is installed."""
+    """Return Alembic's settings, with the revisions of the installed package `quantdrift.migrations`."""
     spec = importlib.util.find_spec("quantdrift.migrations")
     if spec is None or not spec.submodule_search_locations:
         raise OperatorError("the package `quantdrift.migrations` is missing: install quantdrift again")
@@ -116,18 +116,18 @@ def _revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _upgrade(connection: Connection, heard: Callable[..., None]) -> None:
+def _upgrade(connection: Connection, on_applied: Callable[..., None]) -> None:
     config = alembic_config()
-    found = _revision(connection)
+    revision = _revision(connection)
     connection.commit()
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
+    if revision is not None and revision not in known:
         raise OperatorError(
-            f"the schema is at {found}, which this release does not know: it was upgraded by a newer quantdrift;"
-            " install that one"
+            f"this release does not know the schema revision {revision}: a newer quantdrift upgraded the database;"
+            " install that release"
         )
     config.attributes["connection"] = connection
-    config.attributes["on_version_apply"] = heard
+    config.attributes["on_version_apply"] = on_applied
     command.upgrade(config, "head")
 
 

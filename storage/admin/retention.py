@@ -1,7 +1,7 @@
-"""What is kept and for how long: partitions ahead, old rows dropped, payloads forgotten, old states let go.
+"""Retention: creates partitions ahead of time, and deletes old rows, payloads and detector states.
 
-Decisions about baselines stay for good: who, when, why and from which rows. What goes is the histogram in them, once
-nothing is measured against it any more and no comparison is kept that was.
+Decisions about baselines stay for ever: who, when, why and from which rows. Only their histogram is deleted, once no
+detector uses it and no comparison that was measured with it is left.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, drop_partition, ensure_partitions, partition_days
 
-_CHUNK: Final = 10_000  # rows per transaction: none is long, and an interrupted run has lost nothing
+_CHUNK: Final = 10_000  # rows per transaction: each is short, and an interrupted run loses nothing
 _DROP_TIMEOUT_S: Final = 2.0
 
-# Counts are cumulative: the last tally before the border is what the first one after it is measured against.
+# Counts are cumulative: the last tally before the limit stays, because the first one after it is subtracted from it.
 _OLD_TALLIES: Final = """
     delete from tally where (source, boot, stratum, sequence) in (
         select old.source, old.boot, old.stratum, old.sequence
@@ -42,7 +42,8 @@ _OLD_BATCHES: Final = """
         limit :chunk
     )
 """
-# What is told of a sidecar again, after its row is gone, would count as expired: only what is silent for good goes.
+# If a sidecar sent a tally after its row was deleted, its exchanges would count as expired: delete only rows without
+# tallies.
 _OLD_ARRIVALS: Final = """
     delete from arrival where (boot, counts_row) in (
         select a.boot, a.counts_row from arrival a
@@ -62,7 +63,7 @@ _OLD_QUARANTINE: Final = """
         select id from quarantine where quarantined_at < :before limit :chunk
     )
 """
-# An epoch lasts a day at most: what it sampled is gone with the partitions by then.
+# An epoch lasts a day at most: its comparisons were dropped with their partitions by then.
 _OLD_POLICIES: Final = """
     delete from policy where id in (
         select p.id from policy p
@@ -71,8 +72,8 @@ _OLD_POLICIES: Final = """
         limit :chunk
     )
 """
-# In force no more: another one has followed, or its detector has retired. Imported budgets are a number each, and hold
-# again when their slice comes back. A decision that is folded with a batch which is kept is part of its history.
+# No longer in effect: a newer baseline followed, or its detector is retired. Imported budgets stay: each is one number,
+# and applies again when its slice returns. A decision that was folded with a batch that still exists is its history.
 _OLD_CONTENTS: Final = """
     update baseline set content = null where id in (
         select b.id from baseline b
@@ -94,7 +95,7 @@ _OLD_CONTENTS: Final = """
         limit :chunk
     )
 """
-# Said twice: one that the fold revives meanwhile is looked at again before it goes.
+# The condition stands twice: a detector that the fold revives meanwhile is checked again before it is deleted.
 _OLD_DETECTORS: Final = """
     delete from detector where retired_at < :before and (model_version_id, slice_id, metric, kind) in (
         select model_version_id, slice_id, metric, kind from detector where retired_at < :before limit :chunk
@@ -104,20 +105,20 @@ _POLICY_LASTS: Final = timedelta(days=2)
 
 
 class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round of maintenance did.
+    """The result of one round of maintenance.
 
     Parameters
     ----------
     partitions_made, partitions_dropped
-        UTC days whose partition of `comparison` was made or dropped.
+        UTC days whose partition of `comparison` was created or dropped.
     partitions_busy
-        Days that are due but were in use; the next round tries again.
+        Days that are due but were locked; the next round tries again.
     n_tallies, n_arrivals, n_batches, n_quarantined, n_policies
         Rows deleted.
     n_payloads
-        Quarantined exchanges that lost their payload.
+        Quarantined exchanges whose payload was deleted.
     n_contents
-        Baselines in force no more that lost their content.
+        Baselines no longer in effect whose content was deleted.
     n_detectors
         Retired detectors deleted.
     """
@@ -138,9 +139,9 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
 async def maintain(
     database: Database, storage: Storage, now: datetime, *, ahead_days: int = AHEAD_DAYS
 ) -> Maintenance:
-    """Do one round of maintenance: daily is enough. Idempotent, in short transactions.
+    """Run one round of maintenance; once a day is enough. Idempotent, in short transactions.
 
-    Partitions are made first, so that whatever fails later, samples find their place.
+    It creates partitions first, so that samples can be stored whatever fails later.
 
     Parameters
     ----------
@@ -154,7 +155,7 @@ async def maintain(
     Raises
     ------
     RetryError
-        Postgres is away or busy: what was done stays done.
+        Postgres is unavailable or busy; what was done before stays done.
     """
     today = now.astimezone(UTC).date()
     kept_from = now - timedelta(days=storage.retention_days)
@@ -163,7 +164,7 @@ async def maintain(
             connection, today - timedelta(days=1), today + timedelta(days=ahead_days)
         )
         days = await partition_days(connection)
-    # A day goes when all of it is too old.
+    # A day is dropped when all of it is too old.
     due = [day for day in days if day < kept_from.astimezone(UTC).date()]
     dropped = [day for day in due if await _dropped(database, day)]
     superseded = {"before": now - timedelta(days=max(storage.superseded_days, storage.retention_days))}
@@ -193,19 +194,19 @@ async def _dropped(database: Database, day: date) -> bool:
 
 
 async def in_chunks(database: Database, statement: str, values: Mapping[str, Any]) -> int:
-    """Repeat a statement in short transactions until it finds less than a chunk; return how many rows it changed.
+    """Run a statement in short transactions until it changes less than a chunk; return the number of changed rows.
 
     Parameters
     ----------
     statement
-        Changes at most `:chunk` rows, and finds others the next time.
+        Changes at most `:chunk` rows, and other rows the next time.
     values
         Its other parameters.
 
     Raises
     ------
     RetryError
-        Postgres is away or busy: what was done stays done.
+        Postgres is unavailable or busy; what was done before stays done.
     """
     n_rows = 0
     while True:

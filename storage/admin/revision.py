@@ -1,7 +1,7 @@
-"""Writes a new migration: `python -m quantdrift.storage.admin.revision "add a column"`.
+"""Draft of a new migration: `python -m quantdrift.storage.admin.revision "add a column"`.
 
-Needs no database: a throwaway server is brought to the newest revision and compared with `storage.tables`. What
-Alembic cannot see (check constraints, partitioning, views) is added by hand; the tests compare those as well.
+Needs no database: it upgrades a temporary server to the newest revision and compares it with `storage.schema`. Alembic
+does not see check constraints, partitioning and views: write those by hand. The tests compare them too.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from quantdrift.storage.server.temporary import throwaway_server
 
 
 def write_revision(message: str, *, directory: Path | None = None) -> Path:
-    """Write the revision that leads from the newest one to `storage.tables`, and return its file.
+    """Write the revision that leads from the newest one to `storage.schema`, and return its file.
 
     Parameters
     ----------
     message
-        What it does, in a few words.
+        One line that says what the revision does.
     directory
-        Where to write it; None takes the package's own `versions`.
+        Directory of the file; None: the package's own `versions`.
     """
     with throwaway_server() as server:
         asyncio.run(upgrade(server.dsn, progress=lambda _: None))
@@ -67,5 +67,5 @@ def _write(connection: Connection, message: str, directory: Path | None) -> Path
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m quantdrift.storage.admin.revision", description=__doc__)
-    parser.add_argument("message", help="what it does, in a few words")
+    parser.add_argument("message", help="one line that says what the revision does")
     sys.stdout.write(f"{write_revision(parser.parse_args().message)}\n")

@@ -173,7 +173,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 
 
 class Deciding(_Fact, frozen=True, kw_only=True):
-    """The figures that decided an alert, from its details; None where they are missing.
+    """The figures that decided an alert, as the monitor wrote them; None where they do not apply.
 
     Parameters
     ----------

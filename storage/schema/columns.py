@@ -1,4 +1,4 @@
-"""The column types of the record, and the base that names its constraints by one rule."""
+"""Column types, and the base class of every table."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ NOW = text("now()")
 
 
 class Base(DeclarativeBase):
-    """Names every constraint by one rule."""
+    """The base class of every table; it names every constraint by one rule."""
 
     metadata = MetaData(
         naming_convention={

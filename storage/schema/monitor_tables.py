@@ -1,12 +1,12 @@
-"""The tables that the monitor alone writes: how far it is, what it knows, what it says, and whom it tells.
+"""Tables that the monitor writes: its progress, detectors, baselines, open sessions, verdicts, events and roll-ups.
 
-The roll-up tables: sums per slice and hour or day, written by the monitor alone.
-
-The table of sessions that are still open: one observation each, once they close.
+People also add decisions to `baseline`.
 """
 
+from typing import Any
+
 from sqlalchemy import CheckConstraint, Double, ForeignKey, Identity, Index, LargeBinary, text
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time
@@ -20,8 +20,8 @@ class Detector(Base):
     __tablename__ = "detector"
     __table_args__ = (
         {
-            "comment": "A sequential detector of one metric on one slice, as of its last fold; once retired it is kept for"
-            " storage.superseded_days."
+            "comment": "State of a sequential detector of one metric on one slice, as of its last fold. Kept for"
+            " storage.superseded_days after it is retired."
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -32,21 +32,69 @@ class Detector(Base):
     )
     metric: Mapped[Str] = mapped_column(primary_key=True, comment="Metric it watches.")
     kind: Mapped[Str] = mapped_column(
-        primary_key=True, comment="budget, change (against a learned baseline) or tail."
+        primary_key=True, comment="Kind of detector: budget, change (against a learned baseline) or tail."
     )
     state: Mapped[bytes] = mapped_column(
-        LargeBinary, comment="Versioned, checked binary state; bit-exact resume."
+        LargeBinary, comment="Binary state with version and checksum; a restart resumes bit for bit."
     )
-    budget: Mapped[Float] = mapped_column(comment="Accepted mean, in the metric's unit over its cap.")
+    budget: Mapped[Float] = mapped_column(comment="Accepted mean, divided by the metric's cap.")
     n_groups: Mapped[BigInt] = mapped_column(comment="Groups folded since the last reset.")
-    evidence: Mapped[Float] = mapped_column(comment="Evidence for paging; the slice's signals are summed.")
+    evidence: Mapped[Float] = mapped_column(
+        comment="Evidence towards a page; the evidence of a slice's detectors is summed."
+    )
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that changed it.")
     created_at: Mapped[Time] = mapped_column(comment="Event time of its first group.")
     last_at: Mapped[Time] = mapped_column(comment="Event time of its last group.")
-    retired_at: Mapped[Time | None] = mapped_column(comment="Not counted as live from here on.")
+    retired_at: Mapped[Time | None] = mapped_column(
+        comment="When it was retired, and no longer counted as live; null while it is live."
+    )
     noise: Mapped[Float] = mapped_column(
         server_default=text("0"),
-        comment="Part of `budget` that is noise: what the owner accepts is the rest.",
+        comment="Part of `budget` that covers noise; the owner accepts the rest.",
+    )
+
+
+class Baseline(Base):
+    """A decision about the baseline of a signal."""
+
+    __tablename__ = "baseline"
+    __table_args__ = (
+        CheckConstraint(
+            "source in ('learned', 'inherited', 'accepted', 'imported', 'frozen', 'kept')", name="source"
+        ),
+        Index("ix_baseline_signal", "model_version_id", "slice_id", "metric", "kind", "id"),
+        Index("ix_baseline_unfolded", "id", postgresql_where=text("fold_seq is null")),
+        {
+            "comment": "Baselines of signals, and every decision about them. Rows stay; content that is no longer in effect is"
+            " deleted after storage.superseded_days."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of decisions.")
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Candidate and reference that it applies to."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice.")
+    metric: Mapped[Str] = mapped_column(comment="Metric.")
+    kind: Mapped[Str] = mapped_column(comment="Detector: budget, change or tail.")
+    source: Mapped[Str] = mapped_column(
+        comment="learned or inherited (by the monitor); accepted, imported, frozen or kept (by a person)."
+    )
+    made_by: Mapped[Str] = mapped_column(comment="Who decided: a user name, or monitor.")
+    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When it was decided.")
+    reason: Mapped[Str] = mapped_column(comment="Reason that the person gave; may be empty.")
+    from_at: Mapped[Time | None] = mapped_column(comment="Capture time of the first row it was made from.")
+    to_at: Mapped[Time | None] = mapped_column(comment="Capture time of the last row it was made from.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Groups it was made from.")
+    from_version_id: Mapped[Int | None] = mapped_column(
+        ForeignKey("model_version.id"), comment="Version whose rows these were, if another one."
+    )
+    content: Mapped[dict[str, Any] | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="The baseline, or an imported budget. Null: a decision about the baseline in effect, or not in effect"
+        " for longer than storage.superseded_days.",
+    )
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="In effect from this fold on; null until the monitor has taken it over."
     )
 
 
@@ -72,35 +120,38 @@ class Alert(Base):
     slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice that drifted.")
     severity: Mapped[Str] = mapped_column(comment="Highest so far: warning opens a ticket, firing pages.")
     metric: Mapped[Str] = mapped_column(comment="Metric with the most evidence when it opened.")
-    onset_at: Mapped[Time] = mapped_column(comment="Estimated begin of the drift.")
+    onset_at: Mapped[Time] = mapped_column(comment="Estimated start of the drift.")
     opened_at: Mapped[Time] = mapped_column(comment="Event time of the first warning or page.")
     resolved_at: Mapped[Time | None] = mapped_column(
         comment="Event time of the resolution; null while it lasts."
     )
-    details: Mapped[Json] = mapped_column(comment="What moved from what to what, as shown to on-call.")
+    details: Mapped[Json] = mapped_column(
+        comment="What changed, from which value to which, as the on-call engineer sees it."
+    )
 
 
 class Verdict(Base):
-    """What is said of a slice now."""
+    """The current verdict on a slice."""
 
     __tablename__ = "verdict"
     __table_args__ = (
         CheckConstraint(f"verdict in {VERDICTS}", name="verdict"),
-        {"comment": "What is said of one slice of one candidate version now. Read it through slice_now."},
+        {"comment": "Current verdict on each slice of each candidate version. Read it through slice_now."},
     )
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
     )
     slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), primary_key=True, comment="Slice.")
     verdict: Mapped[Str] = mapped_column(comment="ok, warning, firing or unknown.")
-    reason: Mapped[Str] = mapped_column(comment="Why, in words; for unknown what is missing.")
+    reason: Mapped[Str] = mapped_column(comment="Reason in words; for unknown, what is missing.")
     since: Mapped[Time] = mapped_column(comment="Event time of the last change.")
     n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared so far.")
     evidence: Mapped[Float] = mapped_column(
-        comment="Summed evidence; pages at the threshold. While firing: what it was at the alarm."
+        comment="Summed evidence; it pages at the threshold. While firing: the value at the alarm."
     )
     threshold: Mapped[Float] = mapped_column(
-        comment="What it must reach now: at least 1 / q, q the expected false pages per 30 days of the fleet."
+        comment="Evidence that pages now: at least 1 / q, where q is the expected number of false pages per 30 days of"
+        " the fleet."
     )
     estimate: Mapped[Json] = mapped_column(
         comment="Per metric: mean with its time-uniform 95 % interval over the recent window, and the budget."
@@ -108,7 +159,7 @@ class Verdict(Base):
     alert_id: Mapped[BigInt | None] = mapped_column(ForeignKey("alert.id"), comment="Open episode, if any.")
     last_at: Mapped[Time] = mapped_column(comment="Capture time of its last comparison.")
     updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
-    fold_seq: Mapped[BigInt] = mapped_column(comment="That fold.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
 
 
 class Transition(Base):
@@ -146,26 +197,27 @@ class Outbox(Base):
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of sending.")
     transition_id: Mapped[BigInt | None] = mapped_column(
-        ForeignKey("transition.id"), comment="What it tells of."
+        ForeignKey("transition.id"), comment="Change of verdict that it reports."
     )
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
     attempts: Mapped[Int] = mapped_column(
-        server_default=text("0"), comment="How often the collector refused it while it took others."
+        server_default=text("0"), comment="How often the collector refused it while it accepted other events."
     )
-    last_error: Mapped[Str | None] = mapped_column(comment="Why the last one failed.")
-    sent_at: Mapped[Time | None] = mapped_column(comment="When the collector took it; null until then.")
+    last_error: Mapped[Str | None] = mapped_column(comment="Error of the last failed attempt.")
+    sent_at: Mapped[Time | None] = mapped_column(comment="When the collector accepted it; null until then.")
     noise_change_id: Mapped[BigInt | None] = mapped_column(
-        ForeignKey("noise_change.id"), comment="Or this, where a reference is noisy."
+        ForeignKey("noise_change.id"),
+        comment="Change of noise that it reports, if it reports no change of verdict.",
     )
 
 
 class Fold(Base):
-    """How far the monitor has come."""
+    """The monitor's progress."""
 
     __tablename__ = "fold"
     __table_args__ = (
         CheckConstraint("id = 1", name="singleton"),
-        {"comment": "How far the monitor has come: one row."},
+        {"comment": "The monitor's progress: one row."},
     )
     id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch folded.")
@@ -174,7 +226,9 @@ class Fold(Base):
     )
     mass: Mapped[Float] = mapped_column(comment="Lambda: integral of dt / (30 days * live detectors).")
     n_detectors: Mapped[Int] = mapped_column(comment="Live detectors.")
-    folded_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When, by the database's clock.")
+    folded_at: Mapped[Time] = mapped_column(
+        server_default=NOW, comment="When it was folded, by the database's clock."
+    )
 
 
 class _Rollup:
@@ -189,23 +243,23 @@ class _Rollup:
     )
     weight_sq: Mapped[Float] = mapped_column(comment="Sum of squared weights; n_eff = weight^2 / weight_sq.")
     flip: Mapped[Float] = mapped_column(comment="Weighted sum of flip over items; divide by flip_weight.")
-    topk: Mapped[Float] = mapped_column(comment="The same of topk.")
-    js: Mapped[Float] = mapped_column(comment="The same of js, nats.")
+    topk: Mapped[Float] = mapped_column(comment="Weighted sum of topk; divide by topk_weight.")
+    js: Mapped[Float] = mapped_column(comment="Weighted sum of js, nats; divide by js_weight.")
     divergence: Mapped[Float] = mapped_column(
-        comment="The same of divergence, each item capped at the model's budget.cap."
+        comment="Weighted sum of divergence, each item capped at the model's budget.cap; divide by divergence_weight."
     )
-    margin: Mapped[Float] = mapped_column(comment="The same of margin.")
+    margin: Mapped[Float] = mapped_column(comment="Weighted sum of margin; divide by margin_weight.")
     flip_weight: Mapped[Float] = mapped_column(
-        comment="The part of weight that has a flip: items share the weight of their exchange."
+        comment="Part of weight whose items have a flip; items share the weight of their exchange."
     )
-    topk_weight: Mapped[Float] = mapped_column(comment="The same of topk.")
-    js_weight: Mapped[Float] = mapped_column(comment="The same of js.")
-    divergence_weight: Mapped[Float] = mapped_column(comment="The same of divergence.")
-    margin_weight: Mapped[Float] = mapped_column(comment="The same of margin.")
+    topk_weight: Mapped[Float] = mapped_column(comment="Part of weight whose items have a topk.")
+    js_weight: Mapped[Float] = mapped_column(comment="Part of weight whose items have a js.")
+    divergence_weight: Mapped[Float] = mapped_column(comment="Part of weight whose items have a divergence.")
+    margin_weight: Mapped[Float] = mapped_column(comment="Part of weight whose items have a margin.")
     n_infinite: Mapped[BigInt] = mapped_column(comment="Items whose divergence was infinite.")
     divergence_bins: Mapped[list[float]] = mapped_column(
         ARRAY(Double),
-        comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10, ends open.",
+        comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10; the outer two are open.",
     )
 
 
@@ -226,21 +280,21 @@ class RollupDay(_Rollup, Base):
 
 
 class Session(Base):
-    """A session whose time is not over."""
+    """An open session."""
 
     __tablename__ = "session"
-    __table_args__ = (
-        {"comment": "Sessions that are still open: what was seen of them counts when they close."},
-    )
+    __table_args__ = ({"comment": "Open sessions: each counts as one observation when it closes."},)
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
     )
     policy_id: Mapped[Int] = mapped_column(
-        ForeignKey("policy.id"), primary_key=True, comment="policy in force: a new epoch is a new session."
+        ForeignKey("policy.id"),
+        primary_key=True,
+        comment="policy in effect: a new epoch starts a new session.",
     )
     group_key: Mapped[Str] = mapped_column(primary_key=True, comment="comparison.group_key.")
     opened_at: Mapped[Time] = mapped_column(
         comment="Event time of its first item; it closes session_s later."
     )
-    items: Mapped[bytes] = mapped_column(LargeBinary, comment="What its items showed, MessagePack.")
+    items: Mapped[bytes] = mapped_column(LargeBinary, comment="Measurements of its items, MessagePack.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that added to it.")

@@ -1,4 +1,4 @@
-"""The tables of the noise floor: what differs when it is computed again, what is known of it, and when it was too much."""
+"""Tables of the noise floor: repeated computations, the noise estimated from them, and when it was too high."""
 
 from sqlalchemy import Boolean, CheckConstraint, ForeignKey, Identity, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
@@ -17,20 +17,26 @@ class Noise(Base):
         CheckConstraint(f"side in {SIDES}", name="side"),
         CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
         {
-            "comment": "The divergence of one item from itself: replayed again in another batch, or asked of the candidate"
-            " again. Kept as long as its batch."
+            "comment": "The divergence of one item from itself: the reference replayed it again in another batch, or the"
+            " candidate answered it again. Deleted with its batch."
         },
     )
-    exchange_id: Mapped[Uuid] = mapped_column(primary_key=True, comment="Exchange, as in comparison.")
-    item: Mapped[SmallInt] = mapped_column(primary_key=True, comment="Row of the exchange, from 0.")
-    side: Mapped[Str] = mapped_column(primary_key=True, comment="reference or candidate: whose noise it is.")
+    exchange_id: Mapped[Uuid] = mapped_column(
+        primary_key=True, comment="Id of the exchange, as in comparison."
+    )
+    item: Mapped[SmallInt] = mapped_column(
+        primary_key=True, comment="Index of the item in the exchange, from 0."
+    )
+    side: Mapped[Str] = mapped_column(
+        primary_key=True, comment="reference or candidate: which of them was repeated."
+    )
     captured_at: Mapped[Time] = mapped_column(comment="When the response was complete, as in comparison.")
     batch_id: Mapped[BigInt] = mapped_column(
         ForeignKey("batch.id", ondelete="CASCADE"),
         comment="batch that stored it: one after that of its comparison.",
     )
     model_version_id: Mapped[Int] = mapped_column(comment="model_version it belongs to.")
-    policy_id: Mapped[Int] = mapped_column(comment="policy in force when it was taken.")
+    policy_id: Mapped[Int] = mapped_column(comment="policy in effect when it was sampled.")
     pi1: Mapped[Float] = mapped_column(comment="First-phase inclusion probability.")
     pi2: Mapped[Float] = mapped_column(
         comment="Second-phase inclusion probability; weight = 1 / (pi1 * pi2)."
@@ -42,13 +48,13 @@ class Noise(Base):
 
 
 class NoiseFloor(Base):
-    """What is known of the noise of one side."""
+    """The estimated noise of one side."""
 
     __tablename__ = "noise_floor"
     __table_args__ = (
         CheckConstraint(f"side in {SIDES}", name="side"),
         {
-            "comment": "What is known of the noise of a reference or candidate, as of its last fold. Values are over `scale`."
+            "comment": "Estimated noise of a reference or candidate, as of its last fold. Values are divided by `scale`."
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -56,35 +62,34 @@ class NoiseFloor(Base):
     )
     side: Mapped[Str] = mapped_column(primary_key=True, comment="reference or candidate.")
     metric: Mapped[Str] = mapped_column(primary_key=True, comment="flip or divergence.")
-    scale: Mapped[Float] = mapped_column(
-        comment="What one unit of the following is in the metric's own unit."
-    )
-    older_n: Mapped[Int] = mapped_column(comment="Exchanges in the window that is shown.")
-    older_weight: Mapped[Float] = mapped_column(comment="Their weights, summed.")
-    older_total: Mapped[Float] = mapped_column(comment="Their weighted values, summed.")
-    newer_n: Mapped[Int] = mapped_column(comment="Exchanges in the window that will be shown next.")
-    newer_weight: Mapped[Float] = mapped_column(comment="Their weights, summed.")
-    newer_total: Mapped[Float] = mapped_column(comment="Their weighted values, summed.")
+    scale: Mapped[Float] = mapped_column(comment="One unit of the values below, in the metric's own unit.")
+    older_n: Mapped[Int] = mapped_column(comment="Exchanges in the window in use.")
+    older_weight: Mapped[Float] = mapped_column(comment="Sum of their weights.")
+    older_total: Mapped[Float] = mapped_column(comment="Sum of their weighted values.")
+    newer_n: Mapped[Int] = mapped_column(comment="Exchanges in the next window.")
+    newer_weight: Mapped[Float] = mapped_column(comment="Sum of their weights.")
+    newer_total: Mapped[Float] = mapped_column(comment="Sum of their weighted values.")
     low: Mapped[Float] = mapped_column(comment="Time-uniform lower bound of the mean.")
     high: Mapped[Float] = mapped_column(comment="Time-uniform upper bound of the mean.")
-    added: Mapped[Float] = mapped_column(comment="What is added to every budget of the version.")
-    budget: Mapped[Float] = mapped_column(comment="Accepted mean that it is held against.")
+    added: Mapped[Float] = mapped_column(comment="Amount added to every budget of the version.")
+    budget: Mapped[Float] = mapped_column(comment="Accepted mean that the noise is compared with.")
     exceeds: Mapped[bool] = mapped_column(
-        Boolean, comment="Whether it is more than monitor.noise_bound of the budget: its slices are unknown."
+        Boolean,
+        comment="Whether noise exceeds monitor.noise_bound of the budget: the version's slices are then unknown.",
     )
     updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
-    fold_seq: Mapped[BigInt] = mapped_column(comment="That fold.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
 
 
 class NoiseChange(Base):
-    """Noise became too much, or was shown to be no longer."""
+    """The start or end of too much noise."""
 
     __tablename__ = "noise_change"
     __table_args__ = (
         Index("ix_noise_change_at", "at"),
         CheckConstraint(f"side in {SIDES}", name="side"),
         {
-            "comment": "When noise was shown to be above monitor.noise_bound of the budget, and when below again."
+            "comment": "When noise was shown to exceed monitor.noise_bound of the budget, and when to be below it again."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
@@ -93,7 +98,7 @@ class NoiseChange(Base):
     )
     side: Mapped[Str] = mapped_column(comment="reference or candidate.")
     metric: Mapped[Str] = mapped_column(comment="flip or divergence.")
-    exceeds: Mapped[bool] = mapped_column(Boolean, comment="Whether it is too much from here on.")
+    exceeds: Mapped[bool] = mapped_column(Boolean, comment="Whether it exceeds the bound from here on.")
     at: Mapped[Time] = mapped_column(comment="Event time.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that made it.")
     details: Mapped[Json] = mapped_column(

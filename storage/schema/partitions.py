@@ -1,4 +1,4 @@
-"""Daily partitions of `comparison`: made ahead, dropped when old, without stopping anybody who reads or writes."""
+"""Daily partitions of `comparison`: created ahead, dropped when old, without blocking readers or writers."""
 
 import re
 from datetime import UTC, date, datetime, time, timedelta
@@ -7,7 +7,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-_LOCK: Final = 0x7175616E70617274  # "quanpart" as a number: makers and droppers take turns
+_LOCK: Final = 0x7175616E70617274  # "quanpart" as a number: one process at a time creates or drops
 _NAME: Final = re.compile(r"comparison_(\d{8})")
 _OWNERS: Final = text("""
     select pg_get_userbyid(relowner), current_user
@@ -43,18 +43,18 @@ AHEAD_DAYS: Final = 14
 
 
 async def ensure_partitions(connection: AsyncConnection, first: date, last: date) -> list[date]:
-    """Make the missing partitions of the days `first` to `last`, both included, and return those days.
+    """Create the missing partitions of the days `first` to `last`, both included, and return those days.
 
-    Belongs to the caller's transaction. Several at once take turns, and find what the first one made. Writers
-    and readers are not held up: the table is made beside `comparison` and then attached, which, unlike
+    Runs in the caller's transaction. Concurrent calls run one after the other, and find what the first one created.
+    Readers and writers do not wait: the table is created on its own and then attached, which, unlike
     `create table ... partition of`, does not lock `comparison` against them.
     """
     await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-    there = set(await partition_days(connection))
+    existing = set(await partition_days(connection))
     days = (first + timedelta(days=n) for n in range((last - first).days + 1))
-    made = [day for day in days if day not in there]
+    missing = [day for day in days if day not in existing]
     owner, user = (await connection.execute(_OWNERS)).one()
-    for day in made:
+    for day in missing:
         name = partition_name(day)
         begin = datetime.combine(day, time(), UTC)
         end = begin + timedelta(days=1)
@@ -68,9 +68,9 @@ async def ensure_partitions(connection: AsyncConnection, first: date, last: date
                 f" for values from ('{begin.isoformat()}') to ('{end.isoformat()}')"
             )
         )
-        if owner != user:  # whoever drops it one day must own it
+        if owner != user:  # the role that drops it later must own it
             await connection.execute(text(f'alter table {name} owner to "{owner}"'))
-    return made
+    return missing
 
 
 async def drop_partition(connection: AsyncConnection, day: date, *, lock_timeout_s: float) -> None:
@@ -79,8 +79,8 @@ async def drop_partition(connection: AsyncConnection, day: date, *, lock_timeout
     Raises
     ------
     RetryError
-        Through `Database.begin`: somebody reads or writes `comparison` and did not finish in time. Until then
-        others wait behind this, so the time should be short.
+        Through `Database.begin`: a transaction on `comparison` did not finish in time. While this waits, later
+        transactions wait too, so the time should be short.
     """
     await connection.execute(text(f"set local lock_timeout = {int(lock_timeout_s * 1000)}"))
     await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})

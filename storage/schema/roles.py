@@ -1,4 +1,4 @@
-"""SQL roles, each with the least it needs: who is broken into can do no more than its work."""
+"""SQL roles with the least rights that each process needs, so that a compromised process can do little else."""
 
 from typing import Final
 
@@ -14,7 +14,8 @@ READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT)
 
-# What the shadow adds to. It changes and takes back nothing but a `batch` row it has just begun, and changes `doubt` and `arrival`.
+# Tables that the shadow inserts into. It updates or deletes only a `batch` row of its own transaction, and updates `doubt`
+# and `arrival`.
 _WRITTEN: Final = (
     "model_version",
     "slice",
@@ -26,7 +27,7 @@ _WRITTEN: Final = (
     "noise",
     "expiry",
 )
-# What the monitor alone writes.
+# Tables that only the monitor writes.
 _DERIVED: Final = (
     "detector",
     "alert",
@@ -45,7 +46,7 @@ _DERIVED: Final = (
     "discovery_search",
 )
 _VIEWS: Final = ("slice_now", "slice_history", "coverage_hour")
-# What readers do not see.
+# Columns that readers cannot see.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
 _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin
     for part in select inhrelid::regclass from pg_inherits where inhparent = 'comparison'::regclass
@@ -54,11 +55,11 @@ end $$"""  # noqa: S608 - a constant
 
 
 def statements() -> list[str]:
-    """Return the SQL that makes the roles and gives them exactly their rights, without closing semicolons.
+    """Return the SQL that creates the roles and gives them exactly their rights, without closing semicolons.
 
-    Idempotent; run it again after every `db upgrade`. The roles cannot log in: make users `in role` one of them.
-    Needs a schema that is up to date, and a user that owns it and may create roles. The monitor becomes the owner
-    of `comparison`, because only an owner may make and drop its daily partitions.
+    Idempotent; run it again after every `db upgrade`. The roles cannot log in: create users `in role` one of them.
+    Needs an up-to-date schema, and a user that owns it and may create roles. The monitor becomes the owner of
+    `comparison`, because only an owner may create and drop its daily partitions.
     """
     return [
         *(_create(role) for role in ROLES),
@@ -79,9 +80,9 @@ async def apply(dsn: str) -> None:
     Raises
     ------
     OperatorError
-        The schema is not there, or the user may not create roles.
+        The schema does not exist, or the user may not create roles.
     RetryError
-        Postgres is away.
+        Postgres is unavailable.
     """
     engine = make_engine(dsn, settings={"application_name": "quantdrift db"}, poolclass=NullPool)
     try:
@@ -130,7 +131,7 @@ def _monitor() -> list[str]:
 
 
 def _reader() -> list[str]:
-    # Everything but payloads and vectors: they are production traffic, or tell much of it.
+    # Everything except payloads and vectors: they are production traffic, or reveal much of it.
     whole = [name for name in sorted(Base.metadata.tables) if name not in _HIDDEN]
     parts = [
         f"grant select ({', '.join(columns)}) on {table} to {READER}"

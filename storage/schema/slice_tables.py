@@ -1,7 +1,4 @@
-"""The tables of discovered slices: what a search found, how its test goes, what became of it, and the last searches.
-
-The tables of learned slices: what was fitted, and the sample of vectors it was fitted to.
-"""
+"""Tables of discovered slices (candidates, tests, status, searches) and of learned slices (fits, sampled vectors)."""
 
 from enum import StrEnum
 from typing import Any
@@ -25,12 +22,12 @@ from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Jso
 
 
 class Status(StrEnum):
-    """Where a discovered slice stands."""
+    """Status of a discovered slice."""
 
     CANDIDATE = "candidate"  # under test on later traffic
     CONFIRMED = "confirmed"  # a monitored slice
-    EXPIRED = "expired"  # not confirmed in time, or no place became free; may be found again
-    RETIRED = "retired"  # monitored no more: quiet, unseen, or taken out by a person
+    EXPIRED = "expired"  # not confirmed in time, or no slot became free; may be found again
+    RETIRED = "retired"  # no longer monitored: quiet, unseen, or removed by a person
 
 
 STATUSES = "('candidate', 'confirmed', 'expired', 'retired')"
@@ -45,40 +42,42 @@ class Discovery(Base):
         CheckConstraint(f"status in {STATUSES}", name="status"),
         {
             "comment": "A slice that a search found: tested on traffic captured after it was frozen, monitored once"
-            " confirmed. Its id and its slice's stay when it expires or is retired and is found again."
+            " confirmed. Its id and its slice's id stay the same when it expires or is retired and is found again."
         },
     )
     id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Stable id.")
     model: Mapped[Str] = mapped_column(comment="Model whose items it takes.")
-    predicate: Mapped[Str] = mapped_column(comment="Canonical text of its conditions; the identity.")
+    predicate: Mapped[Str] = mapped_column(
+        comment="Canonical text of its conditions; it identifies the slice."
+    )
     name: Mapped[Str] = mapped_column(comment="Short name.")
     definition: Mapped[Json] = mapped_column(
-        comment="The predicate for machines: list of conditions under `where`."
+        comment="The predicate as JSON: a list of conditions under `where`."
     )
     status: Mapped[Str] = mapped_column(
         comment="candidate: under test. confirmed: a monitored slice. expired: not confirmed in time. retired:"
-        " monitored no more. Why stands in discovery_change."
+        " no longer monitored. discovery_change has the reasons."
     )
     slice_id: Mapped[Int | None] = mapped_column(
-        ForeignKey("slice.id"), comment="slice it became when it was first confirmed."
+        ForeignKey("slice.id"), comment="slice that was created when it was first confirmed."
     )
     model_version_id: Mapped[Int] = mapped_column(
-        ForeignKey("model_version.id"), comment="Version on which it was found, and is tested."
+        ForeignKey("model_version.id"), comment="Version on which it was found and is tested."
     )
-    metric: Mapped[Str] = mapped_column(comment="Metric that concentrates in it.")
+    metric: Mapped[Str] = mapped_column(comment="Metric that is concentrated in it.")
     found_mean: Mapped[Float] = mapped_column(
-        comment="Weighted mean there when it was found, in the metric's unit; biased upwards."
+        comment="Weighted mean in the slice when it was found, in the metric's unit; biased upwards."
     )
-    overall_mean: Mapped[Float] = mapped_column(comment="The same over everything.")
-    found_share: Mapped[Float] = mapped_column(comment="Its share of the traffic then, weighted.")
+    overall_mean: Mapped[Float] = mapped_column(comment="Weighted mean over all items at that time.")
+    found_share: Mapped[Float] = mapped_column(comment="Its share of the traffic at that time, weighted.")
     null_mean: Mapped[Float] = mapped_column(
-        comment="Mean that it must be shown to be above, in the metric's unit."
+        comment="Mean that the test must show it exceeds, in the metric's unit."
     )
     scale: Mapped[Float] = mapped_column(
-        comment="Cap of the metric, in its unit: the test is of values over it."
+        comment="Cap of the metric, in its unit: the test divides values by it."
     )
     log_threshold: Mapped[Float] = mapped_column(
-        comment="Natural logarithm of the evidence that confirms it: candidates of its search over the allowance."
+        comment="Natural logarithm of the evidence that confirms it: number of candidates of its search / allowance."
     )
     log_evidence: Mapped[Float] = mapped_column(
         server_default=text("0"), comment="Natural logarithm of the largest evidence so far."
@@ -90,22 +89,22 @@ class Discovery(Base):
         server_default=text("0"), comment="Groups tested since it was frozen."
     )
     n_found: Mapped[Int] = mapped_column(
-        server_default=text("1"), comment="How often a search has frozen it."
+        server_default=text("1"), comment="How many searches have frozen it."
     )
     first_found_at: Mapped[Time] = mapped_column(comment="When a search first found it.")
     frozen_at: Mapped[Time] = mapped_column(
-        comment="Only what was captured from here on is tested; later than everything that was searched."
+        comment="Only traffic captured from here on is tested; it is later than all traffic that was searched."
     )
-    tested_at: Mapped[Time] = mapped_column(comment="Captures before this have been tested.")
+    tested_at: Mapped[Time] = mapped_column(comment="Traffic captured before this has been tested.")
     confirmed_at: Mapped[Time | None] = mapped_column(comment="When it was last confirmed.")
     expired_at: Mapped[Time | None] = mapped_column(comment="When it last expired.")
     waits_since: Mapped[Time | None] = mapped_column(
-        comment="Since when it is proven and waits for one of discovery.most_slices; null: it does not."
+        comment="Since when it is proven and waits for one of the discovery.most_slices slots; null if it does not wait."
     )
     held: Mapped[bool] = mapped_column(
         Boolean,
         server_default=text("false"),
-        comment="Whether a person retired it: no search tests it again until it is restored.",
+        comment="Whether a person retired it: no search tests it until it is restored.",
     )
 
 
@@ -123,12 +122,12 @@ class DiscoveryChange(Base):
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of changes.")
     discovery_id: Mapped[Int] = mapped_column(ForeignKey("discovery.id"), comment="Discovered slice.")
-    status: Mapped[Str] = mapped_column(comment="What it is from here on.")
-    made_by: Mapped[Str] = mapped_column(comment="Who: a user name, or monitor.")
-    made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When.")
-    reason: Mapped[Str] = mapped_column(comment="Why, in words.")
+    status: Mapped[Str] = mapped_column(comment="Status from here on.")
+    made_by: Mapped[Str] = mapped_column(comment="Who changed it: a user name, or monitor.")
+    made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was changed.")
+    reason: Mapped[Str] = mapped_column(comment="Reason in words.")
     fold_seq: Mapped[BigInt | None] = mapped_column(
-        comment="The fold follows it from here on; null until the monitor took it."
+        comment="The fold applies it from here on; null until the monitor has taken it over."
     )
 
 
@@ -140,16 +139,16 @@ class DiscoverySearch(Base):
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), primary_key=True, comment="Version searched."
     )
-    searched_at: Mapped[Time] = mapped_column(comment="When.")
+    searched_at: Mapped[Time] = mapped_column(comment="When it ran.")
     allowance: Mapped[Float] = mapped_column(
-        comment="Expected false confirmations that this round of searches may cost, all versions together."
+        comment="Expected number of false confirmations that this round of searches may cost, over all versions."
     )
     n_items: Mapped[Int] = mapped_column(comment="Items searched.")
-    n_scored: Mapped[BigInt] = mapped_column(comment="Slices looked at.")
+    n_scored: Mapped[BigInt] = mapped_column(comment="Slices scored.")
     n_found: Mapped[Int] = mapped_column(comment="Slices found, known ones included.")
     n_frozen: Mapped[Int] = mapped_column(comment="Of these, new candidates.")
     n_left_out: Mapped[BigInt] = mapped_column(
-        comment="Attributes, values, conditions and slices that the limits left out."
+        comment="Attributes, values, conditions and slices that were left out because of the limits."
     )
 
 
@@ -160,31 +159,32 @@ class Clustering(Base):
     __table_args__ = (
         UniqueConstraint("model", "version"),
         {
-            "comment": "Learned slices of a model, one row per fit; the newest of a reference and space is in force."
+            "comment": "Learned slices of a model, one row per fit; the newest of a reference and space is in effect."
         },
     )
     id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Order of the fits.")
-    model: Mapped[Str] = mapped_column(comment="Model whose inputs it divides.")
+    model: Mapped[Str] = mapped_column(comment="Model whose inputs it clusters.")
     version: Mapped[Int] = mapped_column(
-        comment="Rises by one with each fit of the model; comparison.detail names it under `clustering`."
+        comment="Number of the fit, one higher with each fit of the model; comparison.detail names it under `clustering`."
     )
     reference_digest: Mapped[Str] = mapped_column(comment="SHA-256 of the reference that embeds the inputs.")
     space: Mapped[Str] = mapped_column(
-        comment="The reference's output or layer, or features with their names."
+        comment="Vector space: an output or layer of the reference, or named features."
     )
-    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When.")
+    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When it was fitted.")
     made_by: Mapped[Str] = mapped_column(comment="Who asked for it: a user name, or monitor.")
     from_at: Mapped[Time] = mapped_column(comment="Capture time of the first vector it was fitted to.")
-    to_at: Mapped[Time] = mapped_column(comment="Of the last.")
-    n_vectors: Mapped[Int] = mapped_column(comment="Vectors it was fitted to.")
-    next_id: Mapped[Int] = mapped_column(comment="First cluster id that the model had not used by then.")
+    to_at: Mapped[Time] = mapped_column(comment="Capture time of the last one.")
+    n_vectors: Mapped[Int] = mapped_column(comment="Number of vectors it was fitted to.")
+    next_id: Mapped[Int] = mapped_column(comment="First cluster id that the model had not used by that time.")
     clusters: Mapped[list[dict[str, Any]]] = mapped_column(
         JSONB,
         comment="Per cluster: id, n, estimated share of the traffic, radius, over-represented declared slices with"
         " their lift, and the exchanges nearest to its centroid.",
     )
     content: Mapped[bytes] = mapped_column(
-        LargeBinary, comment="Centroids, radii, scaling and known attribute values: versioned and checked."
+        LargeBinary,
+        comment="Centroids, radii, scaling and known attribute values, with version and checksum.",
     )
 
 
@@ -196,8 +196,8 @@ class Embedding(Base):
         Index("ix_embedding_space", "model", "reference_digest", "space", "captured_at"),
         CheckConstraint("pi > 0 and pi <= 1", name="inclusion_probability"),
         {
-            "comment": "A bounded sample of vectors that learned slices are fitted to; the oldest go first."
-            " Vectors may tell much of an input: readers see all but those."
+            "comment": "A bounded sample of vectors that learned slices are fitted to; the oldest are deleted"
+            " first. A vector can reveal much of an input: readers cannot see that column."
         },
     )
     captured_at: Mapped[Time] = mapped_column(primary_key=True, comment="As in comparison.")
@@ -206,9 +206,9 @@ class Embedding(Base):
     model: Mapped[Str] = mapped_column(comment="Model.")
     reference_digest: Mapped[Str] = mapped_column(comment="SHA-256 of the reference that embedded it.")
     space: Mapped[Str] = mapped_column(
-        comment="The reference's output or layer, or features with their names."
+        comment="Vector space: an output or layer of the reference, or named features."
     )
     pi: Mapped[Float] = mapped_column(
-        comment="Total inclusion probability of the item; that of this sample, equal for all, is not in it."
+        comment="Total inclusion probability of the item, without that of this sample, which is equal for all."
     )
     vector: Mapped[bytes] = mapped_column(LargeBinary, comment="Float32, little-endian.")

@@ -1,13 +1,10 @@
-"""Every table of the record. `migrations/` builds the same schema; a test compares the two.
+"""Every table of the database: the samples and counts here, the other groups in the modules that are imported.
 
-`comparison` is the wide one: one row per item, metrics as columns, slices as an array, never a row per metric or
-slice. It has no foreign keys, because it is written by COPY at line rate and what it points to is written first
-in the same transaction.
+`migrations/` creates the same schema; a test compares the two.
 
-The table of baselines: what drift is measured against, since when, by whose decision and from which rows.
+`comparison` is wide: one row per item, metrics as columns, slices as an array, never a row per metric or slice. It
+has no foreign keys, because COPY writes it at line rate, after the rows that it points to, in the same transaction.
 """
-
-from typing import Any
 
 from sqlalchemy import (
     Boolean,
@@ -20,13 +17,14 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
 from quantdrift.storage.schema.monitor_tables import (
     Alert,
+    Baseline,
     Detector,
     Fold,
     Outbox,
@@ -45,50 +43,6 @@ from quantdrift.storage.schema.slice_tables import (
     Embedding,
 )
 
-
-class Baseline(Base):
-    """What a signal is measured against, from one fold on."""
-
-    __tablename__ = "baseline"
-    __table_args__ = (
-        CheckConstraint(
-            "source in ('learned', 'inherited', 'accepted', 'imported', 'frozen', 'kept')", name="source"
-        ),
-        Index("ix_baseline_signal", "model_version_id", "slice_id", "metric", "kind", "id"),
-        Index("ix_baseline_unfolded", "id", postgresql_where=text("fold_seq is null")),
-        {
-            "comment": "What each signal is measured against, and every decision about it: rows stay, their content goes in time."
-        },
-    )
-    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of decisions.")
-    model_version_id: Mapped[Int] = mapped_column(
-        ForeignKey("model_version.id"), comment="Candidate and reference that it holds for."
-    )
-    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice.")
-    metric: Mapped[Str] = mapped_column(comment="Metric.")
-    kind: Mapped[Str] = mapped_column(comment="Detector: budget, change or tail.")
-    source: Mapped[Str] = mapped_column(
-        comment="learned or inherited (by the monitor); accepted, imported, frozen or kept (by a person)."
-    )
-    made_by: Mapped[Str] = mapped_column(comment="Who decided: a user name, or monitor.")
-    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When.")
-    reason: Mapped[Str] = mapped_column(comment="Why, in the words of who decided; may be empty.")
-    from_at: Mapped[Time | None] = mapped_column(comment="Capture time of the first row it was made from.")
-    to_at: Mapped[Time | None] = mapped_column(comment="Of the last.")
-    n_groups: Mapped[BigInt] = mapped_column(comment="Groups it was made from.")
-    from_version_id: Mapped[Int | None] = mapped_column(
-        ForeignKey("model_version.id"), comment="Version whose rows these were, where it is another."
-    )
-    content: Mapped[dict[str, Any] | None] = mapped_column(
-        JSONB(none_as_null=True),
-        comment="The baseline itself, or an imported budget. Null: a decision about the one in force, or in force no more"
-        " for longer than storage.superseded_days.",
-    )
-    fold_seq: Mapped[BigInt | None] = mapped_column(
-        comment="In force from this fold on; null until the monitor took it."
-    )
-
-
 __all__ = [
     "Alert",
     "Arrival",
@@ -97,6 +51,7 @@ __all__ = [
     "Batch",
     "Clustering",
     "Comparison",
+    "ConfigWarning",
     "Detector",
     "Discovery",
     "DiscoveryChange",
@@ -123,18 +78,18 @@ __all__ = [
 
 
 class ModelVersion(Base):
-    """A candidate version with the reference it is measured against."""
+    """A candidate version with the reference it is compared with."""
 
     __tablename__ = "model_version"
     __table_args__ = (
         UniqueConstraint("model", "candidate_version", "reference_digest"),
         {
-            "comment": "A candidate version with the reference it is measured against; the key of everything else."
+            "comment": "A candidate version with the reference it is compared with; most other tables refer to it."
         },
     )
     id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
-    model: Mapped[Str] = mapped_column(comment="Model name on the wire.")
-    candidate_version: Mapped[Str] = mapped_column(comment="Version of the quantised model that serves.")
+    model: Mapped[Str] = mapped_column(comment="Model name, as in requests.")
+    candidate_version: Mapped[Str] = mapped_column(comment="Version of the quantised model in production.")
     reference_digest: Mapped[Str] = mapped_column(
         comment="SHA-256 of the reference file; empty where the version has no reference (always unknown)."
     )
@@ -147,23 +102,23 @@ class ModelVersion(Base):
 
 
 class Slice(Base):
-    """One input sub-distribution."""
+    """A slice of the inputs."""
 
     __tablename__ = "slice"
     __table_args__ = (
         UniqueConstraint("model", "predicate"),
-        {"comment": "One input sub-distribution: a readable predicate with an id that stays."},
+        {"comment": "A slice of the inputs: a readable predicate with a stable id."},
     )
     id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Stable id.")
     model: Mapped[Str] = mapped_column(comment="Model whose items it takes.")
     predicate: Mapped[Str] = mapped_column(
-        comment='Canonical text, e.g. header.x-scanner = "faint"; the identity.'
+        comment='Canonical text, e.g. header.x-scanner = "faint"; it identifies the slice.'
     )
     name: Mapped[Str] = mapped_column(comment="Short name shown in alerts; may change.")
     definition: Mapped[Json] = mapped_column(
-        comment="The predicate for machines: list of conditions under `where`."
+        comment="The predicate as JSON: a list of conditions under `where`."
     )
-    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was first met.")
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When its first item was stored.")
 
 
 class Policy(Base):
@@ -172,7 +127,7 @@ class Policy(Base):
     __tablename__ = "policy"
     __table_args__ = (
         UniqueConstraint("epoch"),
-        {"comment": "Sampling rates of one epoch, as the sidecars stated them with their exchanges."},
+        {"comment": "Sampling rates of one epoch, as the sidecars sent them with their exchanges."},
     )
     id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
     epoch: Mapped[Str] = mapped_column(comment="Identifies rates and salt together.")
@@ -205,20 +160,20 @@ class Batch(Base):
     captured_to: Mapped[Time] = mapped_column(comment="Latest capture time in it.")
     n_rows: Mapped[Int] = mapped_column(comment="Rows that belong to it.")
     provenance: Mapped[Json] = mapped_column(
-        server_default=text("'{}'"), comment="Runtime, its version, provider and device that replayed it."
+        server_default=text("'{}'"), comment="Runtime that replayed it, with version, provider and device."
     )
     skipped: Mapped[Json] = mapped_column(
         server_default=text("'{}'"),
-        comment="Exchanges read but not compared, number by reason: no_reference (counted as often as they are"
-        " delivered) and the quarantine reasons (counted once).",
+        comment="Exchanges read but not compared, count by reason: no_reference counts at every delivery, a quarantine"
+        " reason once.",
     )
     fold_seq: Mapped[BigInt | None] = mapped_column(
-        comment="Place in the fold; null until the monitor took it."
+        comment="Number in the order of the fold; null until the monitor has numbered it."
     )
     unreferenced: Mapped[list[int]] = mapped_column(
         ARRAY(Integer),
         server_default=text("'{}'"),
-        comment="model_version of the exchanges without a reference among those skipped: these versions still serve.",
+        comment="model_version of the skipped exchanges that have no reference: these versions are still in production.",
     )
 
 
@@ -237,39 +192,55 @@ class Comparison(Base):
     captured_at: Mapped[Time] = mapped_column(
         primary_key=True, comment="When the response was complete, at the sidecar; immutable partition key."
     )
-    exchange_id: Mapped[Uuid] = mapped_column(primary_key=True, comment="Exchange, minted at capture.")
-    item: Mapped[SmallInt] = mapped_column(primary_key=True, comment="Row of the exchange, from 0.")
+    exchange_id: Mapped[Uuid] = mapped_column(
+        primary_key=True, comment="Id of the exchange, created at capture."
+    )
+    item: Mapped[SmallInt] = mapped_column(
+        primary_key=True, comment="Index of the item in the exchange, from 0."
+    )
     batch_id: Mapped[BigInt] = mapped_column(comment="batch that stored it.")
     model_version_id: Mapped[Int] = mapped_column(comment="model_version it belongs to.")
-    policy_id: Mapped[Int] = mapped_column(comment="policy in force when it was taken.")
+    policy_id: Mapped[Int] = mapped_column(comment="policy in effect when it was sampled.")
     slice_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer), comment="Every slice it belongs to.")
     n_items: Mapped[SmallInt] = mapped_column(
-        comment="Items of its exchange; they are one group in the statistics."
+        comment="Items of its exchange, which are one group in the statistics."
     )
-    source: Mapped[Str] = mapped_column(comment="Sidecar that took it.")
+    source: Mapped[Str] = mapped_column(comment="Sidecar that sampled it.")
     header_stratum: Mapped[Str] = mapped_column(comment="First-phase stratum.")
     body_stratum: Mapped[Str] = mapped_column(comment="Second-phase stratum.")
     pi1: Mapped[Float] = mapped_column(comment="First-phase inclusion probability.")
     pi2: Mapped[Float] = mapped_column(
         comment="Second-phase inclusion probability; weight = 1 / (pi1 * pi2)."
     )
-    u1: Mapped[Float] = mapped_column(comment="First phase's draw in [0, 1): taken since u1 < pi1.")
-    u2: Mapped[Float] = mapped_column(comment="Second phase's draw; thin with it to a constant probability.")
-    group_key: Mapped[Str] = mapped_column(comment="Session (hashed) that is one observation, or empty.")
-    flip: Mapped[bool | None] = mapped_column(
-        Boolean, comment="Decision differs: of a classifier the top class."
+    u1: Mapped[Float] = mapped_column(
+        comment="Random number of the first phase in [0, 1): sampled because u1 < pi1."
     )
-    topk: Mapped[bool | None] = mapped_column(Boolean, comment="Set of the k top classes differs.")
+    u2: Mapped[Float] = mapped_column(
+        comment="Random number of the second phase; use it to thin to a constant probability."
+    )
+    group_key: Mapped[Str] = mapped_column(
+        comment="Session (hashed) that counts as one observation, or empty."
+    )
+    flip: Mapped[bool | None] = mapped_column(
+        Boolean, comment="Whether the decision differs; of a classifier, the top class."
+    )
+    topk: Mapped[bool | None] = mapped_column(
+        Boolean, comment="Whether the set of the k top classes differs."
+    )
     js: Mapped[Float | None] = mapped_column(comment="Jensen-Shannon divergence, nats, 0 to ln 2.")
     divergence: Mapped[Float | None] = mapped_column(
-        comment="Graded divergence of the model's task, of a classifier KL(reference || candidate), nats; infinity is kept."
+        comment="Graded divergence of the model's task; of a classifier, KL(reference || candidate) in nats. Infinity is kept."
     )
     margin: Mapped[Float | None] = mapped_column(
-        comment="Absolute change of the gap of the two top probabilities."
+        comment="Absolute change of the gap between the two top probabilities."
     )
-    candidate_margin: Mapped[Float | None] = mapped_column(comment="That gap in the candidate's output.")
-    reference_margin: Mapped[Float | None] = mapped_column(comment="That gap in the reference's output.")
-    detail: Mapped[Json | None] = mapped_column(comment="What else was measured, e.g. top classes, by name.")
+    candidate_margin: Mapped[Float | None] = mapped_column(
+        comment="Gap between the two top probabilities in the candidate's output."
+    )
+    reference_margin: Mapped[Float | None] = mapped_column(
+        comment="Gap between the two top probabilities in the reference's output."
+    )
+    detail: Mapped[Json | None] = mapped_column(comment="Other measurements by name, e.g. the top classes.")
     attributes: Mapped[Json] = mapped_column(comment="Recorded headers, parameters and JSON values.")
     features: Mapped[Json] = mapped_column(comment="Input features that slices use.")
     trace: Mapped[Str] = mapped_column(comment="traceparent of the production request, or empty.")
@@ -277,22 +248,17 @@ class Comparison(Base):
 
 
 class ConfigWarning(Base):
-    """Whether a reference's outputs look like what the configuration says."""
+    """The latest check of a reference's outputs against the configuration."""
 
     __tablename__ = "doubt"
-    __table_args__ = (
-        {
-            "comment": "Whether the outputs of a reference look like what the configuration says of them, as a worker saw it"
-            " last."
-        },
-    )
+    __table_args__ = ({"comment": "Latest check of each reference's outputs against the configuration."},)
     model: Mapped[Str] = mapped_column(primary_key=True, comment="Name of the model.")
     reference_digest: Mapped[Str] = mapped_column(
-        primary_key=True, comment="SHA-256 of the reference that was looked at."
+        primary_key=True, comment="SHA-256 of the reference that was checked."
     )
-    option: Mapped[Str] = mapped_column(comment="Option that may be wrong, or empty.")
-    doubt: Mapped[Str] = mapped_column(comment="What seems to be wrong, and what to set; empty: nothing.")
-    found_at: Mapped[Time] = mapped_column(comment="When a worker looked last.")
+    option: Mapped[Str] = mapped_column(comment="Option that may be wrong; empty if none.")
+    doubt: Mapped[Str] = mapped_column(comment="What seems wrong, and what to set; empty if nothing.")
+    found_at: Mapped[Time] = mapped_column(comment="When a worker last checked.")
 
 
 class Tally(Base):
@@ -306,59 +272,62 @@ class Tally(Base):
     )
     source: Mapped[Str] = mapped_column(primary_key=True, comment="Sidecar.")
     boot: Mapped[Uuid] = mapped_column(
-        primary_key=True, comment="Start of its supervisor; counts begin anew."
+        primary_key=True, comment="Id of this start of its supervisor; counts begin at zero."
     )
     stratum: Mapped[Str] = mapped_column(primary_key=True, comment="Header stratum.")
     sequence: Mapped[BigInt] = mapped_column(primary_key=True, comment="Number of the tally within the boot.")
     at: Mapped[Time] = mapped_column(comment="When the counts were read.")
     batch_id: Mapped[BigInt] = mapped_column(
-        ForeignKey("batch.id", ondelete="CASCADE"), comment="batch it came in."
+        ForeignKey("batch.id", ondelete="CASCADE"), comment="batch it belongs to."
     )
     offered: Mapped[BigInt] = mapped_column(comment="Inference requests seen on the wire.")
     taken: Mapped[BigInt] = mapped_column(comment="Of these, chosen by the first phase.")
-    thinned: Mapped[BigInt] = mapped_column(comment="Of the taken, let go by the second phase; no loss.")
+    thinned: Mapped[BigInt] = mapped_column(
+        comment="Of the taken, left out by the second phase on purpose; no loss."
+    )
     published: Mapped[BigInt] = mapped_column(comment="Of the taken, acknowledged by the stream.")
-    lost: Mapped[Json] = mapped_column(comment="Of the taken, lost, number by reason.")
+    lost: Mapped[Json] = mapped_column(comment="Of the taken, lost: count by reason.")
     blind_connections: Mapped[BigInt] = mapped_column(
-        comment="Connections of the whole sidecar that went unseen."
+        comment="Connections of the whole sidecar that were not observed."
     )
     models: Mapped[Json] = mapped_column(
         server_default=text("'{}'"),
-        comment="By model, as far as requests tell theirs: taken; of these published, and lost, number by reason; row of"
-        " the sidecar's table of counts, and the last number that was given to an exchange of it.",
+        comment="By model, where requests name one: taken; of these, published, and lost by reason; the row of the"
+        " sidecar's table of counts, and the last number given to an exchange of it.",
     )
     streamed_at: Mapped[Time | None] = mapped_column(
-        comment="When the stream took it, by the server's clock; null of an earlier release."
+        comment="When the stream stored it, by the server's clock; null if unknown."
     )
 
 
 class Quarantine(Base):
-    """An exchange set aside."""
+    """A quarantined exchange."""
 
     __tablename__ = "quarantine"
     __table_args__ = (
         Index("ix_quarantine_quarantined_at", "quarantined_at"),
         UniqueConstraint("stream_sequence", "digest", "reason"),
         {
-            "comment": "Exchanges that could not be compared, with their reason; payloads are deleted after a day."
+            "comment": "Exchanges that could not be compared, with the reason. Payloads are deleted after"
+            " storage.quarantine_days."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
     stream_sequence: Mapped[BigInt] = mapped_column(
-        comment="Sequence in the stream, which begins anew when the stream is made anew."
+        comment="Sequence in the stream; it begins at 1 again when the stream is created again."
     )
     digest: Mapped[bytes] = mapped_column(
         LargeBinary,
-        comment="SHA-256 of the message; the same message under the same sequence counts once per reason.",
+        comment="SHA-256 of the message; the same message with the same sequence counts once per reason.",
     )
-    exchange_id: Mapped[Uuid | None] = mapped_column(comment="Exchange, where it could be read.")
-    model: Mapped[Str] = mapped_column(comment="Model, where it could be read, else empty.")
-    captured_at: Mapped[Time | None] = mapped_column(comment="Capture time, where it could be read.")
-    quarantined_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was set aside.")
-    reason: Mapped[Str] = mapped_column(comment="One of the closed set that is counted.")
-    detail: Mapped[Str] = mapped_column(comment="What was wrong, without any payload.")
+    exchange_id: Mapped[Uuid | None] = mapped_column(comment="Id of the exchange, if it could be read.")
+    model: Mapped[Str] = mapped_column(comment="Model, if it could be read, else empty.")
+    captured_at: Mapped[Time | None] = mapped_column(comment="Capture time, if it could be read.")
+    quarantined_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was quarantined.")
+    reason: Mapped[Str] = mapped_column(comment="One of a closed set of reasons, which metrics count too.")
+    detail: Mapped[Str] = mapped_column(comment="What was wrong, without the payload.")
     payload: Mapped[bytes | None] = mapped_column(
-        LargeBinary, comment="The message itself; deleted by retention."
+        LargeBinary, comment="The message; deleted after storage.quarantine_days."
     )
 
 
@@ -369,8 +338,8 @@ class ReportRun(Base):
     __table_args__ = ({"comment": "Reports that were written, with the figures they show."},)
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
     kind: Mapped[Str] = mapped_column(comment="week, day or range.")
-    from_at: Mapped[Time] = mapped_column(comment="Begin of the period.")
+    from_at: Mapped[Time] = mapped_column(comment="Start of the period.")
     to_at: Mapped[Time] = mapped_column(comment="End of the period, exclusive.")
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
     path: Mapped[Str] = mapped_column(comment="File it was written to.")
-    figures: Mapped[Json] = mapped_column(comment="What it says, for machines.")
+    figures: Mapped[Json] = mapped_column(comment="The figures of the report, as JSON.")

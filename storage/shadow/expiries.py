@@ -31,28 +31,16 @@ _NOTE: Final = text("""
     order by 1, 2
     on conflict (boot, counts_row) do update set numbers = arrival.numbers + excluded.numbers, due = true
 """)
-_TOLD: Final = text("""
-    select a.boot::text, a.counts_row from arrival a
-        join unnest(cast(:boots as text[]), cast(:rows as int[])) one (boot, counts_row)
-            on a.boot = cast(one.boot as uuid) and a.counts_row = one.counts_row
-    where a.model is not null
-""")
-# A worker of an earlier release has noted no numbers: what was published by then counts as done.
-_TELL: Final = text("""
-    insert into arrival (boot, counts_row, source, stratum, model, closed)
-    select cast(one.boot as uuid), one.counts_row, one.source, one.stratum, one.model,
-        case when one.is_new and exists (
-            select from tally t where t.source = one.source and t.boot = cast(one.boot as uuid)
-                and t.stratum = one.stratum and t.streamed_at is null
-        ) then -one.published else 0 end
+_NAME: Final = text("""
+    insert into arrival (boot, counts_row, source, stratum, model)
+    select cast(one.boot as uuid), one.counts_row, one.source, one.stratum, one.model
     from unnest(
         cast(:boots as text[]), cast(:rows as int[]), cast(:sources as text[]), cast(:strata as text[]),
-        cast(:models as text[]), cast(:published as bigint[]), cast(:is_new as boolean[])
-    ) one (boot, counts_row, source, stratum, model, published, is_new)
+        cast(:models as text[])
+    ) one (boot, counts_row, source, stratum, model)
     order by 1, 2
     on conflict (boot, counts_row) do update set
-        source = excluded.source, stratum = excluded.stratum, model = excluded.model, due = true,
-        closed = arrival.closed + case when arrival.model is null then excluded.closed else 0 end
+        source = excluded.source, stratum = excluded.stratum, model = excluded.model, due = true
     where not arrival.due or arrival.model is null
 """)
 _CUTS: Final = text("""
@@ -136,27 +124,24 @@ async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]
 
 async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) -> None:
     """Note what the rows are for, and that there is a new tally to hold them against; after the tallies themselves."""
-    told = {
-        (tally.boot.lower(), of.row): (tally.source, stratum.stratum, model, of.published)
+    named = {
+        (tally.boot.lower(), of.row): (tally.source, stratum.stratum, model)
         for tally in tallies
         for stratum in tally.strata
         for model, of in stratum.models.items()
         if of.row >= 0 and of.published
     }
-    if not told:
+    if not named:
         return
-    keys = {"boots": [boot for boot, _ in told], "rows": [row for _, row in told]}
-    known = {(row.boot.replace("-", ""), row.counts_row) for row in await connection.execute(_TOLD, keys)}
-    sources, strata, models, published = zip(*told.values(), strict=True)
+    sources, strata, models = zip(*named.values(), strict=True)
     await connection.execute(
-        _TELL,
-        keys
-        | {
+        _NAME,
+        {
+            "boots": [boot for boot, _ in named],
+            "rows": [row for _, row in named],
             "sources": list(sources),
             "strata": list(strata),
             "models": list(models),
-            "published": list(published),
-            "is_new": [(boot, row) not in known for boot, row in told],
         },
     )
 

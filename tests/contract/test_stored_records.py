@@ -1,13 +1,11 @@
-"""Records that outlive the program that wrote them: what an older release has stored or sent is still read.
+"""Records that outlive the process that wrote them: a later release must still read what this one stored or sent.
 
-`stored_records.json` holds each of them as the first release wrote it: JSON as it is, MessagePack in hexadecimal digits.
-A form is never rewritten. A field that is added has a default and stays out of it; a record that is new is added with
-the form it has then.
+`stored_records.json` has an example of each as it was first written: JSON as it is, MessagePack in hexadecimal digits.
+Once released, an example is never rewritten. A field that is added has a default and stays out of it; a record that is
+new is added with the form it has then.
 """
 
-import json
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ from quantdrift.core.records import Exchange, Policy, Predicate, Tally
 from quantdrift.core.sampling.policy_message import (
     PolicyMessage,
     PolicySummary,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
 )
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
@@ -32,7 +30,6 @@ from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
 
 pytestmark = pytest.mark.contract
 
-_RENAMED = import_module("quantdrift.migrations.versions.0008_divergence").renamed
 FORMS: dict[str, Any] = msgspec.json.decode(
     Path(__file__).with_name("stored_records.json").read_text(encoding="utf-8")
 )
@@ -45,29 +42,23 @@ def _session(wire: bytes) -> list[ComparisonRow]:
     return list(items)
 
 
-def _migrated(form: Any) -> Any:
-    """Return what the migrations make of a column of type `jsonb`."""
-    return json.loads(_RENAMED(json.dumps(form)))
-
-
 def _json(kind: Any) -> Callable[[Any], Any]:
-    """Return what reads a column of type `jsonb`, after the migrations."""
-    return lambda form: msgspec.convert(_migrated(form), kind)
+    """Return the function that reads a column of type `jsonb`."""
+    return lambda form: msgspec.convert(form, kind)
 
 
-# Where it is kept, how it is read there, and the types that must be in it.
+# Where it is stored, the function that reads it there, and its type.
 RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "exchange in the stream": (decode_exchange, Exchange),
     "tally in the stream": (decode_tally, Tally),
-    "tally with models in the stream": (decode_tally, Tally),
-    "directive in the bucket": (decode_directive, PolicyMessage),
-    "account in the bucket": (decode_account, PolicySummary),
+    "policy message in the bucket": (decode_policy_message, PolicyMessage),
+    "policy summary in the bucket": (decode_policy_summary, PolicySummary),
     "session.items": (_session, list[ComparisonRow]),
     "policy.definition": (_json(Policy), Policy),
     "slice.definition where": (_json(tuple[Predicate, ...]), tuple[Predicate, ...]),
     "baseline.content of change": (_json(LEARNERS["change"].record), LEARNERS["change"].record),
     "baseline.content of tail": (_json(LEARNERS["tail"].record), TailBaseline),
-    "transition.details, the story": (_json(AlertEvent), AlertEvent),
+    "transition.details, the alert event": (_json(AlertEvent), AlertEvent),
     "transition.details, the explanation": (_json(Explanation), Explanation),
     "report_run.figures": (_json(ReportFigures), ReportFigures),
 }
@@ -145,7 +136,7 @@ def test_an_old_form_is_read_and_nothing_of_it_is_lost(name: str) -> None:
         form = msgspec.msgpack.decode(body if name == "session.items" else body[2:])
         record = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
     else:
-        form, record = _migrated(form), msgspec.to_builtins(record)
+        record = msgspec.to_builtins(record)
     assert (
         list(_lost(form, msgspec.json.decode(msgspec.json.encode(record)) if name not in WIRES else record))
         == []

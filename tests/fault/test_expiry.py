@@ -435,27 +435,3 @@ async def test_many_gaps_are_closed_and_the_count_stays(
             assert await stage.count() == n_expired
             assert await stage.count() == n_expired
         assert await record.fetchval("select numbers::text from arrival") == "{[1,41)}"
-
-
-async def test_a_worker_of_an_earlier_release_has_lost_nothing(config: Config, postgres_dsn: str) -> None:
-    """What it was done with is not known by number; from the next worker's first tally on, all is."""
-    async with (
-        staged(config, postgres_dsn) as stage,
-        sending(config) as sidecar,
-        connected(postgres_dsn) as record,
-    ):
-        await sidecar.send(some(10))
-        await sidecar.tally()
-        await _acked(stage, 10)
-        await stage.take_tallies()
-        await record.execute(
-            "update tally set streamed_at = null; truncate arrival"
-        )  # as it would have left it
-        await sidecar.tally()
-        await stage.take_tallies()
-        assert await stage.count() == 0
-        await sidecar.send(some(4))
-        await sidecar.tally()
-        await stage.take_tallies()
-        await expire(config)
-        assert await stage.count() == 4

@@ -11,7 +11,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer
-from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, decode_directive, encode
+from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, decode_policy_message, encode
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from tests.support.monitor.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold
@@ -90,7 +90,7 @@ async def test_a_killed_monitor_costs_no_policy(
             entry = await bucket.get(DIRECTIVE)
         except RetryError:
             return None
-        return decode_directive(entry.value) if entry else None
+        return decode_policy_message(entry.value) if entry else None
 
     async def issued(at: ManualClock) -> PolicyMessage:
         async with asyncio.timeout(60):

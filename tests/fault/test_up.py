@@ -150,7 +150,7 @@ def test_nothing_that_happens_behind_it_ends_the_serving_path(tmp_path: Path) ->
 
         away = reference.rename(tmp_path / "away")
         up.child("quantdrift", "shadow", "--config").kill()
-        up.wait_for_line("shadow does not run since", str(reference))
+        up.wait_for_line("shadow is down since", str(reference))
         up.serves()
         away.rename(reference)
         up.wait_for_line("shadow runs again")
@@ -160,7 +160,7 @@ def test_nothing_that_happens_behind_it_ends_the_serving_path(tmp_path: Path) ->
         mode = files.stat().st_mode
         files.chmod(0)  # as a full disk: it can neither be read by the server nor written to
         up.child("bin/postgres", "-D").kill()
-        up.wait_for_line("postgres does not run since", "Postgres does not start", "ermission")
+        up.wait_for_line("postgres is down since", "Postgres does not start", "ermission")
         up.serves()
         files.chmod(mode)
         up.wait_for_line("postgres runs again")
@@ -182,15 +182,15 @@ async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the
     (tmp_path / "dsn").write_text(dsn)
     large = "max_bytes = 90000000000000000"
     with _up(tmp_path, f'[storage]\ndsn_file = "dsn"\n[stream]\n{large}\n') as up:
-        up.wait_for_line("db upgrade does not run since", "Postgres is not available")
+        up.wait_for_line("db upgrade is down since", "Postgres is not available")
         up.serves()
         with PostgresServer(tmp_path / "postgres", durable=False) as postgres:
             (tmp_path / "dsn").write_text(postgres.dsn)
             up.wait_for_line("db upgrade runs again")
-            up.wait_for_line("shadow does not run since", "NATS refuses the stream", "stream.max_bytes")
+            up.wait_for_line("shadow is down since", "NATS refuses the stream", "stream.max_bytes")
             up.serves()
             assert "quantdrift is up" not in up.said()
             up.config.write_text(up.config.read_text().replace(large, "max_bytes = 100000000"))
             up.wait_for_line("quantdrift is up")
             up.serves()
-            assert up.said().count("shadow does not run since") == 1, "what repeats is told once"
+            assert up.said().count("shadow is down since") == 1, "what repeats is told once"

@@ -151,7 +151,7 @@ async def test_the_life_of_a_baseline(
     assert " a budget of 10 % " in shown["flip budget"]
     assert " a budget of 0.02 nat " in shown["divergence budget"]
     assert " a baseline of 6,000 exchanges " in shown["flip change"]
-    assert " learns, needs some 4,000 more exchanges  -" in shown["divergence tail"]
+    assert " learning; needs about 4,000 more exchanges  -" in shown["divergence tail"]
     assert shown["mean above p99"].endswith("]")
     assert " nat [" in shown["p99"]
     assert (
@@ -176,7 +176,7 @@ async def test_the_life_of_a_baseline(
     assert await record.fetchval("select n_detectors from fold") == before + 6
 
     code, out, err = await typed(postgres_dsn, tmp_path, "accept", "--model", "digits", "--version", "2")
-    assert (code, "nothing was recorded" in err, "needs some" in out) == (2, True, True)
+    assert (code, "nothing was stored" in err, "needs about" in out) == (2, True, True)
     await stored(record, 6000, first=6500, version=2, flips=0.04)
     await folded(database)
     arguments = (
@@ -316,7 +316,7 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
     code, out, err = await typed(
         postgres_dsn, tmp_path, "accept", "--model", "digits", "--slice", "scanner=faint"
     )
-    assert (code, "watches no signal of digits" in err) == (2, True), err
+    assert (code, "watches none of these signals of digits" in err) == (2, True), err
     assert out.count("not watched, not accepted") == 2
     decided = await record.fetch("select slice_id, kind from baseline where source <> 'learned'")
     assert [tuple(row) for row in decided] == [(ALL_ID, "change")]
@@ -335,7 +335,7 @@ async def test_what_is_not_there_is_named_with_what_is(postgres_dsn: str, tmp_pa
     code, out, err = await typed(postgres_dsn, tmp_path, "list", "--model", "digit")
     assert (code, "models: digits" in err) == (2, True), err
     code, out, err = await typed(postgres_dsn, tmp_path, "list", "--model", "digits")
-    assert (code, "No baselines of these yet" in out) == (0, True), err
+    assert (code, "No such baselines yet" in out) == (0, True), err
 
 
 async def test_a_decision_about_the_baseline_in_force_has_no_content(

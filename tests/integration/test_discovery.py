@@ -305,4 +305,4 @@ async def test_the_command_line_lists_searches_and_shows(
     for command in (("list",), ("show", "1")):
         nobody = await asyncio.to_thread(quantdrift, *command, "--model", "digit")
         assert nobody.returncode == 2
-        assert "knows a model `digit`: did you mean `digits`?" in nobody.stderr
+        assert "has a model `digit`: did you mean `digits`?" in nobody.stderr

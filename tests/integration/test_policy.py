@@ -337,9 +337,9 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
     path = tmp_path / "config.toml"
     path.write_text(f'[stream]\nurl = "{stream.url}"\nname = "{stream.name}"\n')
     nothing = CliRunner().invoke(main, ["policy", "show", "-c", str(path)], catch_exceptions=False)
-    assert "the rates of the configuration hold" in nothing.output
+    assert "the configured rates are in effect" in nothing.output
     nowhere = CliRunner().invoke(main, ["policy", "show", "-c", str(path), "--data", str(tmp_path / "none")])
-    assert (nowhere.exit_code, "holds no `nats.url`" in nowhere.output) == (2, True)
+    assert (nowhere.exit_code, "has no file `nats.url`" in nowhere.output) == (2, True)
     given = msgspec.structs.replace(
         directive(0.25, 0.5, 0.125, 0.125, issued_at=datetime.now(UTC)), lag_factor=0.5
     )
@@ -368,11 +368,11 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
     asyncio.run(put())
     text = CliRunner().invoke(main, ["policy", "show", "-c", str(path)], catch_exceptions=False).output
     for words in (
-        "is followed",
+        "is in effect",
         "4 of 10 items/s",
         "scanner=faint",
         "75.0%",
-        "every rate is 0.5",
+        "every rate is multiplied by 0.5",
         "and 1 more",
     ):
         assert words in text

@@ -14,8 +14,8 @@ from quantdrift.core.sampling.policy_message import (
     DIRECTIVE,
     PolicyMessage,
     PolicySummary,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
     encode,
 )
 from quantdrift.core.stream.connection import Queue
@@ -50,13 +50,13 @@ class Bucket:
         """Return the directive."""
         entry = await self._bucket.get(DIRECTIVE)
         assert entry is not None
-        return decode_directive(entry.value)
+        return decode_policy_message(entry.value)
 
     async def account(self) -> PolicySummary:
         """Return its account."""
         entry = await self._bucket.get(ACCOUNT)
         assert entry is not None
-        return decode_account(entry.value)
+        return decode_policy_summary(entry.value)
 
     async def is_empty(self) -> bool:
         """Return whether nothing was ever given."""

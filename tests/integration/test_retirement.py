@@ -175,7 +175,7 @@ async def test_a_person_decides_and_a_round_that_began_before_writes_nothing(
     assert await active_slices(database) == []
     listed = await quantdrift("list")
     assert "x-scanner=faint" not in listed.stdout
-    assert "1 more expired or were retired: --all shows them" in listed.stdout
+    assert "1 more are expired or retired; --all shows them" in listed.stdout
     everything = json.loads((await quantdrift("list", "--all", "--json")).stdout)["slices"]
     assert ("x-scanner=faint", "retired") in {(one["name"], one["status"]) for one in everything}
     shown = (await quantdrift("show", slice_id)).stdout
@@ -189,7 +189,7 @@ async def test_a_person_decides_and_a_round_that_began_before_writes_nothing(
     assert await record.fetchval("select slice_id from discovery") == int(slice_id)
     assert await record.fetchval("select made_by from discovery_change order by id desc limit 1") == "ben"
     wrong = await quantdrift("retire", "all")
-    assert (wrong.exit_code, "was not discovered" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "is not a discovered slice" in wrong.stderr) == (2, True)
 
 
 async def test_the_fold_follows_once_resumes_and_tells_the_same_when_it_is_folded_again(

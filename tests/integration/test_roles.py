@@ -189,7 +189,7 @@ async def test_a_report_reads_and_notes_that_it_was_written(login: Login) -> Non
 
 
 async def test_roles_can_be_applied_again(postgres_dsn: str, login: Login) -> None:
-    """What an older release granted too much is taken back."""
+    """Rights beyond the documented ones are revoked."""
     dsn = await login(READER)
     connection = await asyncpg.connect(postgres_dsn)
     await connection.execute(f"grant delete on alert to {READER}")

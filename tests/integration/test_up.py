@@ -165,7 +165,7 @@ def test_the_answer_of_another_process_is_not_taken_for_its_own(
             for line in process.stdout:
                 read.append(line)
                 assert not line.startswith("quantdrift is up"), read
-                if "monitor does not run since" in line:
+                if "monitor is down since" in line:
                     assert f"monitor.admin {address} cannot be opened: address already in use" in line
                     break
             assert _Anyone.n_asked > 0

@@ -36,7 +36,7 @@ def test_an_option_is_called_by_its_path_and_a_list_entry_by_its_name() -> None:
         ("models.digits.budget.flip=x", "does not fit: `x` is not a number"),
         ("sampling.central=yes", "does not fit: `yes` is not true or false"),
         ("slices=x", "does not fit: `x` is not a list or table as JSON"),
-        ("models.digits=1", "no single option"),
+        ("models.digits=1", "not a single option"),
         ("monitor=1", "does not fit"),
         ("models.digits.budget.divergence=3", "budget.divergence must be below budget.cap"),
         ("monitor", "KEY=VALUE"),

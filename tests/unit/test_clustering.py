@@ -102,7 +102,7 @@ def _misfit(_: bytes) -> bytes:
     [
         (_cut, "checksum"),
         (_flipped, "checksum"),
-        (_newer, "format 2, this program reads format 1"),
+        (_newer, "format 2, but this release reads format 1"),
         (_misfit, "damaged"),
         (lambda _: b"QD", "no header"),
     ],

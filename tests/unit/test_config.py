@@ -243,13 +243,13 @@ def test_what_contradicts_itself_is_refused_in_words(tmp_path: Path, text: str, 
         ('backend = "https://u:secret@model:8001/v2"', 'write backend = "model:8001"'),
         ('listen = "8000"', 'write listen = "127.0.0.1:8000"'),
         ('admin = ":9464"', 'the host is missing: write admin = "0.0.0.0:9464"'),
-        ('backend = "::1:8001"', 'an IPv6 address stands in brackets: write backend = "[::1]:8001"'),
+        ('backend = "::1:8001"', 'an IPv6 address needs brackets: write backend = "[::1]:8001"'),
         ('backend = "127.0.0.1:99999"', "the highest port is 65535"),
-        ('backend = "127.0.0.1:x"', "the port is no number"),
-        ('backend = "127.0.0.1:"', "the port is no number"),
+        ('backend = "127.0.0.1:x"', "the port is not a number"),
+        ('backend = "127.0.0.1:"', "the port is not a number"),
         ('backend = "127.0.0.1:0"', "nobody can connect to port 0"),
-        ('backend = "a b:8001"', "the host is no name and no IP address"),
-        (f'backend = "{"x" * 70}:8001"', "no name that can be looked up"),
+        ('backend = "a b:8001"', "the host is neither a name nor an IP address"),
+        (f'backend = "{"x" * 70}:8001"', "the host is not a valid name"),
         ('admin = "0.0.0.0:8000"', "give each of them a port of its own"),
         ('[intake]\nlisten = "0.0.0.0:9464"', "give each of them a port of its own"),
         ('[shadow]\nadmin = "9465"', "shadow.admin is `9465`"),
@@ -450,7 +450,7 @@ def test_a_server_that_nothing_is_held_against_is_told(tmp_path: Path) -> None:
 def test_a_sticky_sample_is_told_what_it_costs(tmp_path: Path) -> None:
     """That a user counts once is said before it is deployed, and only then."""
     sticky = load(_file(tmp_path, '[sampling]\nsticky_header = "x-user"'), {})
-    assert any("counts as one observation" in note for note in explain(sticky).notes)
+    assert any("count as one observation" in note for note in explain(sticky).notes)
     assert not any("one observation" in note for note in explain(load(_file(tmp_path, ""), {})).notes)
 
 

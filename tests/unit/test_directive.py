@@ -15,8 +15,8 @@ from quantdrift.core.sampling.policy_message import (
     Refusal,
     RefusedError,
     SliceShare,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
     encode,
     name_of,
 )
@@ -39,7 +39,7 @@ def refusal(wire: bytes, config: Config = CONFIG, now_s: float = NOW_S) -> Refus
 def test_records_come_back_as_they_were() -> None:
     """Directive and account, each by its own decoder."""
     sent = directive(1.0, 0.5, 0.25, 0.125)
-    assert decode_directive(encode(sent)) == sent
+    assert decode_policy_message(encode(sent)) == sent
     share = SliceShare(model="m", name="all", traffic_per_s=1.0, replays_per_s=0.5, evidence_share=1.0)
     account = PolicySummary(
         epoch="m0",
@@ -52,7 +52,7 @@ def test_records_come_back_as_they_were() -> None:
         n_slices=1,
         slices=(share,),
     )
-    assert decode_account(encode(account)) == account
+    assert decode_policy_summary(encode(account)) == account
 
 
 def test_equal_rates_have_one_name_and_others_another() -> None:

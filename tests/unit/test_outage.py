@@ -29,12 +29,12 @@ def test_the_same_reason_is_told_once_in_ten_minutes_another_at_once_and_the_end
     outage.failed("process 11 cannot read x.onnx")
     outage.over()
     outage.over()
-    first = f"shadow does not run since {since}: x.onnx is not there; it is tried again, at least every 30 s"
+    first = f"shadow is down since {since}: x.onnx is not there; it is restarted, at least every 30 s"
     assert [record.getMessage() for record in caplog.records] == [
         first,
         first.replace("x.onnx is not there", "process 1 cannot read x.onnx"),
         first.replace("x.onnx is not there", "process 11 cannot read x.onnx"),
-        "shadow runs again, after 630 s",
+        "shadow runs again after 630 s",
     ]
 
 

@@ -66,7 +66,7 @@ def test_what_is_rarer_than_one_a_day_is_not_called_nothing(config: Path) -> Non
     assert done.exit_code == 0, done.output
     (row, told) = (line for line in done.output.splitlines() if line.strip().startswith("scanner=ghost"))
     assert " 0.0003% " in row
-    assert "samples a day and gets 0.26 requests: join it with others" in told
+    assert "samples a day and gets 0.26 requests: merge it with other slices" in told
 
 
 def test_busy_traffic_is_told_in_plain_numbers(config: Path) -> None:
@@ -119,13 +119,13 @@ def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:
         (("--rps", "1", "--model", "digit"), "did you mean `digits`"),
         (("--rps", "1", "--slice", "scaner=faint=1%"), "no slice `scaner=faint`"),
         (("--rps", "1", "--slice", "contrast<0.5=1%"), "did you mean `contrast<0.05`"),
-        (("--rps", "1", "--slice", "scanner=faint"), "is no NAME=SHARE"),
-        (("--rps", "1", "--slice", "scanner=faint=2"), "is no NAME=SHARE"),
+        (("--rps", "1", "--slice", "scanner=faint"), "is not NAME=SHARE"),
+        (("--rps", "1", "--slice", "scanner=faint=2"), "is not NAME=SHARE"),
         (("--rps", "1", "--stratum", "rare=1%"), "no header stratum `rare`"),
-        (("--rps", "inf"), "no numbers to plan with"),
-        (("--rps", "1", "--shift", "nan"), "no numbers to plan with"),
-        (("--rps", "1", "--allocate"), "--allocate gives out a budget"),
-        (("--rps", "1", "--gpu-share", "0.1"), "--gpu-share goes with --gpu-ms-per-replay"),
+        (("--rps", "inf"), "inf and nan are not allowed"),
+        (("--rps", "1", "--shift", "nan"), "inf and nan are not allowed"),
+        (("--rps", "1", "--allocate"), "--allocate needs a budget"),
+        (("--rps", "1", "--gpu-share", "0.1"), "--gpu-share needs --gpu-ms-per-replay"),
         (("--from-record",), "QUANTDRIFT_DSN"),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_terminal_is_not_flooded_with_slices() -> None:
         figures, models=(msgspec.structs.replace(figures.models[0], slices=many),)
     )
     said = summary(figures)
-    assert "25 more stand in the report" in said
+    assert "25 more are in the report" in said
     assert "s15" not in said
 
 

@@ -1,4 +1,4 @@
-"""A place on the network as an option names it: HOST:PORT, read in one way by every part that listens or connects."""
+"""Network addresses in options, HOST:PORT, with one parser for all code that listens or connects."""
 
 import ipaddress
 import re
@@ -19,7 +19,7 @@ class Address(msgspec.Struct, frozen=True):
     Parameters
     ----------
     host
-        A name or an IP address, of IPv6 without its brackets.
+        A name or an IP address; IPv6 without brackets.
     port
         From 0 to 65535; 0 lets the system choose one to listen on.
     """
@@ -32,19 +32,19 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the host is this machine by its very name: no look-up is needed to connect to it."""
+        """Whether the host is a loopback address or `localhost`, which need no look-up."""
         return all(_ip(host).is_loopback for host in self._reached)
 
     def reaches(self, listener: "Address", *, is_own: bool = False) -> bool:
-        """Return whether to connect to this address is to connect to what listens on `listener`.
+        """Return whether a connection to this address reaches a listener on `listener`.
 
-        Told by what is written alone: a name other than `localhost`, or an address of this machine on the network, may
-        reach a listener on all interfaces all the same.
+        Only the texts are compared: another name than `localhost`, or a network address of this machine, can reach a
+        listener on all interfaces although this returns False.
 
         Parameters
         ----------
         listener
-            Where something listens on this machine.
+            Address of a listener on this machine.
         is_own
             This host is known to be an address of this machine.
         """
@@ -57,7 +57,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def _reached(self) -> frozenset[str]:
-        """The addresses of this machine that a client of this one comes to, or the host as it is."""
+        """The loopback addresses that a local client reaches, or the host unchanged."""
         if self.host.lower() == "localhost":
             return _LOCALHOST
         wild = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client makes of them
@@ -65,14 +65,14 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class AddressError(ValueError):
-    """A text that names no address.
+    """A text that is not a valid address.
 
     Parameters
     ----------
     why
         What is wrong with it.
     form
-        The text that was meant, perhaps. It is told only if it is an address.
+        A suggestion; kept in `instead` only if it is a valid address.
     """
 
     def __init__(self, why: str, form: str = "") -> None:
@@ -81,7 +81,7 @@ class AddressError(ValueError):
 
 
 class _Name:
-    """A host that is no IP address."""
+    """A host that is not an IP address."""
 
     is_loopback = False
 
@@ -109,7 +109,7 @@ def read_address(text: str) -> Address:
     Raises
     ------
     AddressError
-        It names none. The message says what is wrong with it, and the right form is beside it where that can be told.
+        It is not valid. The message says why, and `instead` has a correct form if there is an obvious one.
     """
     scheme = _SCHEME.match(text)
     if scheme:
@@ -121,7 +121,7 @@ def read_address(text: str) -> Address:
     if not host:
         raise AddressError("it must be HOST:PORT, and the host is missing", f"0.0.0.0:{port}")
     if not _PORT.fullmatch(port):
-        raise AddressError("it must be HOST:PORT, and the port is no number")
+        raise AddressError("it must be HOST:PORT, and the port is not a number")
     if int(port) > _MOST_PORT:
         raise AddressError(f"it must be HOST:PORT, and the highest port is {_MOST_PORT}")
     return Address(_host(host, port), int(port))
@@ -131,16 +131,14 @@ def _host(host: str, port: str) -> str:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if isinstance(_ip(bare.partition("%")[0]), ipaddress.IPv6Address):
         if bare == host:
-            raise AddressError(
-                "it must be HOST:PORT, and an IPv6 address stands in brackets", f"[{host}]:{port}"
-            )
+            raise AddressError("it must be HOST:PORT, and an IPv6 address needs brackets", f"[{host}]:{port}")
         return bare
     if bare != host or not _HOST.fullmatch(host):
-        raise AddressError("it must be HOST:PORT, and the host is no name and no IP address")
+        raise AddressError("it must be HOST:PORT, and the host is neither a name nor an IP address")
     try:
         host.encode("idna")
     except UnicodeError as error:
-        raise AddressError("it must be HOST:PORT, and the host is no name that can be looked up") from error
+        raise AddressError("it must be HOST:PORT, and the host is not a valid name") from error
     return host
 
 

@@ -1,4 +1,4 @@
-"""Single options of a loaded configuration set anew: `monitor.pages_per_30_days=1`, `models.digits.budget.flip=0.02`."""
+"""Changes of single options of a loaded configuration, e.g. `monitor.pages_per_30_days=1`, `models.digits.budget.flip=0.02`."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -22,19 +22,19 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
     config
         A checked configuration.
     assignments
-        KEY is a path of names with dots between them; an entry of a list is called by its `name`. VALUE is JSON,
-        or plain text where the option is text.
+        KEY is a path of names separated by dots; an entry of a list is given by its `name`. VALUE is JSON, or plain
+        text if the option is text.
 
     Raises
     ------
     OperatorError
-        A key is not known (the nearest known name is given), a value does not fit, or options contradict each
-        other then.
+        A key is unknown (the error gives the nearest known name), a value is invalid, or options contradict each
+        other.
     """
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals:
-            raise OperatorError(f"`{assignment}` sets nothing: write it KEY=VALUE")
+            raise OperatorError(f"`{assignment}` has no value: write KEY=VALUE")
         document = msgspec.to_builtins(config)
         place, option = _place(document, key)
         try:
@@ -50,7 +50,7 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
 
 
 def _value(text: str, before: Any) -> Any:
-    """Return what `text` says in JSON, in place of `before`."""
+    """Return the JSON value of `text`; `before` is the old value, for the error."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -59,14 +59,14 @@ def _value(text: str, before: Any) -> Any:
 
 
 def _place(document: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """Return the table that holds an option, and the option's name in it."""
+    """Return the table of an option, and the option's name in it."""
     *parents, option = key.split(".")
     table: Any = document
     for depth, name in enumerate(parents):
         table = _entry(table, name, ".".join(parents[:depth]))
     if not isinstance(table, dict) or option not in table:
         _entry(table, option, ".".join(parents))
-        raise OperatorError(f"`{key}` is no single option: name one inside it")
+        raise OperatorError(f"`{key}` is not a single option: name one inside it")
     return table, option
 
 

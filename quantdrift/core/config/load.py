@@ -25,7 +25,7 @@ PREFIX = "QUANTDRIFT__"
 
 
 class Role(StrEnum):
-    """A process, by what it may know."""
+    """A process, which decides which secrets it may read."""
 
     SIDECAR = "sidecar"
     SHADOW = "shadow"
@@ -35,7 +35,7 @@ class Role(StrEnum):
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """What must never be logged or stood in a configuration file. Its `repr` shows nothing."""
+    """Values that must never be logged or written in a configuration file. Their `repr` shows nothing."""
 
     dsn: str = ""
     hmac_key: bytes = b""
@@ -49,7 +49,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration in `path` and `models.d/` beside it, with the environment's overrides.
+    """Return the configuration in `path` and the directory `models.d/` next to it, with overrides from the environment.
 
     `QUANTDRIFT__SECTION__OPTION=value` overrides one option; lists and tables are given as JSON. Relative paths
     of files stay relative to the configuration file and are resolved here. Slices by header add header strata where
@@ -90,7 +90,7 @@ def _refused(path: Path, found: Iterable[str]) -> OperatorError:
 
 
 def _variables(problem: str, overridden: Mapping[str, tuple[Key, ...]]) -> str:
-    """Return which variables of the environment set the options that a problem names."""
+    """Return the environment variables that set the options in a problem, in words."""
     named = [
         name
         for name, option in overridden.items()
@@ -100,7 +100,7 @@ def _variables(problem: str, overridden: Mapping[str, tuple[Key, ...]]) -> str:
 
 
 def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | None = None) -> Secrets:
-    """Return the secrets that `role` may know, from files or the environment.
+    """Return the secrets that `role` may read, from files or the environment.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
         asking.append(f"intake.ext_proc at {intake.ext_proc}, no loopback address")
     if asking and not token:
         raise OperatorError(
-            f"callers must give a token with {' and with '.join(asking)}: set QUANTDRIFT_INTAKE_TOKEN or "
+            f"a token is required with {' and with '.join(asking)}: set QUANTDRIFT_INTAKE_TOKEN or "
             "intake.token_file"
         )
     return token

@@ -1,7 +1,7 @@
-"""The files that make a configuration: the main one, and one per model in `models.d/` beside it.
+"""The files of a configuration: the main file, and one part per model in the directory `models.d/` next to it.
 
-A part holds `[[models]]` and `[[slices]]` alone. It may be mounted, added and taken away by itself, as teams come and
-go; everything that belongs to the whole installation stands in the main file.
+A part contains only `[[models]]` and `[[slices]]`, so that teams can mount, add and remove theirs separately. Options of
+the whole installation are in the main file.
 """
 
 import tomllib
@@ -18,7 +18,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class Parts(NamedTuple):
-    """What the files hold together.
+    """The merged document of all files.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def read_parts(path: Path) -> Parts:
     Raises
     ------
     OperatorError
-        A file cannot be read, or a part holds anything else.
+        A file cannot be read, or a part contains anything else.
     """
     document = _read(path)
     origins: dict[tuple[str | int, ...], Path] = {}
@@ -48,7 +48,7 @@ def read_parts(path: Path) -> Parts:
         found = _read(part)
         if other := sorted(set(found) - set(_LISTS)):
             raise OperatorError(
-                f"{part}: a file in {DIRECTORY} holds [[models]] and [[slices]] alone, not `{other[0]}`"
+                f"{part}: a file in {DIRECTORY} may contain only [[models]] and [[slices]], not `{other[0]}`"
             )
         for name in _LISTS:
             more = found.get(name, [])
@@ -59,7 +59,7 @@ def read_parts(path: Path) -> Parts:
 
 
 def signature(path: Path) -> Signature:
-    """Return what tells whether any of the files has changed: names, times, sizes and places of all of them."""
+    """Return names, times, inodes and sizes of all files; it changes when any of them changes."""
     found = []
     for one in (path, *_parts(path)):
         try:
@@ -71,7 +71,7 @@ def signature(path: Path) -> Signature:
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return the parts. Hidden files are none: a mounted ConfigMap keeps its versions in such."""
+    """Return the parts, without hidden files, in which a mounted ConfigMap keeps its versions."""
     try:
         return sorted(
             one
@@ -107,5 +107,5 @@ def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
     if more:
         whole = document.setdefault(name, [])
         if not isinstance(whole, list):
-            raise OperatorError(f"{part}: `{name}` of the main file is no list")
+            raise OperatorError(f"{part}: `{name}` in the main file is not a list")
         whole.extend(more)

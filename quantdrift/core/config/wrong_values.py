@@ -1,4 +1,4 @@
-"""Says which keys of a configuration are unknown and which values do not fit, all of them at once."""
+"""Validation of a configuration document: reports all unknown keys and invalid values at once."""
 
 import difflib
 import re
@@ -14,12 +14,12 @@ _MOST_SHOWN = 64
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """What is wrong at one place of a document.
+    """An error at one place of a document.
 
     Parameters
     ----------
     keys
-        The way to it: names of tables and options, and numbers of list entries.
+        Path to the place: names of tables and options, and indices of list entries.
     text
         What is wrong, and what is allowed.
     """
@@ -36,7 +36,7 @@ def struct_in(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def misfits(document: Any, kind: type[msgspec.Struct]) -> Iterator[Misfit]:
-    """Return what in `document` does not fit `kind`: unknown and missing keys, wrong types, values out of bounds."""
+    """Yield the errors of `document` as a `kind`: unknown and missing keys, wrong types, values out of bounds."""
     yield from _table(document, kind, (), "")
 
 
@@ -82,7 +82,7 @@ def _value(value: Any, hint: Any, keys: tuple[Key, ...], path: str) -> Iterator[
 
 
 def allowed(hint: Any) -> str:
-    """Return in words which values a type takes."""
+    """Return in words which values a type allows."""
     return _allowed(inspect.type_info(hint))
 
 
@@ -131,7 +131,7 @@ def _number(info: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as it would stand in the file, without credentials, cut where it is long."""
+    """Return a value as written in the file, without credentials and with a limited length."""
     text = f"{value:g}" if isinstance(value, float) else msgspec.json.encode(value).decode()
     text = re.sub(r"//[^@/,]*@", "//", text)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

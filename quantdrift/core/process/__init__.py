@@ -1,1 +1,1 @@
-"""Processes: running one, keeping child processes alive, the admin port, the embedded NATS server."""
+"""Process tools: event loop and stop signal, child processes, the admin port, the embedded NATS server."""

@@ -1,4 +1,4 @@
-"""The admin port of every role: /livez, /readyz and /metrics, served by aiohttp."""
+"""The admin port of every process: /livez, /readyz and /metrics, served by aiohttp."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -12,26 +12,26 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
 
 INSTANCE: Final = "QUANTDRIFT_INSTANCE"
-"""Variable of the environment whose value /readyz repeats: who starts a process knows its answers by it."""
+"""Environment variable whose value /readyz returns, so that a parent can identify its own child process."""
 INSTANCE_HEADER: Final = "Quantdrift-Instance"
-_BODY_BYTES: Final = 4096  # no route has content that is read
+_BODY_BYTES: Final = 4096  # no route reads a body
 
 
 class Admin:
-    """Serves liveness, readiness and metrics.
+    """HTTP server for liveness, readiness and metrics.
 
     Parameters
     ----------
     option
-        Where the configuration has the address, for the error.
+        Name of the option with the address, for the error.
     address
-        HOST:PORT; port 0 takes a free one, told by `port` after `start`.
+        HOST:PORT; port 0 takes a free one, which `port` gives after `start`.
     ready
-        Says whether the process does its work; asked at each request.
+        Returns whether the process is ready; called at each request.
     more
-        What else is served there.
+        Additional routes.
     limits
-        What callers may hold: whoever reaches the port may be anybody.
+        Limits for callers, which are not trusted.
     """
 
     def __init__(

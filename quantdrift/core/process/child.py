@@ -1,7 +1,4 @@
-"""A child process that is kept running: started again whenever it dies, and never left behind.
-
-Child processes that die with their owner, however it died.
-"""
+"""A child process that is restarted whenever it ends, and that ends with its parent, however that ended."""
 
 import asyncio
 import contextlib
@@ -14,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quantdrift.core.process.run import Stop
 
-# Runs before the program in the child's place: no Python code may run between fork and exec of a threaded parent.
-# argv: parent's pid, signal, program, its arguments. A parent that died meanwhile is noticed by its pid.
+# Runs in the child before the program, because no Python code may run between fork and exec of a threaded parent.
+# argv: pid of the parent, signal, program, its arguments. The pid shows whether the parent died in the meantime.
 _LEASH = """\
 import ctypes, os, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
@@ -27,17 +24,15 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def leashed(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
-    """Return the command that runs `command`, under the same process id, and is sent a signal when its owner ends.
+    """Return the command that runs `command` with the same process id, and gets a signal when its parent ends.
 
-    The kernel (Linux: PR_SET_PDEATHSIG; elsewhere there is no leash) means the owner's thread: start children from
-    a thread that lives as long as the process, which is the main thread.
+    It uses PR_SET_PDEATHSIG of Linux; on other systems no signal is sent. The kernel sends it when the *thread* that
+    started the child ends: start children from the main thread.
 
     Parameters
     ----------
     command
         Absolute path of the program, then its arguments.
-    number
-        The signal.
     """
     return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(int(number)), *command]
 
@@ -48,11 +43,11 @@ _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0
 _STEADY_S = 30.0
 _LONGEST_LINE = 65_536
-_LAST_WORDS_S = 1.0  # how long what a child has written is waited for once it has ended
+_LAST_WORDS_S = 1.0  # wait for the rest of its output after a child ended
 
 
 def ending(code: int) -> str:
-    """Return in words how a process ended that left this exit code."""
+    """Return in words how a process with this exit code ended."""
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):
@@ -61,36 +56,34 @@ def ending(code: int) -> str:
 
 
 class Child:
-    """Keeps one process running.
+    """One child process, which is restarted whenever it ends.
 
-    It has a session of its own, so that Ctrl-C reaches the owner alone, which ends its children in their order.
+    It runs in its own session, so that Ctrl-C reaches only the parent, which stops its children in order.
 
     Parameters
     ----------
     name
-        Shown in logs and metrics.
+        Name in logs and metrics.
     module
-        What `python -m` runs.
-    arguments
-        Its arguments.
+        Module that `python -m` runs.
     environment
-        The whole of its environment.
+        The complete environment.
     fds
-        Files that it inherits.
+        File descriptors that it inherits.
     orphan
-        Signal that it is sent when the owner dies, however that died.
+        Signal that it gets when the parent dies.
     on_death
-        Called when it has ended unasked.
+        Called when it ended without being asked to.
     final
-        Exit code after which it is not started again: a person must act first. None: always again.
+        Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
-        Bounds the growing pause before it is started again.
+        Limit of the growing pause before a restart.
     told
-        Called with how it ended ("ended with exit code 1"), its exit code, or None where it could not be started, and
-        after which pause it is started again. None: that is a line in the log.
+        Called after each end with how it ended ("ended with exit code 1"), its exit code (None if it could not be
+        started), and the pause before the restart. None: log these.
     heard
-        Called with each line that it writes, by file (1: stdout, 2: stderr). Files that are not there are those of
-        the owner: a child that must not wait for its owner has them all from there.
+        Called with each line of output, by file descriptor (1: stdout, 2: stderr). The child inherits the others from
+        the parent; a child that must never wait for its parent inherits both.
 
     Attributes
     ----------
@@ -126,12 +119,12 @@ class Child:
         self._ending = Stop()
 
     async def run(self) -> int:
-        """Start it, again whenever it dies, after a growing pause.
+        """Start it, and restart it after a growing pause whenever it ends.
 
         Returns
         -------
         int
-            Its last exit code: once it was told to end and has ended, or when that is the final one.
+            The last exit code, once it ended on request or with the exit code `final`.
         """
         loop = asyncio.get_running_loop()
         pause_s = _FIRST_PAUSE_S
@@ -139,7 +132,7 @@ class Child:
             started_s = loop.time()
             try:
                 code = await self._run_once()
-            except OSError as error:  # no memory, no process or no file left: that passes
+            except OSError as error:  # out of memory, processes or files: a retry may succeed
                 self._told(f"cannot be started ({error})", None, pause_s)
             else:
                 if self._ending.is_set() or code == self.final:
@@ -162,7 +155,7 @@ class Child:
             stderr=PIPE if 2 in self._heard else None,
         )
         if self._ending.is_set():
-            process.terminate()  # told to end while it was being started
+            process.terminate()  # asked to end while it was starting
         listening = [
             asyncio.create_task(_listen(stream, self._heard[file]))
             for file, stream in ((1, process.stdout), (2, process.stderr))
@@ -171,32 +164,32 @@ class Child:
         code = await process.wait()
         self._process = None
         if listening:
-            # What it started may live on, and keep the file open.
+            # Its own children may still run and keep the file open.
             _, late = await asyncio.wait(listening, timeout=_LAST_WORDS_S)
             for task in late:
                 task.cancel()
         return code
 
     def _log(self, how: str, _code: int | None, pause_s: float) -> None:
-        _LOG.error("%s %s: again in %g s", self.name, how, pause_s)
+        _LOG.error("%s %s; restarting in %g s", self.name, how, pause_s)
 
     def terminate(self) -> None:
         """Ask it to end."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill it."""
         self._end(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
         self._ending.set()
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and is not waited for yet
+            with contextlib.suppress(ProcessLookupError):  # it has ended, but was not waited for yet
                 self._process.send_signal(number)
 
 
 async def _listen(stream: asyncio.StreamReader, heard: Callable[[bytes], None]) -> None:
-    """Hand on line by line what comes; one that is too long comes in parts."""
+    """Pass on the output line by line; a line above 64 KiB is passed on in parts."""
     rest = b""
     while part := await stream.read(_LONGEST_LINE):
         *lines, rest = (rest + part).split(b"\n")

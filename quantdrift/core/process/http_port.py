@@ -1,8 +1,8 @@
-"""An HTTP port with bounds on what its callers may hold: aiohttp, which is given whole heads alone.
+"""An aiohttp server with limits on the connections and the memory that its callers can use.
 
-aiohttp bounds single header fields, and neither a head nor the number of connections: one caller who sends 128 long
-fields and no end of them costs 2 MiB. Here a head is held as it came until it is complete, so an unfinished one costs
-its own bytes.
+aiohttp limits single header fields, but neither the whole head nor the number of connections: a caller who sends 128
+long fields without end costs 2 MiB. Here a head is buffered until it is complete and only then given to aiohttp, so that
+an incomplete one costs its own bytes only.
 """
 
 import asyncio
@@ -15,28 +15,29 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 _END = b"\r\n\r\n"
-_UNREAD_BYTES = 1 << 20  # of content that no handler reads: whoever sends more is cut off
+_UNREAD_BYTES = 1 << 20  # of a body that no handler reads; a caller who sends more is disconnected
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _LOG = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
-    """What a port lets its callers hold.
+    """Limits of a port.
 
     Parameters
     ----------
     connections
-        Open at the same time. One more closes the one that has waited longest without a whole request; where all have
-        one in hand, the new one is closed. It is above what the event loop accepts in one turn, so that a connection
-        is not closed before it was read.
+        Open connections. One more closes the one that has waited longest without a complete request; if all have a
+        request in progress, the new one is closed. The limit is above the number that the event loop accepts in one
+        turn, so that no connection is closed before it was read.
     head_bytes
-        Of one head; above it the answer is 431.
+        Size of one head; above it the answer is 431.
     heads_bytes
-        Of all heads that are incomplete or not answered; above it those that have waited longest are closed.
+        Size of all heads that are incomplete or unanswered; above it the connections that have waited longest are
+        closed.
     head_s
-        From the first byte of a head, or from the beginning of a connection, to the end of the head.
+        Time from the first byte of a head, or from the start of a connection, to the end of the head.
     idle_s
-        From an answer to the next request. It is above the time after which common clients let go of a connection.
+        Time from an answer to the next request. It is above the time after which common clients close a connection.
     """
 
     connections: int = 256
@@ -50,27 +51,25 @@ LIMITS = Limits()
 
 
 class HttpPort:
-    """Serves an application within limits.
+    """An HTTP server for an application, with limits.
 
     Parameters
     ----------
     app
-        What is served; it gets one more middleware, the outermost.
-    limits
-        What callers may hold.
+        The application; it gets one more middleware, the outermost.
     options
-        Of aiohttp's runner, beside those that the limits give.
+        More options for aiohttp's runner.
     """
 
     def __init__(self, app: web.Application, limits: Limits = LIMITS, **options: Any) -> None:
-        self._room = _Room(limits)
+        self._usage = _Usage(limits)
         self._connections: dict[web.RequestHandler, _Connection] = {}
         self._server: asyncio.Server | None = None
 
         @web.middleware
         async def noted(request: web.Request, handler: Handler) -> web.StreamResponse:
             connection = self._connections.get(request.protocol)
-            if connection is None:  # closed meanwhile
+            if connection is None:  # closed in the meantime
                 return await handler(request)
             connection.begin(request.content)
             try:
@@ -110,31 +109,31 @@ class HttpPort:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Listen no more, and end every connection."""
+        """Stop listening and close every connection."""
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()
 
     def _accept(self) -> "_Connection":
         assert self._runner.server is not None
-        return _Connection(self._runner.server, self._room, self._connections)
+        return _Connection(self._runner.server, self._usage, self._connections)
 
 
-class _Room:
-    """What all connections of a port hold together."""
+class _Usage:
+    """Connections and buffered bytes of a port, against its limits."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: set[_Connection] = set()
-        self._waiting: dict[_Connection, None] = {}  # without a whole request, the longest waiting first
+        self._waiting: dict[_Connection, None] = {}  # without a complete request, the longest waiting first
         self._heads_bytes = 0
 
     def enter(self, connection: "_Connection") -> bool:
-        """Count a new connection; return whether there is room for it."""
+        """Add a new connection; return whether the limit allows it."""
         if len(self._open) >= self.limits.connections:
             _LOG.warning(
-                "an HTTP port has %d open connections, its limit: the one that has waited longest without a whole "
-                "request is closed",
+                "an HTTP port has reached its limit of %d open connections: the one that has waited longest without a "
+                "complete request is closed",
                 len(self._open),
             )
             if not self._shed():
@@ -144,28 +143,28 @@ class _Room:
         return True
 
     def leave(self, connection: "_Connection") -> None:
-        """Count a connection no more."""
+        """Remove a connection."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
     def wait(self, connection: "_Connection") -> None:
-        """Take note that a connection has no whole request from now on."""
+        """Record that a connection has no complete request from now on."""
         self._waiting.pop(connection, None)
         self._waiting[connection] = None
 
     def work(self, connection: "_Connection") -> None:
-        """Take note that a connection has a whole request."""
+        """Record that a connection has a complete request."""
         self._waiting.pop(connection, None)
 
     def take(self, n_bytes: int) -> bool:
-        """Hold so many bytes more of heads; return whether there is room for them."""
+        """Add buffered bytes of heads; return whether the limit allows them."""
         self._heads_bytes += n_bytes
         while self._heads_bytes > self.limits.heads_bytes and self._shed():
             pass
         return self._heads_bytes <= self.limits.heads_bytes
 
     def give(self, n_bytes: int) -> None:
-        """Hold so many bytes fewer."""
+        """Subtract buffered bytes."""
         self._heads_bytes -= n_bytes
 
     def _shed(self) -> bool:
@@ -177,27 +176,27 @@ class _Room:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: gives aiohttp a head when it is whole, and content when its request is being handled."""
+    """One connection: gives aiohttp a head once it is complete, and the body once its request is being handled."""
 
     def __init__(
-        self, server: web.Server, room: _Room, connections: "dict[web.RequestHandler, _Connection]"
+        self, server: web.Server, usage: _Usage, connections: "dict[web.RequestHandler, _Connection]"
     ) -> None:
         self._handler = server()
-        self._room = room
-        self._limits = room.limits
+        self._usage = usage
+        self._limits = usage.limits
         self._connections = connections
         self._transport: asyncio.Transport | None = None  # None: refused, dropped or lost
         self._timer: asyncio.TimerHandle | None = None
-        self._content: StreamReader | None = None  # of the request in hand, or of the last one
-        self._has_request = False  # from its whole head to its answer
-        self._held = bytearray()  # what aiohttp has not been given
+        self._content: StreamReader | None = None  # of the current request, or of the last one
+        self._has_request = False  # from its complete head to its answer
+        self._held = bytearray()  # not given to aiohttp yet
         self._n_searched = 0
         self._n_taken = 0
         self._n_unread = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
-        if not self._room.enter(self):
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not derive from it
+        if not self._usage.enter(self):
             self.drop()
             return
         self._connections[self._handler] = self
@@ -205,7 +204,7 @@ class _Connection(asyncio.Protocol):
         self._handler.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._let_go()
+        self._release()
         self._handler.connection_lost(exc)
 
     def eof_received(self) -> None:
@@ -227,23 +226,23 @@ class _Connection(asyncio.Protocol):
             self._expect(self._limits.head_s)
         self._held += data
         self._n_taken += len(data)
-        if not self._room.take(len(data)):
+        if not self._usage.take(len(data)):
             self.drop()
         if self._transport is None:
             return
         if not self._has_request:
             self._read()
         elif len(self._held) > self._limits.head_bytes:
-            self._transport.pause_reading()  # until the request in hand asks for its content, or has its answer
+            self._transport.pause_reading()  # until the current request reads its body or is answered
 
     def begin(self, content: StreamReader) -> None:
-        """Take note that a request is being handled."""
+        """Record that a request is being handled."""
         self._has_request = True
         self._content = content
         self._n_unread = 0
         if self._transport is None:
             return
-        self._room.work(self)
+        self._usage.work(self)
         self._stop_timer()
         if self._held and not content.is_eof():
             data = bytes(self._held)
@@ -253,12 +252,12 @@ class _Connection(asyncio.Protocol):
             self._handler.data_received(data)
 
     def end(self) -> None:
-        """Take note that a request has its answer, which is still to be sent."""
+        """Record that a request has its answer, which may not be sent yet."""
         self._has_request = False
         if self._transport is None:
             return
         self._settle(len(self._held))
-        self._room.wait(self)
+        self._usage.wait(self)
         is_read = self._content is None or self._content.is_eof()
         self._expect(self._limits.idle_s if is_read and not self._held else self._limits.head_s)
         if is_read:
@@ -268,22 +267,22 @@ class _Connection(asyncio.Protocol):
     def drop(self) -> None:
         """Close it at once."""
         transport = self._transport
-        self._let_go()
+        self._release()
         if transport is not None:
             transport.abort()
 
     def _pass_on(self, data: bytes) -> None:
-        """Give aiohttp content; of a request that has its answer already not without end."""
+        """Give aiohttp a part of the body; if the request is answered already, only up to a limit."""
         assert self._transport is not None
         if not self._has_request:
             self._n_unread += len(data)
             if self._n_unread > _UNREAD_BYTES:
-                self._transport.close()  # the answer is sent still; the timer goes on
+                self._transport.close()  # the answer is still sent; the timer continues
                 return
         self._handler.data_received(data)
 
     def _read(self) -> None:
-        """Give aiohttp the head that is held, if it is whole."""
+        """Give aiohttp the buffered head if it is complete."""
         assert self._transport is not None
         end = self._held.find(_END, self._n_searched)
         n_bytes = len(self._held) if end < 0 else end + len(_END)
@@ -291,7 +290,7 @@ class _Connection(asyncio.Protocol):
             self._held.clear()
             self._settle(0)
             self._transport.write(_TOO_LONG)
-            self._transport.close()  # the timer goes on: nobody may read the answer
+            self._transport.close()  # the timer continues, because the peer may not read the answer
         elif end < 0:
             self._n_searched = max(0, n_bytes - len(_END) + 1)
         else:
@@ -299,7 +298,7 @@ class _Connection(asyncio.Protocol):
             del self._held[:n_bytes]
             self._n_searched = 0
             self._has_request = True
-            self._room.work(self)
+            self._usage.work(self)
             self._handler.data_received(head)
 
     def _expect(self, within_s: float) -> None:
@@ -312,28 +311,28 @@ class _Connection(asyncio.Protocol):
             self._timer = None
 
     def _settle(self, n_taken: int) -> None:
-        """Hold no more than so many bytes."""
-        self._room.give(self._n_taken - n_taken)
+        """Set the number of buffered bytes that are counted."""
+        self._usage.give(self._n_taken - n_taken)
         self._n_taken = n_taken
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._stop_timer()
         self._transport = None
         self._held.clear()
         self._settle(0)
-        self._room.leave(self)
+        self._usage.leave(self)
         self._connections.pop(self._handler, None)
 
 
 class _WithoutContent(logging.Filter):
-    """Leaves out what a caller has sent: a path or a header field of a head that cannot be read may be a secret."""
+    """Removes what a caller sent from errors about an unreadable head: a path or header field may be a secret."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True: each record is shown."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-            record.msg = f"{record.getMessage()}: it cannot be read ({type(error).__name__})"
+            record.msg = f"{record.getMessage()}: the request cannot be read ({type(error).__name__})"
             record.args, record.exc_info = None, None
         return True
 

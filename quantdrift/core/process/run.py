@@ -1,4 +1,4 @@
-"""One way to run a long-lived process: an event loop, a stop that SIGTERM sets, and a deadline after it."""
+"""Main loop of a process: an event loop, a stop that SIGTERM sets, a deadline after it, and supervised tasks."""
 
 import asyncio
 import logging
@@ -10,21 +10,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class Stop:
-    """Says that the process should end; waiting for it is cheap."""
+    """The request to end the process. Waiting for it costs no polling."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Ask everybody to end."""
+        """Request the end."""
         self._event.set()
 
     def is_set(self) -> bool:
-        """Return whether the end was asked for."""
+        """Return whether the end was requested."""
         return self._event.is_set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the end is asked for, or `timeout_s` passed; return whether it was."""
+        """Wait until the end is requested or `timeout_s` is over; return whether it was requested."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()
@@ -36,8 +36,8 @@ class Stop:
 def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -> int:
     """Run `main` to its end and return its exit code.
 
-    The first SIGTERM or SIGINT sets the `Stop`; `grace_s` later the process ends whatever is still going on, with
-    exit code 1. A second signal ends it at once.
+    The first SIGTERM or SIGINT sets the `Stop`. If `main` has not returned `grace_s` later, the process exits with
+    code 1. A second signal ends it at once.
     """
 
     async def supervised() -> int:
@@ -47,7 +47,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
         def asked(number: int) -> None:
             if stop.is_set():
                 os._exit(128 + number)
-            _LOG.info("%s: finishing", signal.Signals(number).name)
+            _LOG.info("%s received: finishing", signal.Signals(number).name)
             stop.set()
             loop.call_later(grace_s, _give_up, grace_s)
 
@@ -56,30 +56,30 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
         return await main(stop)
 
     try:
-        import uvloop  # noqa: PLC0415 - absent on some platforms; asyncio does as well
+        import uvloop  # noqa: PLC0415 - missing on some platforms, where asyncio works too
     except ImportError:  # pragma: no cover
         return asyncio.run(supervised())
     return int(uvloop.run(supervised()))
 
 
 def _give_up(grace_s: float) -> None:
-    _LOG.error("not finished %g s after the signal: ending", grace_s)
+    _LOG.error("not finished %g s after the signal: exiting", grace_s)
     os._exit(1)
 
 
 async def supervise(
     name: str, work: Callable[[], Awaitable[None]], stop: Stop, *, retry_s: float = 1.0
 ) -> None:
-    """Keep `work` running until `stop`: an error is logged and it starts again after a growing pause.
+    """Run `work` until `stop`; after an error, log it and run it again after a growing pause (at most 30 s).
 
-    This is one of the two places that catch everything: nothing of ours may end a process over one bad turn.
+    This is one of the two places that catch every exception, so that one error does not end the process.
     """
     pause_s = retry_s
     while not stop.is_set():
         try:
             await work()
         except Exception:  # noqa: BLE001 - the top of a supervised task
-            _LOG.exception("%s failed: again in %g s", name, pause_s)
+            _LOG.exception("%s failed; retrying in %g s", name, pause_s)
             await stop.wait(pause_s)
             pause_s = min(pause_s * 2, 30.0)
         else:

@@ -1,1 +1,1 @@
-"""What sidecars and the monitor share about sampling: rates, inclusion probabilities, policy messages, pauses."""
+"""Sampling code of sidecars and monitor: rates, inclusion probabilities, policy messages, pauses."""

@@ -1,11 +1,11 @@
-"""What a sampling policy gives an exchange, and the bounds that it gives the items of a slice.
+"""Inclusion probabilities of a sampling policy, and their bounds for the items of a slice.
 
-An exchange in header stratum h and in the body strata B is taken with total probability
+An exchange in header stratum h and in the body strata B is sampled with total probability
 
     pi = min(rate of h, max over b in B of rate of b) = pi1 * pi2
 
-by two independent draws u1 < pi1 = rate of h and u2 < pi2. The maximum, not the product, of the body strata's rates:
-boosts overlap, and an item of two boosted slices is not wanted twice.
+by two independent random numbers, u1 < pi1 = rate of h and u2 < pi2. The rates of the body strata enter as their
+maximum and not as a product, because boosts overlap, and an item of two boosted slices is not needed twice.
 """
 
 from collections.abc import Mapping
@@ -17,35 +17,32 @@ _CAPTURED = ("header.", "parameter.", "json.")
 
 
 def known_at_capture(condition: Predicate) -> bool:
-    """Return whether a sidecar can see what a condition asks for: model, attributes, margins; no features or clusters."""
+    """Return whether a sidecar can check a condition: on model, attributes or margins, but not on features or clusters."""
     return condition.key.startswith(_CAPTURED) or condition.key in {MARGIN, MODEL}
 
 
 def of_model(where: tuple[Predicate, ...], model: str) -> tuple[Predicate, ...]:
-    """Return the conditions of a slice together with the one that it is of this model, as a body stratum tells it."""
+    """Return the conditions of a slice with one more on the model, in the form of a body stratum."""
     return (*where, Predicate(key=MODEL, equals=model))
 
 
 def second_rate(total: float, pi1: float) -> float:
-    """Return pi2, so that pi1 * pi2 = min(pi1, total); 0 where the first phase takes nothing."""
+    """Return pi2 such that pi1 * pi2 = min(pi1, total); 0 if the first phase samples nothing."""
     return min(1.0, total / pi1) if pi1 > 0 else 0.0
 
 
 def smallest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
-    """Return c: a positive lower bound of the inclusion probability of every item of a slice that can be taken.
+    """Return c, a positive lower bound of the inclusion probability of every item of a slice that can be sampled.
 
-    Weights are v = c / pi <= 1. A header stratum whose conditions contradict the slice's is passed over, and the
-    walk ends at the first that takes the slice whole; what is not known to be apart counts. A body stratum counts
-    where the slice lies inside it. Strata with rate 0 take nothing and have no weight.
+    Weights are v = c / pi <= 1. Only header strata that `reachable_strata` returns count, and only body strata that
+    contain the whole slice. Strata with rate 0 sample nothing and have no weight.
 
     Parameters
     ----------
     where
-        The slice's conditions, with `of_model`: without it a stratum of a model is not known to hold the slice. One
-        on the candidate's margin is of an item, the policy's are of the smallest in its
-        exchange: the item's upper end alone is known of it.
-    policy
-        The rates of the epoch.
+        Conditions of the slice, with `of_model`; otherwise a stratum of a model is not known to contain the slice. A
+        condition on the candidate's margin is about one item, but that of a policy is about the smallest margin of the
+        exchange, of which only the upper end of the item's interval is a bound.
     """
     sure = max((b.rate for b in policy.body_strata if _inside(where, b)), default=0.0)
     if sure == 0:
@@ -63,15 +60,8 @@ def largest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
 def reachable_strata(where: tuple[Predicate, ...], policy: Policy) -> tuple[HeaderStratum, ...]:
     """Return the header strata that items of a slice may fall into, in the policy's order.
 
-    A stratum whose conditions contradict the slice's is passed over, and the walk ends at the first that takes the
-    slice whole; what is not known to be apart is reachable.
-
-    Parameters
-    ----------
-    where
-        The slice's conditions.
-    policy
-        The rates of the epoch.
+    A stratum whose conditions contradict those of the slice is skipped. The list ends with the first stratum that
+    contains the whole slice. A stratum that is not known to be disjoint counts as reachable.
     """
     wanted = _wanted(where)
     found: list[HeaderStratum] = []
@@ -107,7 +97,7 @@ def _inside(where: tuple[Predicate, ...], body: BodyStratum) -> bool:
     high = min((p.high for p in where if p.key == MARGIN and p.high is not None), default=None)
     for condition in body.where:
         if condition.key == MARGIN:
-            # Nothing is known of a margin's lower end: the exchange may hold an item with a smaller one.
+            # There is no lower bound of the margin: the exchange may contain an item with a smaller one.
             if condition.low is not None and condition.low > 0:
                 return False
             if condition.high is not None and (high is None or high > condition.high):

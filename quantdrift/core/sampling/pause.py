@@ -1,4 +1,4 @@
-"""A pause of sampling, for everything or for some models, as the fleet's bucket and a sidecar's own files hold it."""
+"""Pauses of sampling, for all models or some, as stored in the bucket of the fleet and in files of a sidecar."""
 
 from datetime import datetime
 from typing import Annotated, Self
@@ -13,26 +13,26 @@ MOST_MODELS = 200
 
 
 class PauseError(QuantdriftError):
-    """Bytes that are no pause, or one that cannot be."""
+    """Bytes that are not a valid pause, or a pause above the limits."""
 
 
-# A person may write one: a time without a zone cannot be compared with now.
+# A person may write the file, and a time without a zone cannot be compared with the current time.
 _Aware = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has stopped it, and for how long.
+    """One order to pause.
 
     Parameters
     ----------
     by
-        Who.
+        Name of the person.
     at
-        When; aware, UTC.
+        Aware, UTC.
     until
-        When it ends by itself; aware. None: it is resumed by hand.
+        When the pause ends, aware; None: when somebody resumes.
     reason
-        In that person's words, or empty.
+        In the person's words, or empty.
     """
 
     by: str
@@ -41,50 +41,50 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
     def holds(self, now: datetime) -> bool:
-        """Return whether it is in force."""
+        """Return whether the pause is in effect."""
         return self.until is None or now < self.until
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not sampled.
+    """All pauses.
 
     Parameters
     ----------
     everything
-        Stops all sampling, or None.
+        Pause of all sampling, if any.
     models
-        Stops that of single models, by name.
+        Pauses of single models, by name.
     """
 
     everything: Order | None = None
     models: dict[str, Order] = {}
 
     def at(self, now: datetime) -> Self:
-        """Return what of it is in force at `now`, aware."""
+        """Return the pauses in effect at `now` (aware)."""
         everything = self.everything if self.everything is not None and self.everything.holds(now) else None
         models = {name: order for name, order in self.models.items() if order.holds(now)}
         return type(self)(everything=everything, models=models)
 
     def paused(self, order: Order, model: str | None = None) -> Self:
-        """Return the same with one more order, for a model or for everything.
+        """Return a copy with one more order, for a model or for everything.
 
         Raises
         ------
         PauseError
-            There are too many models, or too many words for a sidecar to read.
+            There are more models, or more bytes, than a sidecar reads.
         """
         if model is None:
             found = msgspec.structs.replace(self, everything=order)
         else:
             found = msgspec.structs.replace(self, models={**self.models, model: order})
         if len(found.models) > MOST_MODELS:
-            raise PauseError(f"at most {MOST_MODELS} models are paused by name: pause everything")
+            raise PauseError(f"at most {MOST_MODELS} models can be paused by name: pause everything")
         if len(encode(found)) > MAX_BYTES:
-            raise PauseError(f"a pause holds at most {MAX_BYTES} bytes: use shorter names and reasons")
+            raise PauseError(f"a pause has at most {MAX_BYTES} bytes: use shorter names and reasons")
         return found
 
     def resumed(self, model: str | None = None) -> Self:
-        """Return the same without the order for a model; without a model, without any order at all."""
+        """Return a copy without the order for a model; if no model is given, without any order."""
         if model is None:
             return type(self)()
         return msgspec.structs.replace(
@@ -96,21 +96,21 @@ _DECODER = msgspec.json.Decoder(Pause)
 
 
 def encode(pause: Pause) -> bytes:
-    """Return it as JSON: a person may look at it."""
+    """Return it as JSON, which a person can read."""
     return msgspec.json.encode(pause)
 
 
 def decode(raw: bytes) -> Pause:
-    """Return what `encode` made.
+    """Return the pause in `raw`.
 
     Raises
     ------
     PauseError
-        It is none.
+        It is not a valid pause.
     """
     if len(raw) > MAX_BYTES:
-        raise PauseError(f"a pause of {len(raw)} bytes")
+        raise PauseError(f"a pause of {len(raw)} bytes; at most {MAX_BYTES} are allowed")
     try:
         return _DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PauseError(f"no pause: {error}") from error
+        raise PauseError(f"not a valid pause: {error}") from error

@@ -1,7 +1,7 @@
-"""The sampling policy on its way from the monitor to the sidecars, and the account of why it is as it is.
+"""The sampling policy that the monitor sends to the sidecars, and its summary for people.
 
-Both are records of the policy bucket, MessagePack behind a two-byte header as in `quantdrift.core.codec`: kind, then
-schema version. Both are bounded in size, and a reader refuses what it does not know by name.
+Both are records in the policy bucket: MessagePack after a two-byte header as in `quantdrift.core.codec`, kind and schema
+version. Both have a size limit, and a reader refuses unknown kinds and versions.
 """
 
 import hashlib
@@ -15,29 +15,29 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.records import Policy
 
 VERSION = 1
-MAX_BYTES = 65_536  # every exchange carries its policy: a larger one would cost more than what it samples
+MAX_BYTES = 65_536  # every exchange contains its policy: a larger one would cost more than the samples
 DIRECTIVE = "directive"
 ACCOUNT = "account"
-_MARK = "m"  # no hexadecimal digit: an epoch of the configuration's own rates never has it here
+_MARK = "m"  # not a hexadecimal digit, so that no epoch of configured rates has it here
 
 
 class Refusal(StrEnum):
-    """Why a sidecar does not follow a directive."""
+    """Why a sidecar refuses a policy message."""
 
-    UNREADABLE = "unreadable"  # no directive of a version that is known here, or longer than one may be
-    STALE = "stale"  # nobody has confirmed it for `valid_s`
-    EARLY = "early"  # issued in the future: the monitor's clock or this one is wrong
-    STRATA = "strata"  # other header strata than the configuration's
-    RATES = "rates"  # no probabilities, more than 0 where the configuration says 0, or no base rate
+    UNREADABLE = "unreadable"  # not a policy message of a known version, or too long
+    STALE = "stale"  # not confirmed for `valid_s`
+    EARLY = "early"  # issued in the future: the clock of the monitor or of this machine is wrong
+    STRATA = "strata"  # its header strata differ from the configured ones
+    RATES = "rates"  # not probabilities, more than 0 where the configuration has 0, or no base rate
 
 
 class RefusedError(QuantdriftError):
-    """A directive is not followed; the configuration's rates hold.
+    """A policy message is refused, and the configured rates apply.
 
     Parameters
     ----------
     refusal
-        One of the closed set that is counted.
+        The reason, counted in metrics.
     detail
         What was wrong, in words.
     """
@@ -49,18 +49,18 @@ class RefusedError(QuantdriftError):
 
 
 class PolicyMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy that the monitor wants to be followed.
+    """The policy that the sidecars shall follow.
 
     Parameters
     ----------
     policy
-        The rates, already lowered by `lag_factor`. Its epoch is `name_of` it; a sidecar puts the time before that.
+        The rates, already multiplied by `lag_factor`. Its epoch is `name_of(policy)`; a sidecar prefixes the time.
     issued_at
-        When it was made or last confirmed; aware, UTC.
+        When it was created or last confirmed; aware, UTC.
     valid_s
-        For how long from then on it is followed.
+        Time after `issued_at` at which it expires.
     lag_factor
-        What every rate was multiplied by because the shadow lags: a power of two, at most 1.
+        Factor on every rate because the shadow lags: a power of two, at most 1.
     """
 
     policy: Policy
@@ -69,23 +69,21 @@ class PolicyMessage(msgspec.Struct, frozen=True, kw_only=True):
     lag_factor: float = 1.0
 
     def holds(self, now_s: float) -> bool:
-        """Return whether it is still to be followed at `now_s`, seconds since 1970."""
+        """Return whether it is still valid at `now_s`, seconds since 1970."""
         return now_s < self.issued_at.timestamp() + self.valid_s
 
 
 class SliceShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slice gets, as planned.
+    """The planned sampling of one slice.
 
     Parameters
     ----------
-    model, name
-        The slice.
     traffic_per_s
-        Its offered items per second.
+        Offered items per second.
     replays_per_s
-        Of these, replayed.
+        Replayed items per second.
     evidence_share
-        Its share of all evidence, which half of the budget follows.
+        Share of all evidence, by which half of the budget is allocated.
     """
 
     model: str
@@ -96,26 +94,24 @@ class SliceShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a policy is as it is, for people.
+    """The figures behind a policy, for people.
 
     Parameters
     ----------
     epoch
-        Name of the policy that it tells of.
+        Name of the policy.
     made_at
-        When its rates were worked out.
+        When its rates were computed.
     budget_per_s
-        Items per second that might be replayed.
+        Budget, items replayed per second.
     replays_per_s, taken_per_s
-        Items that will be, and exchanges that relays hand over, before the lag's factor.
+        Planned items replayed and exchanges sampled by relays per second, before `lag_factor`.
     n_items
-        Recent items that it was worked out from.
+        Number of recent items used.
     n_unboosted
-        Slices that could be boosted and are not: there would be too many body strata.
+        Slices that are not boosted because of the limit on body strata.
     n_slices
-        All slices; `slices` may be fewer.
-    slices
-        Those with the most replays.
+        Number of all slices; `slices` has only those with the most replays.
     """
 
     epoch: str
@@ -135,13 +131,13 @@ _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Dec
 
 
 def name_of(policy: Policy) -> str:
-    """Return the name that the rates of a policy have everywhere: two with the same name have the same rates."""
+    """Return a name derived from the rates of a policy: equal names mean equal rates."""
     rates = msgspec.json.encode([policy.header_strata, policy.body_strata])
     return _MARK + hashlib.blake2b(rates, digest_size=6).hexdigest()
 
 
 def is_central(epoch: str) -> bool:
-    """Return whether an epoch, as exchanges state it, is of a directive."""
+    """Return whether an epoch of an exchange belongs to a policy of the monitor."""
     return epoch.partition("-")[2].startswith(_MARK)
 
 
@@ -155,41 +151,41 @@ def encode(record: PolicyMessage | PolicySummary) -> bytes:
     """
     wire = _KINDS[type(record)] + bytes((VERSION,)) + _ENCODER.encode(record)
     if len(wire) > MAX_BYTES:
-        raise ValueError(f"{len(wire)} bytes are more than the {MAX_BYTES} that a policy may have")
+        raise ValueError(f"{len(wire)} bytes exceed the limit of {MAX_BYTES} for a policy")
     return wire
 
 
-def decode_directive(wire: bytes) -> PolicyMessage:
-    """Return the directive in `wire`.
+def decode_policy_message(wire: bytes) -> PolicyMessage:
+    """Return the policy message in `wire`.
 
     Raises
     ------
     RefusedError
-        It is none that can be read: another kind, an unknown version, too long, or its name is not its rates'.
+        It has another kind or an unknown version, is too long or damaged, or its name does not match its rates.
     """
-    directive: PolicyMessage = _decode(PolicyMessage, wire)
-    if directive.policy.epoch != name_of(directive.policy):
-        raise RefusedError(Refusal.UNREADABLE, "its rates are not those that its name stands for")
-    if directive.issued_at.tzinfo is None:
+    message: PolicyMessage = _decode(PolicyMessage, wire)
+    if message.policy.epoch != name_of(message.policy):
+        raise RefusedError(Refusal.UNREADABLE, "its name does not match its rates")
+    if message.issued_at.tzinfo is None:
         raise RefusedError(Refusal.UNREADABLE, "its time has no zone")
-    return directive
+    return message
 
 
-def decode_account(wire: bytes) -> PolicySummary:
-    """Return the account in `wire`.
+def decode_policy_summary(wire: bytes) -> PolicySummary:
+    """Return the policy summary in `wire`.
 
     Raises
     ------
     RefusedError
-        It is none that can be read.
+        It cannot be read.
     """
-    account: PolicySummary = _decode(PolicySummary, wire)
-    return account
+    summary: PolicySummary = _decode(PolicySummary, wire)
+    return summary
 
 
 def _decode(kind: type, wire: bytes) -> Any:
     if len(wire) > MAX_BYTES:
-        raise RefusedError(Refusal.UNREADABLE, f"{len(wire)} bytes are more than {MAX_BYTES}")
+        raise RefusedError(Refusal.UNREADABLE, f"{len(wire)} bytes exceed the limit of {MAX_BYTES}")
     if wire[:1] != _KINDS[kind]:
         raise RefusedError(Refusal.UNREADABLE, f"not a {kind.__name__.lower()} (kind byte {wire[:1]!r})")
     if wire[1:2] != bytes((VERSION,)):

@@ -1,7 +1,6 @@
-"""Which rates are in force: the configuration's, as an epoch with its salt.
+"""The configured sampling rates as a policy, with its epoch and salt.
 
-Both phases derive the same epoch from the same configuration and time, so the relay needs to hand over no more
-than the epoch's name.
+Both phases derive the same epoch from the same configuration and time, so that the relay passes on only its name.
 """
 
 import hashlib
@@ -22,12 +21,12 @@ POLICY_VALID_S = 900.0
 
 
 def policy_at(sampling: Sampling, now_s: float) -> Policy:
-    """Return the policy in force at `now_s`.
+    """Return the policy of the configured rates at `now_s`.
 
     Parameters
     ----------
     sampling
-        The configuration's rates; all are 0 while it is paused.
+        The configured rates; all header rates become 0 while sampling is paused.
     now_s
         Seconds since 1970, UTC.
     """
@@ -47,14 +46,12 @@ def policy_of(sampling: Sampling, epoch: str) -> Policy:
 
 
 def epoch_salt(secret: bytes, epoch: str, phase: int) -> bytes:
-    """Return the 16-byte hash key of one sampling phase of an epoch; the phases' hashes are independent.
+    """Return the 16-byte hash key of one sampling phase of an epoch; the hashes of the phases are independent.
 
     Parameters
     ----------
     secret
-        Shared by all sidecars where a sticky sample must be the same on each; else minted at start.
-    epoch
-        Name of the epoch.
+        Shared by all sidecars if a sticky sample must be the same on each; else random at start.
     phase
         1 or 2.
     """
@@ -62,13 +59,13 @@ def epoch_salt(secret: bytes, epoch: str, phase: int) -> bytes:
 
 
 def uniform(key: bytes, salt: bytes) -> float:
-    """Return a number in [0, 1), uniform over keys and fixed for each: the keyed BLAKE2b hash of `key`."""
+    """Return a number in [0, 1), uniform over keys and fixed for each key: the keyed BLAKE2b hash of `key`."""
     digest = hashlib.blake2b(key, key=salt, digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
 def digest(sampling: Sampling) -> str:
-    """Return what names these rates in the epochs of a configuration."""
+    """Return a digest of the rates, for the names of epochs."""
     rates = msgspec.json.encode(
         [sampling.paused, sampling.rate, sampling.header_strata, sampling.body_rate, sampling.body_strata]
     )

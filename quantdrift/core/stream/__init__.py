@@ -1,1 +1,1 @@
-"""The client of the JetStream stream: connecting, publishing, consuming, key-value store, backlog."""
+"""The client of NATS JetStream: connection, publishing, consuming, key-value store, backlog."""

@@ -1,4 +1,4 @@
-"""How much waits in the stream of exchanges: what the shadow has not caught up with."""
+"""The backlog of the exchange stream: exchanges that the shadow has not processed yet."""
 
 from datetime import UTC, datetime
 
@@ -11,7 +11,7 @@ from quantdrift.core.stream.errors import mapped
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream at one moment.
+    """The state of the stream at one moment.
 
     Parameters
     ----------
@@ -20,10 +20,10 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     n_ever
         Messages that were ever stored.
     oldest_s
-        Age of the oldest, by the server's clock; 0 when nothing waits.
+        Age of the oldest message, by the server's clock; 0 if the stream is empty.
     gone_until
-        What was stored before this time, by the server's clock, is in the stream no more: when the oldest was stored, or
-        now where nothing waits; None where there is no stream.
+        Messages stored before this time, by the server's clock, are no longer in the stream: the time of the oldest
+        message, or now if the stream is empty; None if there is no stream.
     """
 
     n_messages: int
@@ -46,12 +46,12 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 async def read_backlog(queue: Queue) -> Backlog:
-    """Return what waits in the exchange stream; nothing where there is no stream yet.
+    """Return the backlog of the exchange stream; an empty one if there is no stream yet.
 
     Raises
     ------
     RetryError
-        The server is away, or does not answer as it should.
+        The server is unavailable, or its answer cannot be read.
     """
     client = await queue.live()
     async with mapped():
@@ -61,7 +61,7 @@ async def read_backlog(queue: Queue) -> Backlog:
     try:
         info = msgspec.json.decode(answer.data, type=_Info)
     except msgspec.MsgspecError as error:
-        raise RetryError(f"NATS tells of the stream what is not understood: {error}") from error
+        raise RetryError(f"the answer of NATS about the stream cannot be read: {error}") from error
     if info.state is None or not info.state.messages:
         n_ever = info.state.last_seq if info.state else 0
         gone_until = info.ts if info.state else None

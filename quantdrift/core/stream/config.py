@@ -1,4 +1,4 @@
-"""What the two streams are: their subjects, limits and what happens when they are full."""
+"""Configuration of the two streams: subjects, limits, and behaviour when they are full."""
 
 from urllib.parse import quote, unquote
 
@@ -27,17 +27,17 @@ _OURS = (
 
 
 def subject_token(name: str) -> str:
-    """Return `name` as one token of a subject: what has a meaning there is percent-encoded."""
+    """Return `name` as one token of a subject; special characters are percent-encoded."""
     return quote(name, safe="").replace(".", "%2E") or _NAMELESS
 
 
 def model_of(token: str) -> str:
-    """Return the name that `subject_token` made the token of."""
+    """Return the name that `subject_token` encoded."""
     return "" if token == _NAMELESS else unquote(token)
 
 
 def exchange_stream(stream: Stream) -> StreamConfig:
-    """Return the work queue of exchanges: acknowledged ones are forgotten, and when it is full it refuses."""
+    """Return the work queue of exchanges, which deletes acknowledged ones and refuses new ones when it is full."""
     return StreamConfig(
         name=stream.name,
         description="Captured exchanges that wait for their replay.",
@@ -53,7 +53,7 @@ def exchange_stream(stream: Stream) -> StreamConfig:
 
 
 def tally_stream(stream: Stream) -> StreamConfig:
-    """Return the stream of tallies, which keeps the last one of each boot of a sidecar."""
+    """Return the stream of tallies, which keeps the last one of each sidecar boot."""
     return StreamConfig(
         name=f"{stream.name}-tally",
         description="The last tally of each sidecar's boot.",
@@ -70,7 +70,7 @@ def tally_stream(stream: Stream) -> StreamConfig:
 
 
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:
-    """Create the stream, or bring an existing one's limits to `wanted`; an operator's other settings stay.
+    """Create the stream, or update the limits of an existing one to `wanted`; its other settings stay.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""The one queue: two JetStream streams, one for exchanges and one for tallies.
+"""The connection to NATS, with two JetStream streams: one for exchanges, one for tallies.
 
-Exchanges are work: a stream with work-queue retention gives each to one shadow worker and forgets it once it is
-acknowledged; when it is full it refuses new ones, so that every loss is counted where it happens. Tallies are
-cumulative: only the last one of each sidecar's boot is kept, and older ones make room.
+Exchanges are a work queue: each goes to one shadow worker and is deleted once it is acknowledged. A full stream refuses
+new ones, so that every loss is counted where it happens. Tallies are cumulative, so only the last one of each sidecar
+boot is kept.
 
-The durable consumer of a stream: messages are pulled from it, and those that are not acknowledged come again.
+Workers pull messages through durable consumers; messages that are not acknowledged are delivered again.
 """
 
 import asyncio
@@ -38,28 +38,23 @@ from quantdrift.core.stream.publish import Acknowledged
 from quantdrift.core.tls import Tls
 
 _DURABLE = "shadow"
-_NOT_UNIQUE = 10100  # JetStream's error code: another consumer of a work queue takes the same subject
-_LONGEST_TOKEN = 200  # names of consumers are file names
-_MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
+_LONGEST_TOKEN = 200  # the server uses names of consumers as file names
+_MAX_ACK_PENDING = 20_000  # exchanges with a delayed redelivery must not block the others
 
 
 class Consumer:
-    """Takes messages from one stream, together with all others of the same name.
+    """A durable pull consumer of one stream; several with the same name share the messages.
 
-    Use `Queue.consumer`. One task fetches at a time.
+    Use `Queue.consumer`. Only one task may fetch at a time.
 
     Parameters
     ----------
-    queue
-        Its connection.
-    stream
-        Name of the stream.
     ack_wait_s
         Time a worker has to acknowledge.
     subject
-        The one it takes; empty: all.
+        The subject to take messages of; empty: all.
     kept_s
-        How long the server keeps it while nobody fetches; None: for ever.
+        The server deletes the consumer if nobody fetches for so long; None: never.
     """
 
     def __init__(
@@ -75,47 +70,47 @@ class Consumer:
         self._exists = False
 
     async def fetch(self, n: int, *, max_bytes: int, timeout_s: float) -> list[Delivery]:
-        """Return messages: as many as `n` or `max_bytes` allow, or what came within `timeout_s`.
+        """Return up to `n` messages or `max_bytes`, or the ones that arrived within `timeout_s`.
 
         Parameters
         ----------
         n
-            Most messages, >= 1.
+            Largest number of messages, >= 1.
         max_bytes
-            Most bytes that the server sends at once; a single message above it comes alone.
+            Limit of bytes that the server sends at once; a single larger message is returned alone.
         timeout_s
-            Longest wait; 0: what is there at once. Empty when nothing came.
+            Longest wait; 0: only messages that wait already. The result is empty if none arrived.
 
         Raises
         ------
         RetryError
-            The server is away, or lost the consumer, which is then created anew by the next call.
+            The server is unavailable, or lost the consumer; the next call creates it again.
         """
         inbox = await self.bind()
         try:
             return await inbox.pull(n, max_bytes, timeout_s)
         except RetryError:
-            self._exists = False  # perhaps: creating what is there changes nothing
+            self._exists = False  # it may be gone; creating an existing one changes nothing
             raise
 
     async def pending(self) -> int:
-        """Return how many messages wait: not yet delivered, or delivered and not yet acknowledged.
+        """Return the number of messages that are not yet delivered or not yet acknowledged.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         info = await self._info()
         return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
 
     async def unacknowledged(self) -> int:
-        """Return how many messages were delivered, to whomever, and not yet acknowledged.
+        """Return the number of messages delivered to any worker and not yet acknowledged.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         return int((await self._info()).num_ack_pending or 0)
 
@@ -126,12 +121,12 @@ class Consumer:
         return info
 
     async def bind(self) -> PullInbox:
-        """Make sure that the consumer exists, and return where its messages come to.
+        """Create the consumer if it does not exist, and return the inbox of its messages.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         client = await self._queue.live()
         if self._inbox is None or self._inbox.client is not client:
@@ -148,7 +143,7 @@ class Consumer:
             filter_subject=self._subject or None,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self._ack_wait_s,
-            max_deliver=-1,  # the shadow quarantines what comes too often; the server must never drop it silently
+            max_deliver=-1,  # the shadow quarantines what is delivered too often; the server must never drop it silently
             max_ack_pending=_MAX_ACK_PENDING,
             inactive_threshold=self._kept_s,
         )
@@ -159,16 +154,10 @@ class Consumer:
             except nats.js.errors.NotFoundError:
                 await self._queue.ensure()
                 await jetstream.add_consumer(self._stream, config)
-            except nats.js.errors.APIError as error:
-                if not self._subject or error.err_code != _NOT_UNIQUE:
-                    raise
-                # One for everything, of an earlier release: what it gave to a worker comes again.
-                await jetstream.delete_consumer(self._stream, _DURABLE)
-                await jetstream.add_consumer(self._stream, config)
 
 
 def _durable_name(subject: str) -> str:
-    """Return the name of the consumer of a subject; empty: of everything."""
+    """Return the name of the consumer of a subject; an empty subject means all."""
     if not subject:
         return _DURABLE
     token = subject.rpartition(".")[2]
@@ -185,8 +174,8 @@ Kind = Literal["exchange", "tally"]
 
 _CONNECT_S = 3
 _RECONNECT_WAIT_S = 1
-_PING_S = 10  # a server that is silent for three of them is taken for lost
-_UNSENT_BYTES = 8 * MIB  # more than this waits in the client: the server does not read
+_PING_S = 10  # after three without an answer the connection counts as lost
+_UNSENT_BYTES = 8 * MIB  # with more unsent data in the client, the server does not read
 _HEADER_BYTES = 512  # headers count towards the payload limit
 _LEAST_KEPT_S = 86_400.0
 
@@ -195,16 +184,14 @@ PUBLISH_TIMEOUT_S = 5.0
 
 
 class Queue:
-    """A connection to the two streams. It reconnects for ever.
+    """A connection to the two streams, which reconnects without limit.
 
-    Use `connect`. One event loop uses it; any number of its methods may be under way at once.
+    Use `connect`. It belongs to one event loop; its methods may run concurrently.
 
     Parameters
     ----------
-    stream
-        The configuration's section.
     client_name
-        Shown by the server's monitoring.
+        Name in the server's monitoring.
     publish_timeout_s
         Longest wait for the acknowledgement of one message.
     """
@@ -219,19 +206,19 @@ class Queue:
         self._client = self._new_client()
         self._reopening = asyncio.Lock()
         self._closed = False
-        self._there = asyncio.Event()
+        self._back = asyncio.Event()
         self._acknowledged: Acknowledged | None = None
 
     @classmethod
     async def connect(
         cls, stream: Stream, *, client_name: str, publish_timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> Self:
-        """Connect; from then on lost connections are made again without end.
+        """Connect; afterwards lost connections are restored automatically.
 
         Raises
         ------
         RetryError
-            No server is reachable now, or it refuses us.
+            No server can be reached now, or it refuses the connection.
         OperatorError
             The credentials or certificates cannot be used.
         """
@@ -241,23 +228,23 @@ class Queue:
 
     @property
     def connected(self) -> bool:
-        """Whether the server is there now."""
+        """Whether the client is connected now."""
         return bool(self._client.is_connected)
 
     @property
     def max_payload_bytes(self) -> int:
-        """Longest record that the server takes."""
+        """Size of the longest record that the server accepts."""
         return int(self._client.max_payload) - _HEADER_BYTES
 
     async def ensure(self) -> None:
-        """Create both streams, or bring those that exist to the configured limits. Idempotent.
+        """Create both streams, or update existing ones to the configured limits. Idempotent.
 
         Raises
         ------
         RetryError
-            The server is away or has no JetStream yet.
+            The server is unavailable, or JetStream is not ready.
         OperatorError
-            The server refuses the configuration: the message says why.
+            The server refuses the configuration; the message says why.
         """
         await self._ensure(exchange_stream(self._stream))
         await self._ensure(tally_stream(self._stream))
@@ -271,60 +258,56 @@ class Queue:
 
         Parameters
         ----------
-        model, exchange_id, wire
-            The exchange.
         numbered
-            Its number among those of its sidecar; None: whether it expires in the stream is not counted.
+            Its number at its sidecar; None: it is not counted if it expires in the stream.
 
         Raises
         ------
         StreamFullError
-            Refused: no room.
+            The stream is full.
         TooLargeError
             Above the payload limit.
         RetryError
-            Away, or not acknowledged within `publish_timeout_s`; it may or may not be stored.
+            The server is unavailable or did not acknowledge within `publish_timeout_s`; it may or may not be stored.
         """
         more = {} if numbered is None else {HEADER: numbered.header}
         await self._publish(f"{self._stream.name}.exchange.{subject_token(model)}", exchange_id, wire, more)
 
     async def publish_tally(self, source: str, boot: str, sequence: int, wire: bytes) -> None:
-        """Store a tally in place of the same boot's last one. Errors as for an exchange."""
+        """Store a tally, which replaces the last one of the same boot. Errors as for an exchange."""
         subject = f"{self._stream.name}.tally.{subject_token(source)}.{subject_token(boot)}"
         await self._publish(subject, f"{source}-{boot}-{sequence}", wire)
 
     async def consumer(self, kind: Kind, *, ack_wait_s: float, model: str | None = None) -> Consumer:
-        """Return the pull consumer that all shadow workers share; it is created where it is missing.
+        """Return the pull consumer that all shadow workers share; it is created if missing.
 
         Parameters
         ----------
-        kind
-            Which stream.
         ack_wait_s
-            A delivery that is not acknowledged for so long is delivered again.
+            A message that is not acknowledged for so long is delivered again.
         model
-            Of the exchanges it takes; None takes everything. A work queue gives a message to one consumer alone: one
-            for everything that is there gives way to the first one for a model.
+            Only exchanges of this model; None: all messages. The work queue allows no two consumers with the same
+            messages, so one for all excludes those for a model.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         only = "" if model is None else f"{self._stream.name}.exchange.{subject_token(model)}"
-        # Of a model that is gone: what waited for it has expired by then. One that is back is made again, and misses nothing.
+        # If a model is removed, its exchanges have expired by then. If it returns, a new consumer misses nothing.
         kept_s = None if model is None else max(_LEAST_KEPT_S, self._stream.max_age_s)
         consumer = Consumer(self, self.stream_name(kind), ack_wait_s, only, kept_s)
         await consumer.bind()
         return consumer
 
     async def models(self) -> frozenset[str]:
-        """Return the models of which exchanges wait, as they were published.
+        """Return the names of the models whose exchanges wait in the stream.
 
         Raises
         ------
         RetryError
-            The server is away, or has no stream yet.
+            The server is unavailable, or there is no stream yet.
         """
         prefix = f"{self._stream.name}.exchange."
         jetstream = (await self.live()).jetstream(timeout=REQUEST_S)
@@ -333,7 +316,7 @@ class Queue:
         return frozenset(model_of(subject.removeprefix(prefix)) for subject in info.state.subjects or ())
 
     def stream_name(self, kind: Kind) -> str:
-        """Return the name of the stream that carries `kind`."""
+        """Return the name of the stream for `kind`."""
         return self._stream.name if kind == "exchange" else f"{self._stream.name}-tally"
 
     async def close(self) -> None:
@@ -344,38 +327,38 @@ class Queue:
     async def live(self) -> Client:
         """Return the connected client.
 
-        The library gives up for good on some answers of the server (expired credentials, say): a client that is
-        closed is replaced.
+        After some answers of the server, such as expired credentials, the library gives up and closes the client; it is
+        replaced here.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         if self._client.is_closed and not self._closed:
             async with self._reopening:
                 if self._client.is_closed:
                     await self._open()
         if not self._client.is_connected:
-            raise RetryError(f"NATS at {self._stream.address} is away")
+            raise RetryError(f"NATS at {self._stream.address} is not available")
         return self._client
 
     async def wait_connected(self) -> None:
-        """Return once the server is there, however long that takes."""
+        """Return once the client is connected, however long that takes."""
         while True:
             try:
                 await self.live()
             except RetryError:
-                self._there.clear()
+                self._back.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_RECONNECT_WAIT_S):
-                        await self._there.wait()
+                        await self._back.wait()
             else:
                 return
 
     async def _open(self) -> None:
         if self._stream.requires_tls:
-            self._tls.context()  # files that cannot be used do not pass by themselves
+            self._tls.context()  # unusable files need a person: fail before the first attempt
         client = self._new_client()
         problems: list[Exception] = []
         logged: set[str] = set()
@@ -389,14 +372,14 @@ class Queue:
                     logged.add(why)
 
         async def lost() -> None:
-            self._there.clear()
+            self._back.clear()
             if not client.is_closed:
-                _LOG.warning("lost NATS at %s: connecting again", self._stream.address)
+                _LOG.warning("lost the connection to NATS at %s: reconnecting", self._stream.address)
 
         async def back() -> None:
-            self._there.set()
+            self._back.set()
             logged.clear()
-            _LOG.info("NATS is back")
+            _LOG.info("connected to NATS again")
 
         try:
             async with asyncio.timeout(_CONNECT_S):
@@ -423,7 +406,7 @@ class Queue:
         except ImportError as error:
             raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
         self._client = client
-        self._there.set()
+        self._back.set()
 
     def _in_words(self, error: Exception) -> str:
         return self._tls.in_words(error) if isinstance(error, ssl.SSLError) else in_words(error)
@@ -443,9 +426,7 @@ class Queue:
             ):
                 advice = ""
                 if isinstance(error, StreamFullError):
-                    advice = (
-                        f": lower stream.max_bytes ({self._stream.max_bytes}), or give the server more room"
-                    )
+                    advice = f": lower stream.max_bytes ({self._stream.max_bytes}), or give the server more disk space"
                 raise OperatorError(
                     f"NATS refuses the stream {wanted.name}: {cause.description}{advice}"
                 ) from error
@@ -458,7 +439,7 @@ class Queue:
         if len(wire) > self.max_payload_bytes:
             raise TooLargeError(f"{len(wire)} bytes are above the server's {self.max_payload_bytes}")
         if client.pending_data_size > _UNSENT_BYTES:
-            raise RetryError(f"NATS at {self._stream.address} does not read what was sent")
+            raise RetryError(f"NATS at {self._stream.address} does not read the sent data")
         async with mapped():
             acknowledged = await self._acknowledging(client)
             headers = {Header.MSG_ID.value: message_id, **more}

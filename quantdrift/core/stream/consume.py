@@ -1,4 +1,4 @@
-"""Messages taken from a stream: pulled with a bound on their bytes, and acknowledged one by one."""
+"""Pulling messages from a stream with a limit in bytes, and acknowledging them."""
 
 import asyncio
 import itertools
@@ -17,29 +17,20 @@ from quantdrift.core.stream.errors import mapped
 from quantdrift.core.stream.numbering import Numbered
 
 REQUEST_S = 5.0
-_SLACK_S = 2.0  # a server that is there says within this that a pull request has expired
+_SLACK_S = 2.0  # within this time a reachable server reports that a pull request has expired
 
 
 class Delivery:
-    """One message taken from a stream, to be acknowledged within the consumer's `ack_wait_s`.
-
-    Parameters
-    ----------
-    client, message
-        As the client library delivered it.
+    """One message of a stream, to be acknowledged within the consumer's `ack_wait_s`.
 
     Attributes
     ----------
-    data
-        The message's bytes.
-    subject
-        The subject it was published to.
     sequence
         Its number in the stream.
     n_delivered
-        How often it was delivered by now, this time included.
+        Number of deliveries so far, including this one.
     numbered
-        Its number among those of its sidecar; None where it has none.
+        Its number at its sidecar, if any.
     streamed_at
         When the stream stored it, by the server's clock.
     """
@@ -67,69 +58,69 @@ class Delivery:
         self.streamed_at: datetime = metadata.timestamp
 
     async def ack(self) -> None:
-        """Mark it as done and wait until the server has confirmed that.
+        """Acknowledge it and wait for the confirmation of the server.
 
         Raises
         ------
         RetryError
-            Not confirmed: it may be delivered again.
+            Not confirmed; it may be delivered again.
         """
         self._require_server()
         async with mapped():
             await self._message.ack_sync(timeout=REQUEST_S)
 
     async def done(self) -> None:
-        """Mark it as done, without waiting: what is sent after it arrives after it.
+        """Acknowledge it without waiting; later messages arrive after this one.
 
         Raises
         ------
         RetryError
-            The server is away: it comes again.
+            The server is unavailable; it will be delivered again.
         """
         self._require_server()
         async with mapped():
             await self._message.ack()
 
     async def nak(self, delay_s: float) -> None:
-        """Give it back, to be delivered again after `delay_s` seconds; nothing else waits for it.
+        """Request a redelivery after `delay_s` seconds; other messages do not wait for it.
 
         Raises
         ------
         RetryError
-            The server is away: it comes again after `ack_wait_s`.
+            The server is unavailable; it will be delivered again after `ack_wait_s`.
         """
         self._require_server()
         async with mapped():
             await self._message.nak(delay=delay_s)
 
     async def in_progress(self) -> None:
-        """Start its `ack_wait_s` anew.
+        """Restart its `ack_wait_s`.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         self._require_server()
         async with mapped():
             await self._message.in_progress()
 
     def _require_server(self) -> None:
-        """Fail at once while the server is away: the library would keep the answer back and send it some time."""
+        """Raise at once while disconnected; the library would buffer the answer and send it later."""
         if not self._client.is_connected:
-            raise RetryError("NATS is away")
+            raise RetryError("NATS is not available")
 
 
 class PullInbox:
-    """Where the messages that one client pulls from a consumer arrive. Use `open`.
+    """The inbox for messages that one client pulls from a consumer. Use `open`.
 
-    The client library's own `fetch` knows no limit in bytes, and a server that sends far more than a client reads
-    disconnects it: pull requests are made here.
+    The library's own `fetch` has no limit in bytes, and a server disconnects a client that reads far less than it is
+    sent. So the pull requests are made here.
 
     Parameters
     ----------
-    client, prefix
-        Everything that comes under the prefix is taken.
+    prefix
+        Prefix of the reply subjects.
     stream, durable
         Names of the stream and its consumer.
     """
@@ -145,12 +136,12 @@ class PullInbox:
 
     @classmethod
     async def open(cls, client: Client, stream: str, durable: str) -> Self:
-        """Listen.
+        """Subscribe to the reply subjects.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         inbox = cls(client, client.new_inbox(), stream, durable)
         async with mapped():
@@ -158,15 +149,15 @@ class PullInbox:
         return inbox
 
     async def pull(self, n: int, max_bytes: int, timeout_s: float) -> list[Delivery]:
-        """Return messages until there are `n` or `max_bytes`, or `timeout_s` has passed; 0: what is there at once.
+        """Return up to `n` messages or `max_bytes`, or those that arrive within `timeout_s`; 0: those that wait already.
 
-        Messages come to the inbox whatever request they answer: what came too late for an earlier call is taken
-        by the next. A status is heeded only where it answers the request of this call.
+        A message that arrives too late for one call is returned by the next. A status counts only if it answers the
+        request of this call.
 
         Raises
         ------
         RetryError
-            The server is away, or the consumer is.
+            The server or the consumer is unavailable.
         """
         async with mapped():
             messages = await self._pull(n, max_bytes, timeout_s)
@@ -197,16 +188,16 @@ class PullInbox:
                 n = 1
                 asked = await self._ask(n, 0, max(until - loop.time(), 0.1))
             elif answer is _Answer.BROKEN:
-                raise RetryError(f"the stream {self._stream} gave the request up: {message.headers}")
+                raise RetryError(f"the stream {self._stream} ended the request: {message.headers}")
         return taken
 
     async def _arrive(self, message: Msg) -> None:
-        # The library's own `next_msg` takes a task and a timer for each message.
+        # The library's own `next_msg` costs a task and a timer per message.
         self._arrived.append(message)
         self._something.set()
 
     async def _next(self, until: float) -> Msg:
-        """Return the next message, or fail with `TimeoutError` where none has come by `until`."""
+        """Return the next message; raise `TimeoutError` if none has arrived by `until`."""
         if not self._arrived:
             self._something.clear()
             async with asyncio.timeout_at(until):
@@ -214,7 +205,7 @@ class PullInbox:
         return self._arrived.popleft()
 
     def _leftovers(self, n: int) -> list[Msg]:
-        """Return up to `n` messages that are here already."""
+        """Return up to `n` messages that have arrived already."""
         found: list[Msg] = []
         while self._arrived and len(found) < n:
             message = self._arrived.popleft()
@@ -223,7 +214,7 @@ class PullInbox:
         return found
 
     async def _ask(self, n: int, max_bytes: int, timeout_s: float) -> str:
-        """Request up to `n` messages and return the subject that a status of this request comes to."""
+        """Request up to `n` messages and return the reply subject of this request."""
         reply = f"{self._prefix}.{next(self._numbers)}"
         request: dict[str, int | bool] = {"batch": n}
         request |= {"expires": int(timeout_s * 1e9)} if timeout_s else {"no_wait": True}

@@ -1,4 +1,4 @@
-"""The NATS client library's errors, turned into ours at its border."""
+"""Conversion of errors of the NATS client library to ours."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ import nats.js.errors
 from quantdrift.core.errors import RetryError
 
 # JetStream's error codes.
-_FULL = {10002, 10023, 10047, 10077}  # account, server, storage or stream has no room
+_FULL = {10002, 10023, 10047, 10077}  # account, server, storage or stream is full
 _TOO_LARGE = 10054
 
 
@@ -19,25 +19,25 @@ class StreamFullError(RetryError):
 
 
 class TooLargeError(RetryError):
-    """The message is above the server's payload limit: the same message will never pass."""
+    """The message exceeds the server's payload limit; a retry cannot succeed."""
 
 
 @contextlib.asynccontextmanager
 async def mapped() -> AsyncIterator[None]:
-    """Raise ours in place of the client library's errors.
+    """Convert errors of the client library to ours.
 
     Raises
     ------
     StreamFullError, TooLargeError
-        A message was refused for good reason.
+        The server refused a message for this reason.
     RetryError
-        Anything else: the server is away, slow or not ready.
+        Any other error: the server is unavailable, slow or not ready.
     """
     try:
         yield
     except nats.js.errors.APIError as error:
         if error.err_code in _FULL:
-            raise StreamFullError(f"NATS has no room: {error.description}") from error
+            raise StreamFullError(f"NATS is full: {error.description}") from error
         if error.err_code == _TOO_LARGE:
             raise TooLargeError(str(error.description)) from error
         raise RetryError(f"NATS answered {error.code}: {error.description}") from error
@@ -48,9 +48,9 @@ async def mapped() -> AsyncIterator[None]:
 
 
 def in_words(error: BaseException) -> str:
-    """Return what a person should read of an error of the client library or of a socket."""
+    """Return the text of an error of the client library or of a socket, for people."""
     if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno).lower()  # its own text repeats the address as Python writes it
+        return os.strerror(error.errno).lower()  # its own text repeats the address in Python notation
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__

@@ -1,7 +1,7 @@
-"""The buckets of policy and pause: JetStream's key-value store, one value per key, a time to live, and a bound on everything.
+"""The buckets for policy and pause: a JetStream key-value store with one value per key, a time to live and size limits.
 
-It is a stream with the names and settings that the key-value store of NATS prescribes (ADR-8 of nats-architecture-
-and-design), so `nats kv get NAME-policy directive` shows it too.
+It is a stream with the names and settings of the NATS key-value store (ADR-8 of nats-architecture-and-design), so
+`nats kv get NAME-policy directive` can read it too.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from quantdrift.core.stream.errors import mapped
 
 _BUCKET_BYTES = MIB
 _HEADER_BYTES = 1024  # headers count towards the largest message
-_OPERATION = "KV-Operation"  # a value with this header marks that the key was deleted
+_OPERATION = "KV-Operation"  # a value with this header means that the key was deleted
 _LOOK_S = 30.0
 _LOOK_AGAIN_S = 1.0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a key holds.
+    """The value of a key.
 
     Parameters
     ----------
     value
         The bytes.
     revision
-        Rises with every `put`; begins anew with a bucket that is made anew.
+        Rises with every `put`; it restarts if the bucket is created again.
     """
 
     value: bytes
@@ -51,14 +51,10 @@ class KeyValue:
 
     Parameters
     ----------
-    queue
-        The connection.
-    stream
-        The configuration's section: name and copies.
     ttl_s
-        Values older than this vanish; 0: never. Only who calls `put` says it.
+        Values expire after so long; 0: never. Only processes that call `put` need it.
     purpose
-        What it is for: the end of its name.
+        Last part of the bucket's name.
     """
 
     def __init__(self, queue: Queue, stream: Stream, ttl_s: float = 0.0, purpose: str = "policy") -> None:
@@ -68,7 +64,7 @@ class KeyValue:
         self._ttl_s = ttl_s
 
     async def put(self, key: str, value: bytes) -> int:
-        """Store a value in place of the key's last one and return its revision; a missing bucket is made.
+        """Store the value of a key and return its revision; a missing bucket is created.
 
         Raises
         ------
@@ -83,12 +79,12 @@ class KeyValue:
         return int(stored.seq)
 
     async def get(self, key: str) -> Entry | None:
-        """Return what the key holds, or None: nothing, deleted, lapsed, or there is no bucket.
+        """Return the value of a key; None if there is none, it was deleted or expired, or there is no bucket.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unavailable.
         """
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
@@ -101,11 +97,10 @@ class KeyValue:
         return Entry(value=bytes(found.data or b""), revision=int(found.seq or 0))
 
     async def watch(self, key: str) -> AsyncGenerator[Entry | None, None]:
-        """Yield what the key holds, now and whenever it has changed; it ends with its reader.
+        """Yield the value of a key now and after each change, until the caller stops.
 
-        A stored value nudges the watcher, which then reads it; every half minute it reads in any case, so that a
-        nudge that was lost to an outage, or never came because a right is missing, costs no more than that. While
-        the server is away nothing is yielded.
+        A message about a new value makes the watcher read it. It also reads every half minute, in case a message was
+        lost or the client may not subscribe. While the server is unavailable nothing is yielded.
         """
         nudge = asyncio.Event()
         client: Client | None = None
@@ -134,7 +129,7 @@ class KeyValue:
                     if not begun or entry != last:
                         yield entry
                     elif nudged:
-                        wait_s = _LOOK_AGAIN_S  # it was told of before it could be read
+                        wait_s = _LOOK_AGAIN_S  # the message came before the value could be read
                     last, begun = entry, True
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):

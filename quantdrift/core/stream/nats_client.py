@@ -1,7 +1,7 @@
-"""The NATS client: where TLS is asked for, it speaks to a server inside TLS alone.
+"""A NATS client that, where TLS is required, sends nothing outside TLS.
 
-The library (nats-py 2.16) decides by the server's first line, INFO, which anybody on the way can change: where INFO does
-not ask for TLS, the library sends its password in plaintext, whatever the address says.
+The library (nats-py 2.16) decides by the server's first line, INFO, which an attacker on the path can change. If INFO
+does not ask for TLS, the library sends its password in plaintext, even for a tls:// address.
 """
 
 import asyncio
@@ -17,25 +17,23 @@ from nats.aio.transport import TcpTransport
 
 from quantdrift.core.tls import SHUTDOWN_S, Tls
 
-# A server with `handshake_first` says nothing before the handshake: after so long without a line we begin it.
+# A server with `handshake_first` sends nothing before the handshake: after this time without a line, start it.
 _INFO_S: Final = 1.0
 
 
 class PlaintextError(nats.errors.Error):
-    """TLS was asked for, and the server offers none. Nothing was sent to it."""
+    """TLS is required, and the server does not offer it. Nothing was sent to it."""
 
 
 class NatsClient(Client):
-    """The library's client, which sends nothing before the TLS handshake where TLS is required.
+    """The library's client, but where TLS is required it sends nothing before the TLS handshake.
 
-    That is true for reconnects, and for servers that another server has named. Certificates are read for each connection.
+    This includes reconnects, and servers that another server has announced. Certificates are read for each connection.
 
     Parameters
     ----------
-    tls
-        The certificates.
     required
-        False: only servers that ask for TLS are spoken to in it.
+        False: use TLS only with servers that ask for it.
     """
 
     def __init__(self, tls: Tls, *, required: bool) -> None:
@@ -74,7 +72,7 @@ class _Transport(TcpTransport):
         Raises
         ------
         PlaintextError
-            TLS is required, and the server offers none.
+            TLS is required, and the server does not offer it.
         ssl.SSLError
             Its certificate is not accepted, or the handshake failed.
         OperatorError
@@ -82,13 +80,13 @@ class _Transport(TcpTransport):
         """
         async with asyncio.timeout(connect_timeout):
             reader, writer = await asyncio.open_connection(uri.hostname, uri.port, limit=buffer_size)
-            # The bare writer is kept below TLS: one that nobody refers to closes its socket.
+            # Keep the bare writer below TLS: a writer without a reference closes its socket.
             self._bare_io_writer = self._io_writer = writer
             self._io_reader = reader
             try:
                 self._info = await self._greet(reader, writer, connect_timeout)
             except BaseException:
-                # No client may wait for the end of the old writer: it is never told of it once a handshake has begun.
+                # The client must not wait for the old writer to close: after a handshake has begun it gets no notice of that.
                 self._io_reader = self._io_writer = None
                 writer.transport.abort()
                 raise
@@ -96,7 +94,7 @@ class _Transport(TcpTransport):
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float
     ) -> bytes:
-        """Return INFO, once the connection is as safe as it must be."""
+        """Return INFO once the connection is encrypted, or need not be."""
         line = await _first_line(reader, _INFO_S if self._required else timeout_s)
         if line is None:
             return await (await self._encrypt(writer, timeout_s)).readline()
@@ -109,14 +107,14 @@ class _Transport(TcpTransport):
         if not (self._required or info.get("tls_required")):
             return line
         await self._encrypt(writer, timeout_s)
-        # Whoever can change this line could name a server of his own, whose certificate is trusted for its own name.
-        # INFO that comes inside TLS may name servers.
+        # An attacker who can change this line could name his own server, whose certificate is valid for its own name. Only
+        # an INFO line inside TLS may name servers.
         info.pop("connect_urls", None)
         return b"INFO " + msgspec.json.encode(info | {"tls_required": True}) + b"\r\n"
 
     async def _encrypt(self, writer: asyncio.StreamWriter, timeout_s: float) -> asyncio.StreamReader:
         loop = asyncio.get_running_loop()
-        # What lies in the old reader came in plaintext, and is dropped with it.
+        # Data in the old reader came in plaintext and is dropped with it.
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         transport = await loop.start_tls(
@@ -137,7 +135,7 @@ class _Transport(TcpTransport):
         """Do nothing: the connection is encrypted already. The client calls this once it has read INFO."""
 
     async def readline(self) -> bytes:
-        """Return INFO first, then what the server sends."""
+        """Return INFO first, then the lines of the server."""
         if self._info:
             info, self._info = self._info, b""
             return info
@@ -146,7 +144,7 @@ class _Transport(TcpTransport):
 
 
 async def _first_line(reader: asyncio.StreamReader, timeout_s: float) -> bytes | None:
-    """Return INFO, or None where the server waits for the handshake."""
+    """Return INFO, or None if the server waits for the handshake."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             return await reader.readline()
@@ -159,4 +157,4 @@ def _read(line: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(line.removeprefix(b"INFO "), type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise nats.errors.Error("what answers is no NATS server: its first line is not INFO") from error
+        raise nats.errors.Error("this is not a NATS server: its first line is not INFO") from error

@@ -1,7 +1,7 @@
-"""The number that each exchange travels with: what is missing among them has left the stream unread.
+"""The number of each exchange at its sidecar; a missing number means that the exchange left the stream unread.
 
-A sidecar numbers what it sends in each row of its table of counts, from 1 on, and its tallies say how many the stream
-has taken. The number is a header of the message, so that one that cannot be read is known all the same.
+A sidecar numbers its exchanges from 1 in each row of its table of counts, and its tallies say how many the stream has
+stored. The number is a header of the message, so that it is known even if the message cannot be read.
 """
 
 import re
@@ -15,16 +15,16 @@ _FORM = re.compile(r"([0-9a-f]{32})\.(\d{1,9})\.(\d{1,18})")
 
 
 class Numbered(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """One message among those of its publisher.
+    """The number of one message of a sidecar.
 
     Parameters
     ----------
     boot
-        The start of the sidecar: 32 hexadecimal digits in lower case.
+        Id of this start of the sidecar: 32 hexadecimal digits in lower case.
     row
         Row of the sidecar's table of counts: a header stratum and a model.
     number
-        Within the row, from 1 on.
+        Number within the row, from 1.
     """
 
     boot: str
@@ -33,12 +33,12 @@ class Numbered(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def header(self) -> str:
-        """What the message's header holds."""
+        """The value of the message header."""
         return f"{self.boot}.{self.row}.{self.number}"
 
     @classmethod
     def read(cls, headers: Mapping[str, str] | None) -> Self | None:
-        """Return what the headers of a message say; None where they say nothing that can be understood."""
+        """Return the number in the headers of a message; None if there is no valid one."""
         found = _FORM.fullmatch((headers or {}).get(HEADER, ""))
         if found is None or not int(found[3]):
             return None

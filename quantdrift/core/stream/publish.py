@@ -1,6 +1,6 @@
-"""Publishing to a stream, each message acknowledged, with one subscription for all of the answers.
+"""Publishing with acknowledgement, with one subscription for all answers.
 
-The client library's own way costs three times as much for each message: an inbox and a task's timeout of its own.
+The library's own method costs three times as much per message: an inbox and a timeout task each.
 """
 
 import asyncio
@@ -22,13 +22,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class Acknowledged:
-    """Publishes on one connection. Use `open`; any number of messages may be under way at once.
-
-    Parameters
-    ----------
-    client
-        The connection.
-    """
+    """A publisher on one connection. Use `open`; `publish` may run concurrently."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -38,18 +32,18 @@ class Acknowledged:
 
     @classmethod
     async def open(cls, client: Client) -> Self:
-        """Subscribe to the answers; the library does so again after it has reconnected."""
+        """Subscribe to the answers; the library repeats that after a reconnect."""
         opened = cls(client)
         await client.subscribe(f"{opened._inbox}.*", cb=opened._answered)
         return opened
 
     async def publish(self, subject: str, headers: Mapping[str, str], wire: bytes, timeout_s: float) -> None:
-        """Return once the stream has stored a message.
+        """Publish a message and return once the stream has stored it.
 
         Raises
         ------
         nats.js.errors.NoStreamResponseError
-            No stream takes the subject.
+            No stream has the subject.
         nats.js.errors.APIError
             It was refused.
         nats.errors.Error, TimeoutError

@@ -23,8 +23,8 @@ from quantdrift.core.sampling.policy_message import (
     PolicyMessage,
     PolicySummary,
     RefusedError,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
     encode,
     name_of,
 )
@@ -152,8 +152,8 @@ class PolicyMaker:
         try:
             if entry is None:
                 return Lag()
-            published = decode_directive(entry.value)
-            summary = decode_account(summary_entry.value) if summary_entry else None
+            published = decode_policy_message(entry.value)
+            summary = decode_policy_summary(summary_entry.value) if summary_entry else None
         except RefusedError as error:
             _LOG.warning("the policy in the bucket cannot be read and is replaced: %s", error)
             return Lag()
