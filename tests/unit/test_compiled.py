@@ -96,6 +96,7 @@ def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path) -> None
     assert kept_in(tmp_path) == held
 
 
+@pytest.mark.unit
 def test_where_the_sources_belong_to_another_user_the_code_is_kept_in_the_cache_of_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
