@@ -69,7 +69,7 @@ async def test_history_is_told_again_and_told_otherwise(
     assert done.returncode == 0, done.stderr
     assert "scanner=faint" in done.stdout
     assert "MISSED" in done.stdout
-    assert "sampling.rate changes nothing here" in done.stdout
+    assert "sampling.rate has no effect here" in done.stdout
     picture = (tmp_path / "tolerant.svg").read_text()
     assert "<svg" in picture
     assert "digits 1, scanner=faint: flip" in picture

@@ -102,9 +102,9 @@ def test_a_slice_reaches_its_own_stratum_and_those_before_it_that_may_be_its() -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"replays_per_s": 0.0}, "makes no policy"),
-        ({"central": False}, "whatever the monitor says"),
-        ({}, "the monitor's policy holds, and the rates above where"),
+        ({"replays_per_s": 0.0}, "publishes no policy"),
+        ({"central": False}, "the rates above apply, not the monitor's policy"),
+        ({}, "the monitor's policy applies; the rates above apply if"),
     ],
 )
 def test_config_check_says_whose_rates_hold(changes: dict[str, object], words: str) -> None:
