@@ -71,7 +71,7 @@ def test_a_wrong_configuration_ends_with_2_and_says_what_to_do(tmp_path: Path) -
     assert "Traceback" not in result.output
 
 
-@pytest.mark.unit
+@pytest.mark.integration
 def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     """As text for people, as JSON for machines; a reference that is not here is pointed out."""
     path = tmp_path / "config.toml"
@@ -119,7 +119,7 @@ def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
     assert f"float32, sha256 {pin(program).removeprefix('sha256:')}" in checked.output
 
 
-@pytest.mark.unit
+@pytest.mark.integration
 def test_a_long_name_of_a_stratum_breaks_no_column(tmp_path: Path) -> None:
     """Columns are as wide as what stands in them."""
     path = tmp_path / "config.toml"

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from quantdrift.cli.main import main
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted([*ROOT.glob("deploy/**/config.toml"), *ROOT.glob("examples/**/*.toml")])
