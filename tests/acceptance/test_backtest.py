@@ -96,7 +96,7 @@ async def test_history_is_told_again_and_told_otherwise(
         (("--set", "monitor.pages=1"), "did you mean `pages_per_30_days`"),
         (("--plot", "a.bmp"), ".png or .svg"),
         (("--days", "1", "--from", "2026-01-01"), "give --days, or --from and --to"),
-        (("--to", "2020-01-01"), "nothing has been folded yet"),
+        (("--to", "2020-01-01"), "the database has no folded batches yet"),
     ],
 )
 async def test_what_cannot_be_done_is_said_in_a_sentence(
