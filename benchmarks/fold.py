@@ -71,10 +71,10 @@ PARTS = {  # functions that together are nearly all of a fold; none is called by
     "what groups show": {("fold.py", "_groups")},
     "clock, new signals": {("fold.py", "_live"), ("fold.py", "_note")},
     "detectors": {("watch.py", "advance_joined")},
-    "between batches": {("roster.py", "tend")},
-    "judging": {("chronicle.py", "settle")},
-    "rows of verdicts": {("entry.py", "verdict")},
-    "rows of detectors": {("entry.py", "rows")},
+    "between batches": {("state.py", "tend")},
+    "judging": {("transitions.py", "settle")},
+    "rows of verdicts": {("slice_state.py", "verdict")},
+    "rows of detectors": {("slice_state.py", "rows")},
 }
 Figures = dict[str, float | int | str | None]
 
