@@ -153,13 +153,13 @@ async def test_out_of_memory_and_a_failing_provider_cost_the_exchange_that_fails
 _WORKER = """
 import sys
 import msgspec
-import quantdrift.shadow.worker
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process.run import run
-shadow.worker._WAITS_PER_REPLAY = 2.0
+from quantdrift.shadow import worker
+worker._WAITS_PER_REPLAY = 2.0
 config = msgspec.json.decode(sys.argv[1], type=Config)
-sys.exit(run(lambda stop: shadow.worker.serve(config, Secrets(dsn=sys.argv[2]), stop), grace_s=10))
+sys.exit(run(lambda stop: worker.serve(config, Secrets(dsn=sys.argv[2]), stop), grace_s=10))
 """
 
 
