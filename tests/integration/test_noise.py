@@ -23,6 +23,7 @@ from quantdrift.cli.main import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Recheck, Reference
+from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
@@ -110,7 +111,10 @@ async def traffic(
 
 
 async def _has_stream(queue: Queue) -> bool:
-    await queue.consumer("exchange", ack_wait_s=60)
+    try:
+        await queue.models()
+    except RetryError:
+        return False
     return True
 
 
