@@ -77,7 +77,7 @@ async def test_history_is_told_again_and_told_otherwise(
     strict = ("--set", "models.digits.budget.flip=0.005", "--from", "2026-03-01T12:01:00")
     done = _quantdrift(postgres_dsn, tmp_path, "backtest", *strict, "--plot", "strict.png")
     assert done.returncode == 0, done.stderr
-    assert "detectors begin from nothing there" in done.stdout
+    assert "detectors start empty there" in done.stdout
     assert (tmp_path / "strict.png").read_bytes().startswith(b"\x89PNG")
 
     done = _quantdrift(postgres_dsn, tmp_path, "plan", "--from-record", "--days", "36500", "--json")
