@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.notation import count_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class UnknownModels:
             "no such model is configured: saw %s%s in the sampled requests of the last %.0f s, and compared none of "
             "them. Configured: %s. Correct models.name, or add a [[models]]",
             ", ".join(_describe(name, n, configured) for name, n in seen[:_MAX_SHOWN]),
-            f" and other names {others} times" if others else "",
+            f" and other names {count_of(others, 'time')}" if others else "",
             max(1.0, now_s - self._since_s),
             _join_names(configured),
         )
@@ -78,7 +79,7 @@ def _describe(name: str, n: int, configured: Sequence[str]) -> str:
     )
     meant = next((known for known in configured if matches and known.lower() == matches[0]), "")
     hint = f" (did you mean `{meant}`?)" if meant else ""
-    return f"model `{_quote(name)}` {n} times{hint}"
+    return f"model `{_quote(name)}` {count_of(n, 'time')}{hint}"
 
 
 def _quote(name: str) -> str:

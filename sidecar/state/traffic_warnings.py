@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.notation import count_of
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 from quantdrift.sidecar.state.routes import known_requests
@@ -148,10 +149,10 @@ class _Backend:
         slots = (self._counters.slot(index) for index in range(self._counters.n_slots))
         number_of_last = next((number for slot in slots if (number := slot.gauge(Gauge.BACKEND_ERROR))), 0)
         _LOG.warning(
-            "the backend %s (sidecar.backend) did not accept %d connections since %s: %s. Their clients were "
+            "the backend %s (sidecar.backend) did not accept %s since %s: %s. Their clients were "
             "disconnected without an answer. Start the server there, or correct the option",
             self._address,
-            n_failed,
+            count_of(n_failed, "connection"),
             self._first_failure.strftime("%H:%M:%S UTC"),
             _describe_errno(number_of_last),
         )

@@ -188,7 +188,7 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
     told.strangers.count("wine")
     assert told.tell() == [
         (
-            "no such model is configured: saw model `wine` 1 times (did you mean `wines`?) in the sampled requests of the "
+            "no such model is configured: saw model `wine` 1 time (did you mean `wines`?) in the sampled requests of the "
             "last 1 s, and compared none of them. Configured: wines, digits. Correct models.name, or add a [[models]]"
         )
     ]
@@ -197,7 +197,7 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
     told.strangers.count("resnet")
     assert told.tell() == []
     (line,) = told.tell(after_s=60)
-    assert "saw model `Wines` 801 times (did you mean `wines`?), model `resnet` 1 times in the" in line
+    assert "saw model `Wines` 801 times (did you mean `wines`?), model `resnet` 1 time in the" in line
     assert "of the last 61 s" in line
     assert told.tell(after_s=60) == []
 
@@ -214,6 +214,6 @@ def test_names_that_clients_choose_can_neither_fill_memory_nor_forge_a_line(
     (line,) = told.tell()
     assert "model `a\\nb\\x1b[31m\\u202e'xxx" in line
     assert line.isprintable()
-    assert f"and other names {10_002 - 3} times" in line
+    assert f"and other names {10_002 - 3:,} times" in line
     assert len(line) < 500
     assert MAX_NAMES < 100
