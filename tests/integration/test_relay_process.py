@@ -100,7 +100,7 @@ def test_a_backend_that_is_away_is_said_in_the_log_and_when_it_is_back(tmp_path:
     port = free_port()
     with sidecar(tmp_path, port, SIDECAR__WORKERS=2) as running:
         for _ in range(20):
-            with contextlib.suppress(ConnectionResetError):
+            with contextlib.suppress(OSError):  # it may be closed before all was written, or half closed
                 assert running.talk(post(b"x")) == b""
         log.wait(f"the backend 127.0.0.1:{port} (sidecar.backend) did not accept")
         assert running.count("quantdrift_sidecar_backend_failures_total") == 20
