@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.core.config.assign import assign, nearest
+from quantdrift.core.config.assign import assign
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 

@@ -10,9 +10,9 @@ import msgspec
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, Clustering
-from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps
-from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key

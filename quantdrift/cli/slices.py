@@ -175,7 +175,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
     from datetime import timedelta
 
     from quantdrift.core.clock import SystemClock
-    from quantdrift.core.config.assign import nearest
+    from quantdrift.core.config.wrong_values import nearest
     from quantdrift.storage.commands.slice_list import list_slices
     from quantdrift.storage.database import Database
 

@@ -8,8 +8,8 @@ import click
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import columns
-from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role
+from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 

@@ -31,7 +31,7 @@ def test_an_option_is_called_by_its_path_and_a_list_entry_by_its_name() -> None:
         ("monitr.interval_s=1", "unknown option `monitr`: did you mean `monitor`"),
         ("models.digit.budget.flip=0.1", "unknown option `models.digit`: did you mean `digits`"),
         ("monitor.grace_s.x=1", "unknown option `monitor.grace_s.x`"),
-        ("monitor.pages_per_30_days=99", "<= 30.0"),
+        ("monitor.pages_per_30_days=99", "at most 30"),
         ("monitor.pages_per_30_days=often", "does not fit"),
         ("models.digits.budget.flip=x", "does not fit: `x` is not a number"),
         ("sampling.central=yes", "does not fit: `yes` is not true or false"),

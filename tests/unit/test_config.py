@@ -308,38 +308,47 @@ def test_another_address_with_the_same_port_is_taken(tmp_path: Path, listen: str
     assert str(read_address(config.sidecar.backend)) == backend
 
 
-def test_all_wrong_keys_and_values_are_listed_at_once(tmp_path: Path) -> None:
-    """Each line names the option, what is allowed, and where it was set if that is not the main file."""
+def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
+    """Wrong keys, wrong values and contradictions; each line names the file, the option and what is allowed."""
     (tmp_path / "models.d").mkdir()
     part = tmp_path / "models.d" / "wine.toml"
-    part.write_text('[[models]]\nname = "wine"\ntop_k = 0\n')
+    part.write_text('[[models]]\nname = "wine"\ntop_k = 0\nlabels = ["a", "a"]\n')
     path = _file(
         tmp_path,
-        '[sampling]\nrate = 5\nrte = 1\ncentral = "yes"\n[telemetry]\nlog_level = "loud"\nresource = 1\n'
-        '[capture]\nheaders = "x-a"\n[[models]]\ntask = "clas"\n[intake]\nlisten = 8002\n[report]\ntitle = 1.5\n',
+        '[sampling]\nrate = 5\nrte = 1\n[telemetry]\nlog_level = "inf"\nlog_json = "yes"\ntrace_url = 1\n'
+        '[capture]\nheaders = "x-a"\n[[models]]\ntask = "clas"\noutput_kind = "logitz"\n'
+        '[intake]\nlisten = 8002\n[sidecar]\nlisten = "8000"\n'
+        '[[slices]]\nname = "a"\nheader = "x-b"\n[[slices]]\nname = "all"\nparameter = "p"\n',
     )
+    tasks = ", ".join(f"`{task}`" for task in Task)
+    levels, kinds = "`debug`, `info`, `warning`, `error`", "`logits`, `probabilities`"
     with pytest.raises(OperatorError) as raised:
-        load(path, {"QUANTDRIFT__SIDECAR__WORKERS": "99"})
+        load(path, {"QUANTDRIFT__SIDECAR__WORKERS": "99", "QUANTDRIFT__SIDCAR__WORKERS": "9"})
     assert str(raised.value).splitlines() == [
-        f"{path}:",
-        "  - sampling.rate = 5: it must be a number >= 0.0 and <= 1.0",
-        "  - unknown option `sampling.rte`: did you mean `rate`?",
-        '  - sampling.central = "yes": it must be true or false',
-        '  - telemetry.log_level = "loud": it must be a string, one of `debug`, `info`, `warning`, `error`',
-        "  - telemetry.resource = 1: it must be a table of names and values",
-        '  - capture.headers = "x-a": it must be a list, with a string for each entry',
-        f'  - models[0].task = "clas": it must be one of {", ".join(f"`{task}`" for task in Task)}',
-        "  - models[0]: `name` is missing",
-        f"  - models[wine].top_k = 0: it must be a whole number >= 1 and <= 100 (in {part})",
-        "  - intake.listen = 8002: it must be a string",
-        "  - report.title = 1.5: it must be a string",
-        "  - sidecar.workers = 99: it must be a whole number >= 1 and <= 32 (set by QUANTDRIFT__SIDECAR__WORKERS)",
+        "the configuration is wrong:",
+        "  - QUANTDRIFT__SIDCAR__WORKERS: there is no section `sidcar`: did you mean `sidecar`?",
+        f"  - {path}: sampling.rate = 5: it must be a number from 0 to 1",
+        f"  - {path}: unknown option `sampling.rte`: did you mean `rate`?",
+        f'  - {path}: telemetry.log_level = "inf": it must be a string, one of {levels}. Did you mean `info`?',
+        f'  - {path}: telemetry.log_json = "yes": it must be true or false',
+        f"  - {path}: telemetry.trace_url = 1: it must be a string",
+        f'  - {path}: capture.headers = "x-a": it must be a list, with a string for each entry',
+        f'  - {path}: models[0].task = "clas": it must be one of {tasks}. Did you mean `classification`?',
+        f'  - {path}: models[0].output_kind = "logitz": it must be one of {kinds}. Did you mean `logits`?',
+        f"  - {path}: models[0]: `name` is missing",
+        f"  - {part}: models[wine].top_k = 0: it must be a whole number from 1 to 100",
+        f"  - {path}: intake.listen = 8002: it must be a string",
+        "  - QUANTDRIFT__SIDECAR__WORKERS: sidecar.workers = 99: it must be a whole number from 1 to 32",
+        f'  - {path}: sidecar.listen is `8000`: it must be HOST:PORT: write listen = "127.0.0.1:8000"',
+        f"  - {part}: models `wine`: labels names a class twice",
+        f"  - {path}: slices: `all` is always there and cannot be declared",
+        f"  - {path}: slices `all`: parameter.p is not recorded, add it to capture.parameters",
     ]
 
 
 def test_a_contradiction_in_the_environment_names_its_variable(tmp_path: Path) -> None:
     """The file is not what has to be changed then."""
-    with pytest.raises(OperatorError, match=r"\(set by QUANTDRIFT__SIDECAR__BACKEND\)"):
+    with pytest.raises(OperatorError, match=r"- QUANTDRIFT__SIDECAR__BACKEND: sidecar\.backend"):
         load(_file(tmp_path, ""), {"QUANTDRIFT__SIDECAR__BACKEND": "http://127.0.0.1:8001"})
 
 

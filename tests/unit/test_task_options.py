@@ -71,7 +71,7 @@ def _loaded(tmp_path: Path, text: str) -> Config:
             'task = "detection"\n[models.detection]\ncolumns = ["item", "box", "box", "box", "box", "score"]',
             "must be named in `detections`",
         ),
-        ('task = "detection"\n[models.detection]\niou = 0', "> 0"),
+        ('task = "detection"\n[models.detection]\niou = 0', "above 0"),
         ('task = "detection"\noutput = "a"\n[models.detection]\ndetections = "b"', "exclude each other"),
         ('task = "ranking"\n[models.ranking]\npadding = inf', "ranking.padding must be a finite number"),
         ('task = "ranking"\n[models.ranking]\npadding = nan', "ranking.padding must be a finite number"),
@@ -82,7 +82,7 @@ def _loaded(tmp_path: Path, text: str) -> Config:
             'task = "generation"\n[models.generation]\nown_share = 0.1\nown_s = 61.0',
             "own_s must not be above shadow.ack_wait_s",
         ),
-        ('task = "generation"\n[models.generation]\nown_share = 1.1', "<= 1"),
+        ('task = "generation"\n[models.generation]\nown_share = 1.1', "from 0 to 1"),
         ('task = "ranking"\n[models.ranking]\ntopk = 3', "did you mean `top_k`"),
     ],
 )

@@ -1,14 +1,13 @@
 """Changes of single options of a loaded configuration, e.g. `monitor.pages_per_30_days=1`, `models.digits.budget.flip=0.02`."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config
-from quantdrift.core.config.wrong_values import misfits
+from quantdrift.core.config.wrong_values import misfits, nearest
 from quantdrift.core.errors import OperatorError
 
 _WANTED = {bool: "true or false", int: "a number", float: "a number"}
@@ -79,10 +78,3 @@ def _entry(table: Any, name: str, where: str) -> Any:
         return entries[name]
     path = f"{where}.{name}" if where else name
     raise OperatorError(f"unknown option `{path}`: {nearest(name, list(entries))}")
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return a hint for a name that is not among the `known` ones."""
-    begun = [one for one in known if name and one.startswith(name)]
-    near = begun or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(sorted(known)) or 'none'}"

@@ -3,7 +3,7 @@
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,11 +14,11 @@ import msgspec
 
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.check import problems
-from quantdrift.core.config.parts import read_parts
+from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config, Storage
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
-from quantdrift.core.config.wrong_values import Key, misfits, struct_in
+from quantdrift.core.config.wrong_values import Key, Misfit, allowed, misfits, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
 
 PREFIX = "QUANTDRIFT__"
@@ -58,45 +58,64 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     Raises
     ------
     OperatorError
-        The file cannot be read, keys are unknown (the nearest known name is given), values are of the wrong type or
-        out of bounds; or else, options contradict each other. All of one kind are listed at once, with the environment
-        variable or the part that each comes from where that is not the main file.
+        A file cannot be read, or the configuration has mistakes: unknown keys, values of the wrong type or out of
+        bounds, options that contradict each other. One error lists all of them, each with the file or the environment
+        variable that must change.
     """
     parts = read_parts(path)
     document = parts.document
-    overridden = _override(document, os.environ if environment is None else environment)
+    overridden, found = _override(document, os.environ if environment is None else environment)
 
-    def origin(keys: tuple[Key, ...]) -> str:
+    def source(keys: tuple[Key, ...]) -> str:
         variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
-        if variable:
-            return f" (set by {variable})"
-        part = parts.origins.get(keys[:2])
-        return f" (in {part})" if part else ""
+        return variable or str(parts.origins.get(keys[:2], path))
 
-    found = [f"{misfit.text}{origin(misfit.keys)}" for misfit in misfits(document, Config)]
+    wrong = list(misfits(document, Config))
+    found += [f"{source(misfit.keys)}: {misfit.text}" for misfit in wrong]
+    names = [model.get("name") if isinstance(model, dict) else None for model in _models(document)]
+    config = msgspec.convert(without(document, wrong), Config)
+    for problem in problems(config):
+        if not any(_follows(problem, misfit, names) for misfit in wrong):
+            found.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
     if found:
-        raise _refused(path, found)
-    try:
-        config = msgspec.convert(document, Config)
-    except msgspec.ValidationError as error:  # pragma: no cover - what no single value shows
-        raise OperatorError(f"{path}: {error}") from error
-    if found := [f"{problem}{_variables(problem, overridden)}" for problem in problems(config)]:
-        raise _refused(path, found)
+        raise OperatorError("the configuration is wrong:\n" + "\n".join(f"  - {line}" for line in found))
     return with_strata(_resolve(config, path.resolve().parent))
 
 
-def _refused(path: Path, found: Iterable[str]) -> OperatorError:
-    return OperatorError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in found))
+def _models(document: Mapping[str, Any]) -> list[Any]:
+    models = document.get("models")
+    return list(models) if isinstance(models, list) else []
 
 
-def _variables(problem: str, overridden: Mapping[str, tuple[Key, ...]]) -> str:
-    """Return the environment variables that set the options in a problem, in words."""
-    named = [
+def _follows(problem: str, misfit: Misfit, names: Sequence[Any]) -> bool:
+    """Return whether a contradiction may exist only because of a value that is reported already."""
+    is_listed = misfit.keys[:1] in {("models",), ("slices",)}
+    section = "" if is_listed else "".join(f"{key}." for key in misfit.keys[:-1])
+    if not any(re.search(rf"\b{re.escape(section + name)}\b", problem) for name in misfit.names):
+        return False
+    model = re.match(r"models `([^`]*)`", problem)
+    return not (model and misfit.keys[0] == "models") or names[int(misfit.keys[1])] == model[1]
+
+
+def _source(
+    problem: str,
+    path: Path,
+    parts: Parts,
+    overridden: Mapping[str, tuple[Key, ...]],
+    names: Sequence[Any],
+) -> str:
+    """Return the environment variables, the part or else the main file that set the options in a problem."""
+    variables = [
         name
         for name, option in overridden.items()
         if re.search(rf"\b{re.escape('.'.join(map(str, option)))}\b", problem)
     ]
-    return f" (set by {', '.join(named)})" if named else ""
+    if variables:
+        return ", ".join(variables)
+    model = re.match(r"models `([^`]*)`", problem)
+    if model and model[1] in names:
+        return str(parts.origins.get(("models", names.index(model[1])), path))
+    return str(path)
 
 
 def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | None = None) -> Secrets:
@@ -188,31 +207,45 @@ def _read(file: str) -> str:
         raise OperatorError(f"the secret file {file} cannot be read: {error.strerror}") from error
 
 
-def _override(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, tuple[Key, ...]]:
-    """Set what the environment sets; return the options by the names of their variables."""
+def _override(
+    document: dict[str, Any], env: Mapping[str, str]
+) -> tuple[dict[str, tuple[Key, ...]], list[str]]:
+    """Set what the environment sets; return the options by the names of their variables, and the mistakes."""
     found: dict[str, tuple[Key, ...]] = {}
+    mistakes = []
     for name, text in env.items():
         if not name.startswith(PREFIX):
             continue
         *parents, option = name.removeprefix(PREFIX).lower().split("__")
-        found[name] = (*parents, option)
-        table, kind = document, Config
-        for parent in parents:
-            inner = struct_in(typing.get_type_hints(kind, include_extras=True).get(parent))
-            if inner is None:
-                raise OperatorError(f"{name} names no section `{parent}`")
-            table, kind = table.setdefault(parent, {}), typing.cast("type[Config]", inner)
-            if not isinstance(table, dict):
-                raise OperatorError(f"{name}: `{parent}` is a list; give the whole list as JSON")
-        hint = typing.get_type_hints(kind).get(option)
-        if hint is str or (isinstance(hint, type) and issubclass(hint, StrEnum)):
-            table[option] = text
-            continue
         try:
-            table[option] = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            raise OperatorError(f"{name} is not JSON: {error}") from error
-    return found
+            _set(document, parents, option, text)
+        except ValueError as error:
+            mistakes.append(f"{name}: {error}")
+        else:
+            found[name] = (*parents, option)
+    return found, mistakes
+
+
+def _set(document: dict[str, Any], parents: Sequence[str], option: str, text: str) -> None:
+    """Set one option from the text of an environment variable; raises `ValueError` with what is wrong."""
+    table, kind = document, Config
+    for parent in parents:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        inner = struct_in(hints.get(parent))
+        if inner is None:
+            raise ValueError(f"there is no section `{parent}`: {nearest(parent, list(hints))}")
+        table, kind = table.setdefault(parent, {}), typing.cast("type[Config]", inner)
+        if not isinstance(table, dict):
+            raise ValueError(f"`{parent}` is a list: give the whole list as JSON")  # noqa: TRY004 - a person's text
+    hint = typing.get_type_hints(kind).get(option)
+    if hint is str or (isinstance(hint, type) and issubclass(hint, StrEnum)):
+        table[option] = text
+        return
+    try:
+        table[option] = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        allows = "" if hint is None else f", and it must be {allowed(hint)}"
+        raise ValueError(f"`{text[:64]}` is not JSON{allows}") from error
 
 
 def _resolve(config: Config, base: Path) -> Config:

@@ -3,7 +3,8 @@
 import difflib
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -11,6 +12,8 @@ from msgspec import inspect
 
 Key = str | int
 _MOST_SHOWN = 64
+_ALIKE = 0.5
+"""How similar a name must be to be suggested, from 0 to 1."""
 
 
 class Misfit(msgspec.Struct, frozen=True):
@@ -22,10 +25,17 @@ class Misfit(msgspec.Struct, frozen=True):
         Path to the place: names of tables and options, and indices of list entries.
     text
         What is wrong, and what is allowed.
+    place
+        What must be left out for the rest to be a configuration: the value, or the entry that cannot be without it.
+    names
+        The options that have no usable value because of it: the one at the place, and for an unknown option the one
+        that was probably meant.
     """
 
     keys: tuple[Key, ...]
     text: str
+    place: tuple[Key, ...]
+    names: tuple[str, ...]
 
 
 def struct_in(kind: Any) -> type[msgspec.Struct] | None:
@@ -40,24 +50,40 @@ def misfits(document: Any, kind: type[msgspec.Struct]) -> Iterator[Misfit]:
     yield from _table(document, kind, (), "")
 
 
+def without(document: Any, wrong: Iterable[Misfit]) -> Any:
+    """Return `document` without the places of `wrong`, so that the rest can be converted and checked."""
+    return _kept(document, (), {misfit.place for misfit in wrong})
+
+
+def _kept(value: Any, keys: tuple[Key, ...], wrong: AbstractSet[tuple[Key, ...]]) -> Any:
+    if isinstance(value, dict):
+        return {k: _kept(one, (*keys, k), wrong) for k, one in value.items() if (*keys, k) not in wrong}
+    if isinstance(value, list | tuple):
+        return [_kept(one, (*keys, n), wrong) for n, one in enumerate(value) if (*keys, n) not in wrong]
+    return value
+
+
 def _table(document: Any, kind: type[msgspec.Struct], keys: tuple[Key, ...], where: str) -> Iterator[Misfit]:
     if not isinstance(document, dict):
-        yield Misfit(keys, f"{where} = {_shown(document)}: it must be a table, [{where}]")
+        names = tuple(key for key in keys[-1:] if isinstance(key, str))
+        yield Misfit(keys, f"{where} = {_shown(document)}: it must be a table, [{where}]", keys, names)
         return
     hints = typing.get_type_hints(kind, include_extras=True)
+    required = {field.name for field in msgspec.structs.fields(kind) if field.required}
     for key, value in document.items():
         path = f"{where}.{key}" if where else key
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(sorted(hints))}"
-            yield Misfit((*keys, key), f"unknown option `{path}`: {hint}")
+            text = f"unknown option `{path}`: {nearest(key, list(hints))}"
+            yield Misfit((*keys, key), text, (*keys, key), (key, _alike(key, list(hints)) or key))
         elif inner := struct_in(hints[key]):
             yield from _inside(value, hints[key], inner, (*keys, key), path)
         else:
-            yield from _value(value, hints[key], (*keys, key), path)
-    for field in msgspec.structs.fields(kind):
-        if field.required and field.name not in document:
-            yield Misfit(keys, f"{where}: `{field.name}` is missing")
+            for misfit in _value(value, hints[key], (*keys, key), path):
+                yield msgspec.structs.replace(misfit, place=keys) if key in required else misfit
+    for name in hints:
+        if name in required and name not in document:
+            # The entry is left out as a whole, so that nothing can refer to it.
+            yield Misfit(keys, f"{where}: `{name}` is missing", keys, ("model", "cross"))
 
 
 def _inside(
@@ -66,7 +92,8 @@ def _inside(
     if struct_in(hint) is hint:
         yield from _table(value, inner, keys, path)
     elif not isinstance(value, list | tuple):
-        yield Misfit(keys, f"{path} = {_shown(value)}: it must be a list of tables, [[{path}]]")
+        text = f"{path} = {_shown(value)}: it must be a list of tables, [[{path}]]"
+        yield Misfit(keys, text, keys, (str(keys[-1]),))
     else:
         for index, entry in enumerate(value):
             name = entry.get("name") if isinstance(entry, dict) else None
@@ -78,7 +105,37 @@ def _value(value: Any, hint: Any, keys: tuple[Key, ...], path: str) -> Iterator[
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:
-        yield Misfit(keys, f"{path} = {_shown(value)}: it must be {allowed(hint)}")
+        text = f"{path} = {_shown(value)}: it must be {allowed(hint)}{_meant(value, hint)}"
+        yield Misfit(keys, text, keys, (str(keys[-1]),))
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return a hint for a name that is not among the `known` ones."""
+    near = _alike(name, known)
+    return f"did you mean `{near}`?" if near else f"known are: {', '.join(sorted(known)) or 'none'}"
+
+
+def _alike(name: str, known: Sequence[str]) -> str:
+    """Return the name that was probably meant, or an empty string."""
+    begun = [one for one in known if name and one.startswith(name)]
+    return next(iter(begun or difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)), "")
+
+
+def _meant(value: Any, hint: Any) -> str:
+    """Return a hint to the word that was probably meant, of those that a type allows."""
+    near = _alike(value, _words(inspect.type_info(hint))) if isinstance(value, str) else ""
+    return f". Did you mean `{near}`?" if near else ""
+
+
+def _words(info: inspect.Type) -> list[str]:
+    match info:
+        case inspect.Metadata(type=inner):
+            return _words(inner)
+        case inspect.EnumType(cls=cls):
+            return [str(one.value) for one in cls]
+        case inspect.StrType():
+            return _choices(info)
+    return []
 
 
 def allowed(hint: Any) -> str:
@@ -109,11 +166,17 @@ def _allowed(info: inspect.Type) -> str:
 
 
 def _string(info: inspect.StrType) -> str:
-    words = (info.pattern or "").removeprefix("^(").removesuffix(")$").split("|")
-    if info.pattern and all(word.replace("-", "").isalnum() for word in words):
+    if words := _choices(info):
         return f"a string, {_one_of(words)}"
     form = f" of the form {info.pattern}" if info.pattern else ""
     return f"a{' non-empty' if info.min_length else ''} string{form}"
+
+
+def _choices(info: inspect.StrType) -> list[str]:
+    """Return the words that a pattern lists, without the empty one; none if it describes a form."""
+    words = (info.pattern or "").removeprefix("^(").removesuffix(")$").split("|")
+    listed = bool(info.pattern) and all(not word or word.replace("-", "").isalnum() for word in words)
+    return [word for word in words if word] if listed else []
 
 
 def _one_of(words: list[str]) -> str:
@@ -121,13 +184,25 @@ def _one_of(words: list[str]) -> str:
 
 
 def _number(info: inspect.IntType | inspect.FloatType) -> str:
-    noun, kind = ("a whole number", int) if isinstance(info, inspect.IntType) else ("a number", float)
+    noun = "a whole number" if isinstance(info, inspect.IntType) else "a number"
+    if info.ge is not None and info.le is not None:
+        return f"{noun} from {info.ge:g} to {_plain(info.le)}"
     bounds = [
-        f"{sign} {kind(bound)}"
-        for sign, bound in ((">", info.gt), (">=", info.ge), ("<", info.lt), ("<=", info.le))
+        f"{word} {_plain(bound)}"
+        for word, bound in (
+            ("above", info.gt),
+            ("at least", info.ge),
+            ("below", info.lt),
+            ("at most", info.le),
+        )
         if bound is not None
     ]
     return f"{noun} {' and '.join(bounds)}".strip()
+
+
+def _plain(bound: float) -> str:
+    """Return a bound as people write it: 1000000 rather than 1e+06."""
+    return str(int(bound)) if float(bound).is_integer() else f"{bound:g}"
 
 
 def _shown(value: Any) -> str:
