@@ -22,6 +22,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.references import Array, Sort
+from quantdrift.cli.serve import NICE
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
@@ -32,7 +33,7 @@ from quantdrift.core.config.schema import (
     Slice,
     Stream,
 )
-from quantdrift.core.process.run import run
+from quantdrift.core.process.run import GRACE_S, run
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.stream.backlog import read_backlog
@@ -296,11 +297,11 @@ def _tensor(name: str, datatype: str, item: Array) -> Tensor:
 
 
 def _work(config: Config, dsn: str) -> None:
-    raise SystemExit(run(lambda stop: serve(config, Secrets(dsn=dsn), stop), grace_s=config.shadow.grace_s))
+    raise SystemExit(run(lambda stop: serve(config, Secrets(dsn=dsn), stop), grace_s=GRACE_S))
 
 
 def _bare(config: Config, pipe: Connection) -> None:
-    os.nice(config.shadow.nice)
+    os.nice(NICE)
     malloc.configure()  # the worker's own advantage would pass for its efficiency
     model = config.models[0]
     runtime = open_reference(runtime_request(config, model, model.references[0]))

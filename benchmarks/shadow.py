@@ -190,7 +190,6 @@ async def _measure(
             servers,
             provider=provider,
             batch_items=size,
-            nice=0,
         )
         with bare(config) as alone:
             async with running(config, servers) as worker:

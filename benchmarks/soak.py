@@ -49,9 +49,7 @@ async def measure(
         path = directory / f"{name}.onnx"
         sort.save(path)
         models.append(Model(name=name, references=(sort.reference(path),)))
-    config = config_of(
-        models, servers, provider=provider, nice=0, batch_delay_s=0.05, reference_memory_bytes=1 << 20
-    )
+    config = config_of(models, servers, provider=provider, batch_delay_s=0.05, reference_memory_bytes=1 << 20)
     async with running(config, servers) as worker:
         queue = await Queue.connect(config.stream, client_name="soak")
         try:

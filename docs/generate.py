@@ -45,7 +45,7 @@ def telemetry_markdown() -> str:
         "explained by these; what is not known is left out, and a part of a move is in the unit of what decided.",
         "",
         "Events named `quantdrift.noise` tell that a reference or candidate is shown to differ from itself by more than",
-        "`monitor.noise_bound` of a budget (WARN), or by less again (INFO). Their attributes, with the same prefix:",
+        "half of a budget (WARN), or by less again (INFO). Their attributes, with the same prefix:",
         f"{', '.join(f'`{name}`' for name in NoiseEvent.__struct_fields__)}.",
         "",
         "| attribute | meaning |",

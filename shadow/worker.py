@@ -47,7 +47,7 @@ from quantdrift.shadow.runtimes.registry import runtime_request
 from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
-from quantdrift.storage.database import Database
+from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
 
@@ -98,12 +98,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         A reference is missing or is itself quantised, the device does not exist, the database has no schema, or a server
         refuses the configuration. An unreachable server is waited for; that of a reference delays its model alone.
     """
-    os.nice(config.shadow.nice)  # before any thread: each inherits it
     malloc.configure()
     clock = SystemClock()
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)
-    telemetry = Telemetry("quantdrift-shadow", config.telemetry.resource)
+    telemetry = Telemetry("quantdrift-shadow")
     spans: Spans = NoSpans()
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
@@ -124,7 +123,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     "model %s has no reference, its versions stay `unknown`: add an entry to `models.references`",
                     model.name,
                 )
-        async with Database(secrets.dsn, config.storage) as database:
+        async with Database(secrets.dsn) as database:
             known = await _connected(Writer(database, clock).slices, stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
             if known is None or queue is None:
@@ -172,7 +171,7 @@ async def _work(
 ) -> None:
     shadow = config.shadow
     # A transaction holds a handful of statements, each bounded by the server itself.
-    store_limit_s = 2 * config.storage.statement_timeout_s + 10
+    store_limit_s = 2 * STATEMENT_TIMEOUT_S + 10
     tallies = await _connected(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
     if tallies is None:
         return
@@ -187,9 +186,7 @@ async def _work(
 
     clusterings = SliceRefresh(database, assessor.learned, drained)
     await clusterings.refresh()
-    discovered = DiscoveredSlices(
-        database, assessor.watch_discovered, drained, most=config.discovery.most_slices
-    )
+    discovered = DiscoveredSlices(database, assessor.watch_discovered, drained)
     await discovered.refresh()
 
     async def ping() -> None:

@@ -121,7 +121,7 @@ class _Supervisor:
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
         self._counters = Counters.create(self._n_relays + 2, MAX_ROWS)
         self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
-        self._telemetry = Telemetry("quantdrift-sidecar", config.telemetry.resource)
+        self._telemetry = Telemetry("quantdrift-sidecar")
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
         observe(self._telemetry, self._counters, lambda: self._live_config, SystemClock())

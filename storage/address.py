@@ -28,12 +28,7 @@ _PASSED_ON: Final = frozenset(
         "user",
     }
 )
-_TLS: Final = {
-    "sslmode": "",
-    "sslrootcert": "storage.ca_file",
-    "sslcert": "storage.certificate_file",
-    "sslkey": "storage.key_file",
-}
+_TLS: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 _MODES: Final = ("disable", "require", "verify-ca", "verify-full")
 _FALL_BACK: Final = ("allow", "prefer")
 _SYSTEM: Final = "system"
@@ -143,8 +138,7 @@ def _refuse_unknown(query: Mapping[str, Any]) -> None:
 def _single(query: Mapping[str, Any], name: str) -> str:
     value = query[name]
     if not isinstance(value, str):
-        option = f", or set {_TLS[name]} alone" if _TLS[name] else ""
-        raise OperatorError(f"`{name}` is given twice for the Postgres address: name it there once{option}")
+        raise OperatorError(f"`{name}` is given twice for the Postgres address: name it there once")
     if not value:
         raise OperatorError(f"`{name}` in the Postgres address is empty: give it a value, or remove it")
     return value
@@ -161,7 +155,7 @@ def _mode(asked: Mapping[str, str]) -> str:
     if mode and mode not in _MODES:
         raise OperatorError(f"sslmode in the Postgres address must be one of {', '.join(_MODES)}")
     if mode == "disable" and len(asked) > 1:
-        files = ", ".join(f"{name} ({_TLS[name]})" for name in asked if _TLS[name])
+        files = ", ".join(name for name in asked if name != "sslmode")
         raise OperatorError(
             f"sslmode=disable in the Postgres address contradicts {files}: write sslmode=verify-full, or"
             " remove the files"
@@ -177,7 +171,7 @@ def _tls(mode: str, asked: Mapping[str, str]) -> Tls:
         )
     if mode == "verify-ca" and not authorities:
         raise OperatorError(
-            "sslmode=verify-ca in the Postgres address needs sslrootcert, or storage.ca_file: the authority to trust"
+            "sslmode=verify-ca in the Postgres address needs sslrootcert: the file of the authority to trust"
         )
     if authorities == _SYSTEM and mode != "verify-full":
         raise OperatorError("sslrootcert=system in the Postgres address needs sslmode=verify-full")
@@ -185,9 +179,9 @@ def _tls(mode: str, asked: Mapping[str, str]) -> Tls:
         ca_file="" if authorities == _SYSTEM else authorities,
         certificate_file=asked.get("sslcert", ""),
         key_file=asked.get("sslkey", ""),
-        ca_option="storage.ca_file (sslrootcert in the address)",
-        certificate_option="storage.certificate_file (sslcert in the address)",
-        key_option="storage.key_file (sslkey in the address)",
+        ca_option="sslrootcert in the Postgres address",
+        certificate_option="sslcert in the Postgres address",
+        key_option="sslkey in the Postgres address",
         # As libpq has it: `require` checks the authority only where one is named.
         verified=mode != "require" or bool(authorities),
         named=mode == "verify-full",

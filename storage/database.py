@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.storage.address import Address
 
@@ -67,6 +66,10 @@ _OPERATOR_STATES: Final = {
     "42P01": "run `quantdrift db upgrade`",
     "42703": "run `quantdrift db upgrade`",
 }
+POOL_SIZE: Final = 4
+"""Connections of each process: each of the few tasks that run at a time has one."""
+STATEMENT_TIMEOUT_S: Final = 30.0
+"""No statement of a process takes a tenth of it; a longer one waits for a lock, or for a server that is overloaded."""
 # How long after its timeout a statement may be overdue on our own clock before the network counts as dead.
 _NETWORK_GRACE_S: Final = 5.0
 # The server notices within half a minute that a client's machine is gone, and releases its locks.
@@ -80,23 +83,27 @@ class Database:
     ----------
     dsn
         `postgresql://user:password@host:port/name`; never logged.
-    storage
-        Pool size and statement timeout.
+    pool_size
+        Most connections.
+    statement_timeout_s
+        Postgres cancels a statement that takes longer.
     """
 
-    def __init__(self, dsn: str, storage: Storage) -> None:
-        timeout_ms = int(storage.statement_timeout_s * 1000)
+    def __init__(
+        self, dsn: str, *, pool_size: int = POOL_SIZE, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+    ) -> None:
+        timeout_ms = int(statement_timeout_s * 1000)
         self._engine = make_engine(
             dsn,
-            command_timeout_s=storage.statement_timeout_s + _NETWORK_GRACE_S,
+            command_timeout_s=statement_timeout_s + _NETWORK_GRACE_S,
             settings={
                 "application_name": "quantdrift",
                 "statement_timeout": str(timeout_ms),
                 "idle_in_transaction_session_timeout": str(2 * timeout_ms),
             },
-            pool_size=storage.pool_size,
+            pool_size=pool_size,
             max_overflow=0,
-            pool_timeout=storage.statement_timeout_s,
+            pool_timeout=statement_timeout_s,
             pool_pre_ping=True,
         )
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from examples.otlp_receiver import OtlpReceiver
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
@@ -138,7 +137,7 @@ async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
 @pytest.fixture
 async def database(postgres_dsn: str) -> AsyncIterator[Database]:
     """Return that database as shadow worker and monitor see it."""
-    async with Database(postgres_dsn, Storage()) as opened:
+    async with Database(postgres_dsn) as opened:
         yield opened
 
 

@@ -120,7 +120,7 @@ async def _fold(
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.history import History
 
-    async with Database(secrets.dsn, config.storage) as database:
+    async with Database(secrets.dsn) as database:
         history = History(database)
         extent = await history.extent(*period)
         catalog = await history.catalog()

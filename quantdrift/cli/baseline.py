@@ -95,10 +95,10 @@ def list_(
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.baseline import BaselineFact, baselines, find_slices, find_version
 
-    config, secrets = prepare(config_path, Role.REPORT, data)
+    _, secrets = prepare(config_path, Role.REPORT, data)
 
     async def ask() -> list[BaselineFact]:
-        async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+        async with Database(secrets.dsn) as database, database.begin() as connection:
             found = await baselines(
                 connection, model=model, version=version, slice_name=slice_name, history=history
             )
@@ -200,7 +200,7 @@ def accept(
     scope = _scope(model, version, slices, metrics, by=by, reason=reason)
 
     async def run(progress: Steps) -> list[decisions.Accepted]:
-        async with Database(secrets.dsn, config.storage) as database:
+        async with Database(secrets.dsn) as database:
             with progress as step:
                 return await decisions.accept(
                     database, config, scope, since=_utc(since), until=_utc(until), pool=pool, progress=step
@@ -298,10 +298,10 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.rows import Source
 
-    config, secrets = prepare(config_path, Role.MONITOR, data)
+    _, secrets = prepare(config_path, Role.MONITOR, data)
 
     async def run() -> int:
-        async with Database(secrets.dsn, config.storage) as database:
+        async with Database(secrets.dsn) as database:
             return await freeze_or_keep(database, scope, Source(source))
 
     n_signals = asyncio.run(run())
@@ -357,7 +357,7 @@ def import_(
     scope = _scope(model, version, (), metrics, by=by, reason=reason)
 
     async def run() -> list[decisions.Imported]:
-        async with Database(secrets.dsn, config.storage) as database:
+        async with Database(secrets.dsn) as database:
             return await decisions.import_(database, config, scope, figures)
 
     found = asyncio.run(run())

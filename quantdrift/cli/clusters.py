@@ -9,7 +9,7 @@ import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
 from quantdrift.cli.output import Steps, columns
-from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, Clustering
+from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, SAMPLE_SHARE, Clustering
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.wrong_values import nearest
@@ -64,7 +64,7 @@ def fit(
 ) -> None:
     """Fit learned slices to the stored vectors now, even to few.
 
-    The monitor does this every clusters.refit_days. A cluster that is found again keeps its id.
+    The monitor does this once a week. A cluster that is found again keeps its id.
 
     \b
     Example:
@@ -122,7 +122,7 @@ async def _fit(
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.clusters import spaces
 
-    async with Database(secrets.dsn, config.storage) as database:
+    async with Database(secrets.dsn) as database:
         async with database.begin() as connection:
             there = await spaces(connection)
         found = [space for space in configured(config, there) if model in {"", space.model}]
@@ -156,7 +156,7 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
         n_left_out += 1
         click.echo(f"warning: skipped {which}: {error}", err=True)
 
-    async with Database(secrets.dsn, config.storage) as database:
+    async with Database(secrets.dsn) as database:
         found = await newest_clusterings(database, model, unreadable=left_out)
         async with database.begin() as connection:
             there = [
@@ -186,8 +186,6 @@ def _known(config: Config, model: str) -> None:
 
 def _unfit(config: Config, model: str) -> str:
     """Return why the configuration allows no fit; empty if it does."""
-    if not config.clusters.enabled:
-        return "clusters.enabled is false"
     if not any(one.embedding for one in config.models if model in {"", one.name}):
         return f"{f'model `{model}`' if model else 'no model'} has {'no' if model else 'an'} `embedding`"
     return ""
@@ -195,21 +193,15 @@ def _unfit(config: Config, model: str) -> str:
 
 def _reason(config: Config, model: str, there: "Sequence[Space]") -> str:
     """Return why there is no fit yet, and what is missing for the first one."""
-    clusters = config.clusters
     if unfit := _unfit(config, model):
         return unfit
     if not there:
         return (
             f"no vectors {f'of `{model}` ' if model else ''}are stored yet for the configured `embedding`; the shadow "
-            f"stores a share of clusters.sample_share = {clusters.sample_share:g} of the items that it compares"
+            f"stores a share of {SAMPLE_SHARE:g} of the items that it compares"
         )
     stored = ", ".join(f"{space.n_vectors:,} vectors of {space.model} in `{space.space}`" for space in there)
-    how = (
-        f"the monitor fits once there are {LEAST_VECTORS:,}"
-        if clusters.refit_days
-        else "the monitor does not fit because clusters.refit_days is 0"
-    )
-    return f"{stored} are stored; {how}, `quantdrift slices fit` fits now"
+    return f"{stored} are stored; the monitor fits once there are {LEAST_VECTORS:,}, `quantdrift slices fit` fits now"
 
 
 def _overview(clustering: Clustering, described: Sequence[dict[str, Any]], made: str) -> Overview:

@@ -178,8 +178,6 @@ def _notes(config: Config) -> list[str]:
         notes.append("no [[slices]]: only the aggregate is watched, and it can hide a bad slice")
     if not config.telemetry.otlp_endpoint:
         notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
-    if config.sampling.paused:
-        notes.append("sampling.paused: nothing is sampled")
     notes += _whose_rates(config)
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
@@ -197,8 +195,6 @@ def _notes(config: Config) -> list[str]:
 def _whose_rates(config: Config) -> list[str]:
     """Return notes that say whether the configured rates or those of the monitor apply."""
     sampling = config.sampling
-    if not sampling.central:
-        return ["sampling.central = false: the rates above apply, not the monitor's policy"]
     if not sampling.replays_per_s:
         return ["sampling.replays_per_s = 0: the monitor publishes no policy, so the rates above apply"]
     budget, lapse_s = sampling.replays_per_s, POLICY_VALID_S

@@ -169,7 +169,7 @@ def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> 
     end = datetime.now(UTC)
 
     async def ask() -> Usage:
-        async with Database(secrets.dsn, config.storage) as database:
+        async with Database(secrets.dsn) as database:
             return await usage(database, name, end - timedelta(days=days), end)
 
     used = asyncio.run(ask())

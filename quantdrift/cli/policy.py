@@ -59,8 +59,8 @@ def policy() -> None:
 def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     """Show the current sampling policy, its age, and the figures it was computed from.
 
-    The command reads only NATS. Sidecars follow the policy if sampling.central is true and their configuration does
-    not contradict it; the metric `quantdrift_sidecar_policy_refused_total` shows which ones do not.
+    The command reads only NATS. Sidecars follow the policy if sampling.replays_per_s is above 0 in their configuration, and its
+    strata are those of the policy; the metric `quantdrift_sidecar_policy_refused_total` shows which ones do not.
 
     \b
     Example:

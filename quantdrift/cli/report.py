@@ -28,7 +28,7 @@ _MOST_ROWS = 6
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="File to write.  [default: a dated file in report.directory]",
+    help="File to write.  [default: a dated file in the directory reports]",
 )
 @JSON
 def report(

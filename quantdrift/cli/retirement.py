@@ -59,7 +59,7 @@ def retire(
 
         return retired_by_hand(row, config, reason)
 
-    done = asyncio.run(_change(config, secrets, found, by, decide))
+    done = asyncio.run(_change(secrets, found, by, decide))
     told = "the monitor applies it with its next batch"
     if found.verdict in {"warning", "firing"}:
         told += ", and ends its alert"
@@ -92,9 +92,9 @@ def restore(
     def decide(row: DiscoveryRow, rows: tuple[DiscoveryRow, ...]) -> StoredRow:
         from quantdrift.monitor.discovery.retirement import restored
 
-        return restored(row, rows, config.discovery, SystemClock().now(), reason)
+        return restored(row, rows, SystemClock().now(), reason)
 
-    done = asyncio.run(_change(config, secrets, found, by, decide))
+    done = asyncio.run(_change(secrets, found, by, decide))
     told = (
         "a search may find it again"
         if found.id is None
@@ -113,7 +113,6 @@ async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> L
 
 
 async def _change(
-    config: Config,
     secrets: Secrets,
     one: ListedSlice,
     by: str,
@@ -124,7 +123,7 @@ async def _change(
     from quantdrift.storage.slices.discovery import load_discoveries, store, take_turn
 
     assert one.discovery is not None
-    async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+    async with Database(secrets.dsn) as database, database.begin() as connection:
         await take_turn(connection)
         rows = await load_discoveries(connection)
         (row,) = (row for row in rows if row.id == one.discovery.id)

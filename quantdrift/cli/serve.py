@@ -1,5 +1,6 @@
 """The commands that run a process: `sidecar`, `shadow`, `monitor`, and `up` for all of them."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import click
 from quantdrift.cli.options import CONFIG, DATA, prepare
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.logs import setup_logs
+
+NICE = 10
+"""Niceness of a shadow worker: where it shares a host with anything that serves, it waits."""
 
 
 @click.command()
@@ -44,11 +48,12 @@ def shadow(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
-    from quantdrift.core.process.run import run
+    from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.shadow.worker import serve
 
     config, secrets = prepare(config_path, Role.SHADOW, data)
-    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.shadow.grace_s))
+    os.nice(NICE)  # before any thread: each inherits it
+    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 
 
 @click.command()
@@ -63,11 +68,11 @@ def monitor(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
-    from quantdrift.core.process.run import run
+    from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.monitor.service import serve
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.monitor.grace_s))
+    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 
 
 @click.command()
@@ -100,9 +105,9 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
       quantdrift up -c config.toml --data /var/lib/quantdrift
     """
     from quantdrift.cli.up import SERVERS_GRACE_S, serve
-    from quantdrift.core.process.run import run
+    from quantdrift.core.process.run import GRACE_S, run
 
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
-    grace_s = config.sidecar.grace_s + config.shadow.grace_s + config.monitor.grace_s + SERVERS_GRACE_S
+    grace_s = config.sidecar.grace_s + 2 * GRACE_S + SERVERS_GRACE_S
     sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))

@@ -119,7 +119,7 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     found = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise = asyncio.run(_more(config, secrets, found))
+    signals, history, noise = asyncio.run(_more(secrets, found))
     unit = config.measure(found.model).unit
     if as_json:
         more = {"signals": signals, "history": history, "noise": noise}
@@ -180,7 +180,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
     from quantdrift.storage.database import Database
 
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
-    async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+    async with Database(secrets.dsn) as database, database.begin() as connection:
         found = await list_slices(connection, model=model, since=since)
         if model and not found and config.model(model) is None:
             known = {one.model for one in await list_slices(connection, model="", since=since)}
@@ -191,9 +191,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
         return found
 
 
-async def _more(
-    config: Config, secrets: Secrets, one: ListedSlice
-) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
+async def _more(secrets: Secrets, one: ListedSlice) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
     """Return the signals of a slice, the history of a discovered slice, and the noise of its version."""
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.storage.commands.slice_list import signals_of
@@ -201,7 +199,7 @@ async def _more(
     from quantdrift.storage.monitor.discovery_log import changes_of
     from quantdrift.storage.monitor.noise import floors
 
-    async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+    async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if one.id is None else await signals_of(connection, one.id)
         history = [] if one.discovery is None else await changes_of(connection, one.discovery.id)
         noise = await floors(connection, rows[0].model_version_id) if rows else ()
@@ -216,18 +214,12 @@ def _history_lines(history: list[Change]) -> list[str]:
 
 
 async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round:
-    import msgspec
-
     from quantdrift.core.clock import SystemClock
     from quantdrift.monitor.discovery.round import LIMIT_S, discover
     from quantdrift.storage.database import Database
 
     # A person waits and can interrupt it: a statement may take as long as in a round of the monitor.
-    storage = msgspec.structs.replace(
-        config.storage,
-        statement_timeout_s=max(config.storage.statement_timeout_s, LIMIT_S),
-    )
-    async with Database(secrets.dsn, storage) as database:
+    async with Database(secrets.dsn, statement_timeout_s=LIMIT_S) as database:
         return await discover(database, config, SystemClock().now(), dry_run=dry_run)
 
 

@@ -46,10 +46,10 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     from quantdrift.storage.commands.triage import watched
     from quantdrift.storage.database import Database
 
-    config, secrets = prepare(config_path, Role.REPORT, data)
+    _, secrets = prepare(config_path, Role.REPORT, data)
 
     async def ask() -> "tuple[list[TriagedSlice], float]":
-        async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+        async with Database(secrets.dsn) as database, database.begin() as connection:
             return await watched(connection)
 
     slices, months = asyncio.run(ask())

@@ -29,7 +29,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.nats_server import kept_token
-from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.process.run import GRACE_S, Stop, supervise
 
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
@@ -230,8 +230,8 @@ class _Host:
     async def _end(self) -> None:
         grace_s = {
             "sidecar": self._config.sidecar.grace_s,
-            "shadow": self._config.shadow.grace_s,
-            "monitor": self._config.monitor.grace_s,
+            "shadow": GRACE_S,
+            "monitor": GRACE_S,
         }
         for name, role in self._roles.items():
             await role.end(grace_s[name] + _KILLED_S)

@@ -32,6 +32,10 @@ LEAST_VECTORS: Final = 2_000
 """Below so many vectors nothing is fitted: 16 clusters have some hundred each then."""
 MOST_VECTORS: Final = 20_000
 """Vectors kept of a model, the newest: some 300 for each of the 64 clusters that it may have at most."""
+NOVELTY_QUANTILE: Final = 0.995
+"""At most 1 minus this share of ordinary inputs is expected to be called novel by mistake: one in 200."""
+SAMPLE_SHARE: Final = 0.05
+"""Share of compared items whose vector is stored for the next fit: 2,000 vectors come from 40,000 items."""
 _MAGIC: Final = b"QC"
 _HEAD: Final = struct.Struct("<2sBI")  # magic, format, CRC-32 of what follows
 
@@ -216,8 +220,8 @@ def space_of(config: Config, model: Model) -> tuple[str, tuple[str, ...]]:
     columns
         Keys of the features, sorted; empty for an embedding.
     """
-    if not config.clusters.enabled or model.embedding != FEATURES:
-        return model.embedding if config.clusters.enabled else "", ()
+    if model.embedding != FEATURES:
+        return model.embedding, ()
     rules = (rule for rule in config.slices if rule.feature and rule.model in {"", model.name})
     columns = tuple(sorted({feature_key(rule) for rule in rules}))
     return f"{FEATURES} {', '.join(columns)}", columns

@@ -15,6 +15,8 @@ from quantdrift.core.records import Predicate
 
 ALL = "all"
 EVERYTHING = "true"  # the predicate of the slice `all`
+MOST_DISCOVERED = 20
+"""Most discovered slices of a model that are monitored; as many as a person can still look through."""
 _OTHER = "(other)"
 
 

@@ -271,7 +271,7 @@ NOISY = Instrument(
     "quantdrift.noise.exceeded",
     _OG,
     "{side}",
-    "1 while noise is shown to exceed monitor.noise_bound of the budget, by model, version, side and metric.",
+    "1 while noise is shown to exceed half of the budget, by model, version, side and metric.",
 )
 SLICES_LEFT_OUT = Instrument(
     "quantdrift.slice.left_out", _OG, "{slice}", "Slices not exported because of telemetry.max_slices."
@@ -317,7 +317,7 @@ DISCOVERY_OVERFLOW = Instrument(
     "quantdrift.discovery.overflow",
     _C,
     "{slice}",
-    "Slices and conditions that a limit of [discovery] left out or delays, and items left out because their policy was deleted.",
+    "Slices and conditions that a limit left out or delays, and items left out because their policy was deleted.",
 )
 
 Labels = Mapping[str, str]
@@ -331,14 +331,12 @@ class Telemetry:
     ----------
     service
         `service.name`, e.g. `quantdrift-shadow`.
-    resource
-        Additional resource attributes.
     readers
         Metric readers in addition to Prometheus.
     """
 
-    def __init__(self, service: str, resource: Labels, readers: Sequence[MetricReader] = ()) -> None:
-        self.resource = Resource.create({"service.name": service, **resource})
+    def __init__(self, service: str, readers: Sequence[MetricReader] = ()) -> None:
+        self.resource = Resource.create({"service.name": service})
         self._provider = MeterProvider(
             metric_readers=[PrometheusMetricReader(), *readers],
             resource=self.resource,

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from typing import Final
 
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
@@ -12,7 +14,7 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
-from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.process.run import TURN_S, Stop, supervise
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
     EVENTS_SENT,
@@ -37,6 +39,9 @@ from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
 
+EXPORT_S: Final = 15.0
+"""Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
+_EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 BATCHES_AT_ONCE = 64
 MAINTENANCE_EVERY = timedelta(days=1)
 _LONGEST_PAUSE_S = 30.0
@@ -53,14 +58,14 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     """
     clock = SystemClock()
     readers = _readers(config, secrets)
-    telemetry = Telemetry("quantdrift-monitor", config.telemetry.resource, readers)
+    telemetry = Telemetry("quantdrift-monitor", readers)
     exporter = (
         OtlpEvents(config.telemetry, secrets, telemetry.resource)
         if config.telemetry.otlp_endpoint
         else NoCollector()
     )
     try:
-        async with Database(secrets.dsn, config.storage) as database, Leadership(secrets.dsn) as leadership:
+        async with Database(secrets.dsn) as database, Leadership(secrets.dsn) as leadership:
             monitor = Monitor(
                 config=config,
                 dsn=secrets.dsn,
@@ -177,7 +182,7 @@ class Monitor:
             try:
                 await turn()
             except RetryError as error:
-                pause_s = min(max(2 * pause_s, self._config.monitor.interval_s), _LONGEST_PAUSE_S)
+                pause_s = min(max(2 * pause_s, TURN_S), _LONGEST_PAUSE_S)
                 _LOG.warning("%s: %s; retrying in %g s", name, error, pause_s)
                 await self._stop.wait(pause_s)
             except OperatorError as error:
@@ -206,7 +211,7 @@ class Monitor:
             self._fold = None
             self._gauges.clear()
         if n_folded < BATCHES_AT_ONCE:
-            await self._stop.wait(self._config.monitor.interval_s)
+            await self._stop.wait(TURN_S)
 
     async def _fold_once(self) -> int:
         begun_s = self._clock.monotonic_s()
@@ -248,7 +253,7 @@ class Monitor:
             self._failed.add(int(failed))
         if failed:
             raise RetryError("the collector did not accept an event")
-        await self._stop.wait(self._config.monitor.interval_s)
+        await self._stop.wait(TURN_S)
 
     async def _maintain_turn(self) -> None:
         now = self._clock.now()
@@ -256,7 +261,7 @@ class Monitor:
         if due and self._gauges.leads:
             await maintain(self._database, self._config.storage, now)
             self._maintained_at = now
-        await self._stop.wait(self._config.monitor.interval_s)
+        await self._stop.wait(TURN_S)
 
 
 def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
@@ -269,7 +274,7 @@ def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
     return [
         PeriodicExportingMetricReader(
             exporter,
-            export_interval_millis=telemetry.export_interval_s * 1000,
+            export_interval_millis=None if _EXPORT_VARIABLE in os.environ else EXPORT_S * 1000,
             export_timeout_millis=TIMEOUT_S * 1000,
         )
     ]

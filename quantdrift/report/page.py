@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from math import ceil
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -26,6 +27,10 @@ from quantdrift.storage.report.reading import reading, record_run
 
 __all__ = ["Period", "write"]
 
+DIRECTORY: Final = Path("reports")
+"""Where reports go without `--out`: below the working directory."""
+TITLE: Final = "Quantisation drift"
+"""Heading of the page."""
 _CLOCK = SystemClock()
 
 
@@ -44,7 +49,7 @@ async def write(
     Parameters
     ----------
     out
-        File to write; None: a dated one in `report.directory`.
+        File to write; None: a dated one in `DIRECTORY`.
     progress
         Called with one readable line per step.
     model
@@ -63,8 +68,8 @@ async def write(
         Postgres is not available.
     """
     now = clock.now()
-    path = out or Path(config.report.directory) / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.html"
-    async with Database(secrets.dsn, config.storage) as database:
+    path = out or DIRECTORY / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.html"
+    async with Database(secrets.dsn) as database:
         async with reading(database) as reader:
             gathered = await gather(reader, config, period, model=model, now=now, progress=progress)
         if model and not gathered.facts.versions:
@@ -72,7 +77,7 @@ async def write(
         figures = _figures(config, period, gathered, now, path)
         progress("drawing trends")
         drawings = await asyncio.to_thread(_draw, config, gathered, figures)
-        html = render(config.report.title, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
+        html = render(TITLE, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
         progress(f"writing {path}")
         await asyncio.to_thread(_store, path, html)
         await record_run(

@@ -106,6 +106,11 @@ def _inversions(ranks: Ranks) -> Values:
 
 Places = npt.NDArray[np.int64]
 
+RANKED = 10
+"""Places that count where `models.top_k` is not given: those of a first page."""
+PERSISTENCE = 0.9
+"""The value of Webber et al. (2010): the first ten places have 86 % of the weight."""
+
 
 class RankingComparator:
     """Compares rankings.
@@ -113,11 +118,16 @@ class RankingComparator:
     Parameters
     ----------
     options
-        `models.ranking`: the number of ranks that count, the padding, and the persistence.
+        `models.ranking`: the padding.
+    top_k
+        How many of the first places count; 0: all.
+    persistence
+        Of rank-biased overlap: the probability that a reader goes on to the next place.
     """
 
-    def __init__(self, options: Ranking) -> None:
+    def __init__(self, options: Ranking, *, top_k: int = RANKED, persistence: float = PERSISTENCE) -> None:
         self._options = options
+        self._top_k, self._persistence = top_k, persistence
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item.
@@ -146,7 +156,7 @@ class RankingComparator:
         by_q, by_p = _order(q, kept), _order(p, kept)
         at_q, at_p = _places(by_q), _places(by_p)
         n = kept.sum(axis=1)
-        k = np.minimum(n, self._options.top_k) if self._options.top_k else n
+        k = np.minimum(n, self._top_k) if self._top_k else n
         gains = _gains(p, kept)
         first = np.take_along_axis(gains, by_q[:, :1], axis=1)[:, 0]
         flip = np.where(both, first < gains.max(axis=1), True).astype(np.float64)
@@ -165,7 +175,7 @@ class RankingComparator:
 
     def _overlap(self, depths: Places, kept: Flags) -> Values:
         """Return rank-biased overlap; `depths` is the rank, from 0, from which on an entry is in both lists."""
-        p = self._options.persistence
+        p = self._persistence
         n_items, n = depths.shape
         counts = np.zeros((n_items, n))
         rows, columns = np.nonzero(kept)

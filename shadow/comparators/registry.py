@@ -1,19 +1,24 @@
 """The registry of comparators by task."""
 
 from collections.abc import Callable
+from typing import Final
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
+from quantdrift.shadow.comparators import regression, tensor
 from quantdrift.shadow.comparators.classes.classes_of_interest import numbers_of
-from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
+from quantdrift.shadow.comparators.classes.classification import TOP_K, ClassificationComparator
 from quantdrift.shadow.comparators.classes.multilabel import MultilabelComparator
 from quantdrift.shadow.comparators.protocol import Comparator, SingleOutput
-from quantdrift.shadow.comparators.ranking import RankingComparator
+from quantdrift.shadow.comparators.ranking import RANKED, RankingComparator
 from quantdrift.shadow.comparators.regression import RegressionComparator
 from quantdrift.shadow.comparators.tensor import TensorComparator
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
+from quantdrift.shadow.comparators.vectors import embedding
 from quantdrift.shadow.comparators.vectors.embedding import EmbeddingComparator
+from quantdrift.shadow.comparators.vision import segmentation
+from quantdrift.shadow.comparators.vision.objects import THRESHOLD
 from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
 
 
@@ -34,32 +39,51 @@ def comparator_of(model: Model) -> Comparator:
 
 
 def _classification(model: Model) -> Comparator:
-    interest = numbers_of(model.classification.interest, model.labels)
-    return SingleOutput(ClassificationComparator(model.output_kind, model.top_k, interest))
+    interest = numbers_of(model.interest, model.labels)
+    top_k = TOP_K if model.top_k is None else model.top_k
+    return SingleOutput(ClassificationComparator(model.output_kind, top_k, interest))
 
 
 def _multilabel(model: Model) -> Comparator:
-    options = model.multilabel
-    interest = numbers_of(options.interest, model.labels)
-    return SingleOutput(MultilabelComparator(model.output_kind, options.thresholds, interest))
+    interest = numbers_of(model.interest, model.labels)
+    return SingleOutput(MultilabelComparator(model.output_kind, model.thresholds, interest))
 
 
 def _detection(model: Model) -> Comparator:
-    from quantdrift.shadow.comparators.vision.detection import DetectionComparator  # noqa: PLC0415 - imports SciPy, which no other task needs
+    from quantdrift.shadow.comparators.vision.detection import (  # noqa: PLC0415 - imports SciPy, which no other task needs
+        DetectionComparator,
+    )
 
-    return DetectionComparator(model.detection)
+    threshold = model.threshold if isinstance(model.threshold, int | float) else THRESHOLD
+    return DetectionComparator(model.detection, threshold=threshold, background=model.background)
 
 
+def _tolerance(model: Model) -> float:
+    return _TOLERANCES[model.task] if model.tolerance is None else model.tolerance
+
+
+_TOLERANCES: Final = {
+    Task.REGRESSION: regression.TOLERANCE,
+    Task.TENSOR: tensor.TOLERANCE,
+    Task.EMBEDDING: embedding.TOLERANCE,
+    Task.SEGMENTATION: segmentation.TOLERANCE,
+}
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.CLASSIFICATION: _classification,
     Task.MULTILABEL: _multilabel,
-    Task.EMBEDDING: lambda model: SingleOutput(EmbeddingComparator(model.vectors)),
-    Task.RANKING: lambda model: SingleOutput(RankingComparator(model.ranking)),
+    Task.EMBEDDING: lambda model: SingleOutput(EmbeddingComparator(tolerance=_tolerance(model))),
+    Task.RANKING: lambda model: SingleOutput(
+        RankingComparator(model.ranking, top_k=RANKED if model.top_k is None else model.top_k)
+    ),
     Task.DETECTION: _detection,
     Task.SEGMENTATION: lambda model: SingleOutput(
-        SegmentationComparator(model.segmentation, model.output_kind)
+        SegmentationComparator(
+            model.segmentation, model.output_kind, tolerance=_tolerance(model), background=model.background
+        )
     ),
-    Task.REGRESSION: lambda model: SingleOutput(RegressionComparator(model.regression)),
-    Task.TENSOR: lambda model: TensorComparator(model.tensor),
+    Task.REGRESSION: lambda model: SingleOutput(
+        RegressionComparator(model.regression, tolerance=_tolerance(model))
+    ),
+    Task.TENSOR: lambda model: TensorComparator(model.tensor, tolerance=_tolerance(model)),
     Task.GENERATION: lambda model: GenerationComparator(model.generation),
 }

@@ -32,6 +32,9 @@ from quantdrift.shadow.comparators.numbers import NumberPair, pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.tensors.arrays import Array, output_error
 
+TOLERANCE = 0.05
+"""Relative error of a flip where `models.tolerance` is not given."""
+
 
 class RegressionComparator:
     """Compares numbers.
@@ -39,11 +42,14 @@ class RegressionComparator:
     Parameters
     ----------
     options
-        `models.regression`: floor, tolerance, and quantiles.
+        `models.regression`: floor and quantiles.
+    tolerance
+        An item flips when an output's relative error exceeds this.
     """
 
-    def __init__(self, options: Regression) -> None:
+    def __init__(self, options: Regression, *, tolerance: float = TOLERANCE) -> None:
         self._options = options
+        self._tolerance = tolerance
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item.
@@ -76,7 +82,7 @@ class RegressionComparator:
             }
             divergence = size.mean(axis=1)
         return Divergences(
-            flip=pair.flip(np.asarray(((size > self._options.tolerance) | signs).any(axis=1))),
+            flip=pair.flip(np.asarray(((size > self._tolerance) | signs).any(axis=1))),
             divergence=pair.defined(divergence),
             candidate_finite=pair.candidate_finite,
             reference_finite=pair.reference_finite,

@@ -103,17 +103,24 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Values] = {}
 
 
+TOLERANCE = 0.05
+"""Relative error of a flip where `models.tolerance` is not given."""
+
+
 class TensorComparator:
     """Compares raw outputs.
 
     Parameters
     ----------
     options
-        `models.tensor`: outputs, tolerance, and floating type.
+        `models.tensor`: outputs and floating type.
+    tolerance
+        An item flips when the relative error of an output exceeds this.
     """
 
-    def __init__(self, options: RawTensor) -> None:
+    def __init__(self, options: RawTensor, *, tolerance: float = TOLERANCE) -> None:
         self._options = options
+        self._tolerance = tolerance
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -138,7 +145,7 @@ class TensorComparator:
         p_finite = np.all([one.reference_finite for one in found], axis=0)
         both = q_finite & p_finite
         error = np.where(both, np.max([one.error for one in found], axis=0), np.nan)
-        flip = np.where(q_finite, error > self._options.tolerance, True).astype(np.float64)
+        flip = np.where(q_finite, error > self._tolerance, True).astype(np.float64)
         with np.errstate(divide="ignore"):
             detail: dict[str, npt.NDArray[Any]] = {"sqnr_db": -20 * np.log10(error)}
         detail |= {name: np.where(both, _worst(found, name), np.nan) for name in _WORST}

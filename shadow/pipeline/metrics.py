@@ -82,7 +82,7 @@ class ShadowMetrics:
         overflow
             Per model, items in the slice `other`, counted since the start.
         over_cap
-            Per model, vectors that were not sampled because of `clusters.most_vectors`, counted since the start.
+            Per model, vectors that were not sampled because of `MOST_VECTORS`, counted since the start.
         """
         for model, count in overflow.items():
             self._overflow.add(count - self._overflown.get(model, 0), {"model": model})

@@ -28,6 +28,9 @@ from quantdrift.storage.shadow.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)
 _WAITING: Final = 4  # exchanges; each may be as large as the stream takes
+EVERY_S: Final = 5.0
+"""Least time between two requests to a replica: 500 exchanges, which a mean needs, take most of an hour, and a replica
+of any size has room for them."""
 TIMEOUT_S: Final = 10.0
 """Longest wait for an answer. One that serves takes less, and nobody waits for this one but its own thread."""
 _HTTP: Final = ("http://", "https://")
@@ -89,7 +92,7 @@ class Rechecks:
     models
         Those with a `recheck.url` are rechecked.
     clock
-        Bounds the rate of requests (`models.recheck.max_per_s`).
+        For the rate of requests.
     timeout_s
         Longest wait for an answer.
     """
@@ -124,7 +127,7 @@ class Rechecks:
         except queue.Full:
             self._report(request, "left_out")
         else:
-            self._next_s[model.name] = now_s + 1.0 / recheck.max_per_s
+            self._next_s[model.name] = now_s + EVERY_S
 
     def take(self) -> list[RecheckResult]:
         """Return the results since the last call."""

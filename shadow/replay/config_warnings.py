@@ -178,7 +178,7 @@ class _MaskKindCheck(_OutputKindCheck):
 
     def __init__(self, model: Model) -> None:
         super().__init__(sums=False)
-        self._reader = MapReader(model.segmentation, model.output_kind)
+        self._reader = MapReader(model.segmentation, model.output_kind, model.background)
         self._are_whole = True
         self._largest = 0.0
 

@@ -41,7 +41,7 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
         Output or layer whose vectors make learned slices; empty: none.
     gpu_bytes
         Most GPU memory of this reference, and of all references in PyTorch together; 0 for no limit.
-    engine_cache, allow_fallback
+    engine_cache
         As configured.
     token
         Bearer token for a server, if `reference.token_file` is empty.
@@ -58,7 +58,6 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
     embedding: str = ""
     gpu_bytes: int = 0
     engine_cache: str = ""
-    allow_fallback: bool = False
     token: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
     is_copy: bool = False
@@ -78,7 +77,6 @@ def runtime_request(config: Config, model: Model, reference: Reference, token: s
         embedding="" if columns else space,
         gpu_bytes=gpu_share(config, reference),
         engine_cache=config.shadow.engine_cache,
-        allow_fallback=config.shadow.allow_fallback,
         token=token,
     )
 

@@ -13,6 +13,7 @@ from quantdrift.core.clusters import (
     MOST_VECTORS,
     MOST_WIDTH,
     OTHER_ID,
+    SAMPLE_SHARE,
     Clustering,
     cluster_slice,
     novel_input,
@@ -57,22 +58,24 @@ class ClusterSlices:
     Parameters
     ----------
     config
-        Models, slices and the section `clusters`.
+        Models and slices.
     most_vectors
         Most vectors of a model that are kept in an hour.
 
     Attributes
     ----------
+    sample_share
+        Share of the items whose vector is kept. Only tests change it.
     overflow
         Per model, the items assigned to a cluster without a slice of its own.
     n_over_cap
-        Per model, the vectors not kept because of `clusters.most_vectors`.
+        Per model, the vectors not kept because of `most_vectors`.
     """
 
     def __init__(self, config: Config, *, most_vectors: int = MOST_VECTORS) -> None:
         self._most_vectors = most_vectors
         self._config = config
-        self._clusters = config.clusters
+        self.sample_share = SAMPLE_SHARE
         self._spaces: dict[str, tuple[str, tuple[str, ...]]] = {}
         self._clusterings: Mapping[tuple[str, str, str], Clustering] = {}
         self._hour = 0
@@ -164,9 +167,7 @@ class ClusterSlices:
         at: datetime,
     ) -> tuple[VectorRow, ...]:
         model, digest, space = key
-        chosen = [
-            item for item in range(len(vectors)) if _draw(exchange.id, item) < self._clusters.sample_share
-        ]
+        chosen = [item for item in range(len(vectors)) if _draw(exchange.id, item) < self.sample_share]
         hour = int(at.timestamp() // _HOUR_S)
         if hour != self._hour:
             self._hour, self._n_kept = hour, {}

@@ -6,7 +6,7 @@ from typing import Final
 
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.slices import SliceKey
+from quantdrift.core.slices import MOST_DISCOVERED, SliceKey
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import active_slices
 
@@ -35,7 +35,7 @@ class DiscoveredSlices:
         hand_on: Callable[[ByModel], None],
         stop: Stop,
         *,
-        most: int,
+        most: int = MOST_DISCOVERED,
         every_s: float = _EVERY_S,
     ) -> None:
         self._database = database

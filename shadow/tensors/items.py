@@ -17,7 +17,7 @@ def item_columns(model: Model) -> Mapping[str, int]:
     column = model.detection.item_column
     if model.task is not Task.DETECTION or column is None or not model.batched:
         return {}
-    return {model.detection.detections: column}
+    return {model.output: column}
 
 
 def itemised(table: Array, column: int, n_items: int) -> Array:

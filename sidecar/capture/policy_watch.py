@@ -102,7 +102,7 @@ class PolicyWatcher:
         self._slot.set(Gauge.POLICY_ISSUED_S, int(message.issued_at.timestamp()) if message else 0)
 
     async def run(self, queue: Callable[[], Queue | None], stop: Stop) -> None:
-        """Watch the policy bucket until cancelled, once the configuration enables `sampling.central`.
+        """Watch the policy bucket until cancelled, once `sampling.replays_per_s` is set.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class PolicyWatcher:
             Ends the wait for connection and configuration.
         """
         # A new configuration may enable it later.
-        while not self._config.sampling.central or (connection := queue()) is None:
+        while not self._config.sampling.replays_per_s or (connection := queue()) is None:
             if await stop.wait(_TICK_S):
                 return
         async with aclosing(KeyValue(connection, self._config.stream).watch(DIRECTIVE)) as entries:
@@ -161,7 +161,7 @@ class PolicyWatcher:
     def _has_expired(self, now_s: float) -> bool:
         known = self._policy_history.known
         sampling = self._config.sampling
-        return bool(known) and sampling.central and not sampling.paused and not known[0].holds(now_s)
+        return bool(known) and sampling.replays_per_s > 0 and not known[0].holds(now_s)
 
     def _refuse(self, refusal: Refusal) -> None:
         self._slot.adjust(POLICY_REFUSALS[refusal])

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Config, Role, Secrets, load_secrets
+from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
@@ -72,7 +72,7 @@ async def serve(
         ended=(Count.THINNED, Count.PUBLISHED),
         loss=Loss.CAPTURE_ERROR,
     )
-    identity = identity_of(config, secrets, boot, environment)
+    identity = identity_of(secrets, boot, environment)
     directory = Path(listener.getsockname()).parent
     policy_file, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
     service = CaptureService(live_config_file, identity, policy_file, counters, clock)
@@ -139,23 +139,21 @@ async def serve(
     return 0
 
 
-def identity_of(
-    config: Config, secrets: Secrets, boot: str, environment: Mapping[str, str]
-) -> SidecarIdentity:
+def identity_of(secrets: Secrets, boot: str, environment: Mapping[str, str]) -> SidecarIdentity:
     """Return the identity of this sidecar.
 
     Parameters
     ----------
-    config, secrets
+    secrets
         Of the sidecar.
     boot
         Identifier of this start. It replaces the salt where none is configured, since all processes know it.
     environment
-        POD_NAME names the sidecar if the configuration does not; MODEL_VERSION is the version of the
+        POD_NAME, or else the host name, names the sidecar; MODEL_VERSION is the version of the
         candidate.
     """
     return SidecarIdentity(
-        source=config.sidecar.source or environment.get("POD_NAME") or socket.gethostname(),
+        source=environment.get("POD_NAME") or socket.gethostname(),
         version=environment.get("MODEL_VERSION", ""),
         salt=secrets.salt or boot.encode(),
         hmac_key=secrets.hmac_key,

@@ -41,8 +41,8 @@ class PolicyHistory:
     Parameters
     ----------
     sampling
-        The configuration's rates. They are in effect without a policy message, with `paused`, or without
-        `central`.
+        The configuration's rates. They are in effect without a policy message, and where
+        `replays_per_s` is 0.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -96,7 +96,7 @@ class PolicyHistory:
     def active(self, now_s: float) -> PolicyMessage | None:
         """Return the policy message in effect at `now_s`, seconds since 1970, or None."""
         current = self._current
-        if current is None or self._sampling.paused or not self._sampling.central:
+        if current is None or not self._sampling.replays_per_s:
             return None
         return current if current.holds(now_s) else None
 

@@ -12,7 +12,6 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.temporary import throwaway_server
@@ -152,7 +151,7 @@ def render(found: list[Relation]) -> str:
 
 async def describe(dsn: str) -> str:
     """Return the page that describes the database at `dsn`."""
-    async with Database(dsn, Storage()) as database, database.begin() as connection:
+    async with Database(dsn) as database, database.begin() as connection:
         return render(await relations(connection))
 
 

@@ -18,6 +18,9 @@ from quantdrift.storage.schema.partitions import AHEAD_DAYS, drop_partition, ens
 
 _CHUNK: Final = 10_000  # rows per transaction: each is short, and an interrupted run loses nothing
 _DROP_TIMEOUT_S: Final = 2.0
+SUPERSEDED_AFTER: Final = timedelta(days=90)
+"""How long replaced baselines and detectors keep their content, and at least `storage.retention_days`: a quarter, so that
+a change of the last release can still be explained."""
 
 # Counts are cumulative: the last tally before the limit stays, because the first one after it is subtracted from it.
 _OLD_TALLIES: Final = """
@@ -167,7 +170,7 @@ async def maintain(
     # A day is dropped when all of it is too old.
     due = [day for day in days if day < kept_from.astimezone(UTC).date()]
     dropped = [day for day in due if await _dropped(database, day)]
-    superseded = {"before": now - timedelta(days=max(storage.superseded_days, storage.retention_days))}
+    superseded = {"before": now - max(SUPERSEDED_AFTER, timedelta(days=storage.retention_days))}
     payloads_from = now - timedelta(days=storage.quarantine_days)
     return Maintenance(
         partitions_made=tuple(made),

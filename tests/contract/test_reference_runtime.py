@@ -61,7 +61,7 @@ def _factory(directory: Path, embedding: str = "") -> ReferenceRuntime:
 
 def _torchscript(directory: Path) -> ReferenceRuntime:
     path = torch_models.scripted(directory / "linear.pt")
-    return TorchRuntime(torch_models.opening(path, torchscript=True))
+    return TorchRuntime(torch_models.opening(path))
 
 
 def _linear_embedding(_: Path) -> ReferenceRuntime:

@@ -12,7 +12,6 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 import quantdrift.storage.database
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
@@ -33,7 +32,7 @@ def test_killed_in_the_middle_of_a_transaction(postgres_server: PostgresServer) 
     """The transaction ends with a RetryError, nothing of it is kept, and after a restart the same object works."""
 
     async def scenario() -> None:
-        async with Database(postgres_server.dsn, Storage()) as database:
+        async with Database(postgres_server.dsn) as database:
             async with database.begin() as connection:
                 await connection.execute(INSERT, {"m": "committed"})
 
@@ -57,7 +56,7 @@ def test_killed_just_before_the_commit(postgres_server: PostgresServer) -> None:
     """A commit that found nobody is a RetryError too."""
 
     async def scenario() -> None:
-        async with Database(postgres_server.dsn, Storage()) as database:
+        async with Database(postgres_server.dsn) as database:
 
             async def interrupted() -> None:
                 async with database.begin() as connection:
@@ -76,7 +75,7 @@ def test_killed_during_a_copy(postgres_server: PostgresServer) -> None:
     """A COPY that waits for leave to write to a server that is gone ends too, and at once."""
 
     async def scenario() -> None:
-        async with Database(postgres_server.dsn, Storage()) as database:
+        async with Database(postgres_server.dsn) as database:
             begun = asyncio.Event()
 
             async def kill() -> None:
@@ -116,7 +115,7 @@ async def test_a_copy_that_nobody_takes_has_a_deadline(
 ) -> None:
     """A server that stands still without going away does not hold the caller for ever."""
     monkeypatch.setattr(quantdrift.storage.database, "_NETWORK_GRACE_S", 0.1)
-    async with Database(postgres_dsn, Storage(statement_timeout_s=0.1)) as database:
+    async with Database(postgres_dsn, statement_timeout_s=0.1) as database:
         stopped: list[int] = []
 
         async def copy() -> None:
@@ -139,7 +138,7 @@ def test_connections_lost_while_idle_are_not_noticed(postgres_server: PostgresSe
     """A restart between two transactions costs nothing: dead connections are replaced."""
 
     async def scenario() -> None:
-        async with Database(postgres_server.dsn, Storage(pool_size=2)) as database:
+        async with Database(postgres_server.dsn, pool_size=2) as database:
             await asyncio.gather(database.ping(), database.ping())
             postgres_server.stop()
             postgres_server.start()
@@ -150,7 +149,7 @@ def test_connections_lost_while_idle_are_not_noticed(postgres_server: PostgresSe
 
 async def test_a_server_that_became_a_standby_is_left(postgres_dsn: str) -> None:
     """After a failover the old primary still answers, and refuses to write: its connections are not used again."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         async with database.begin() as connection:
             await connection.execute(text("set session default_transaction_read_only = on"))
         with pytest.raises(RetryError, match="read-only"):
@@ -162,7 +161,7 @@ async def test_a_server_that_became_a_standby_is_left(postgres_dsn: str) -> None
 
 async def test_a_statement_that_takes_too_long_passes(postgres_dsn: str) -> None:
     """The server cancels it, the work may be tried again, and the connection stays usable."""
-    async with Database(postgres_dsn, Storage(statement_timeout_s=0.05, pool_size=2)) as database:
+    async with Database(postgres_dsn, statement_timeout_s=0.05, pool_size=2) as database:
         with pytest.raises(RetryError, match="statement timeout"):
             async with database.begin() as connection:
                 await connection.execute(text("select pg_sleep(60)"))
@@ -171,7 +170,7 @@ async def test_a_statement_that_takes_too_long_passes(postgres_dsn: str) -> None
 
 async def test_a_deadlock_passes(postgres_dsn: str) -> None:
     """Of two transactions that wait for each other, one is asked to try again."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         async with database.begin() as connection:
             await connection.execute(INSERT, {"m": "a"})
             await connection.execute(INSERT, {"m": "b"})
@@ -202,7 +201,7 @@ async def test_our_own_mistakes_go_through(
 ) -> None:
     """A bug is not taken for a passing condition, and the statement's values are not shown."""
     caplog.set_level(logging.DEBUG, logger="sqlalchemy")
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         with pytest.raises(DBAPIError) as caught:
             async with database.begin() as connection:
                 await connection.execute(text(query), values)
@@ -212,14 +211,14 @@ async def test_our_own_mistakes_go_through(
 
 async def test_a_schema_that_was_never_made_is_the_operator_s_to_mend(postgres_dsn: str) -> None:
     """A missing table says which command makes it."""
-    async with Database(postgres_dsn.rpartition("/")[0] + "/postgres", Storage()) as database:
+    async with Database(postgres_dsn.rpartition("/")[0] + "/postgres") as database:
         with pytest.raises(OperatorError, match="quantdrift db upgrade"):
             await n_models(database)
 
 
 async def test_a_busy_pool_is_a_passing_condition(postgres_dsn: str) -> None:
     """Whoever finds no free connection in time may come again."""
-    async with Database(postgres_dsn, Storage(pool_size=2, statement_timeout_s=0.05)) as database:
+    async with Database(postgres_dsn, pool_size=2, statement_timeout_s=0.05) as database:
         async with database.begin(), database.begin():
             with pytest.raises(RetryError, match="not available"):
                 await database.ping()

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Reference, Sampling, Storage
+from quantdrift.core.config.schema import Config, Model, Reference, Sampling
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
@@ -48,7 +48,6 @@ batch_items = 8
 ack_wait_s = 2.0
 admin = "127.0.0.1:0"
 [monitor]
-interval_s = 0.05
 min_groups = 50
 admin = "127.0.0.1:0"
 [[models]]
@@ -198,7 +197,7 @@ async def test_what_expires_while_the_shadow_is_away_makes_its_model_unknown(
         verdicts = await said(record)
         assert verdicts["slow"] == ("unknown", REASON)
         assert verdicts["calm"][0] == "ok"
-        async with Database(postgres_dsn, Storage()) as database, database.begin() as connection:
+        async with Database(postgres_dsn) as database, database.begin() as connection:
             now = await record.fetchval("select now()")
             (stratum,), _ = await Coverage(connection).strata(
                 now - timedelta(hours=1), now + timedelta(hours=1), by_stratum=True
@@ -339,7 +338,7 @@ async def staged(config: Config, dsn: str) -> AsyncIterator[Stage]:
     queue = await Queue.connect(config.stream, client_name="test")
     await queue.ensure()
     try:
-        async with Database(dsn, Storage()) as database:
+        async with Database(dsn) as database:
             yield Stage(queue, database)
     finally:
         await queue.close()

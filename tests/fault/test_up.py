@@ -38,8 +38,8 @@ class Up:
         self.config.write_text(
             f'[sidecar]\nlisten = "127.0.0.1:{self._port}"\nbackend = "127.0.0.1:{backend.port}"\n'
             f'admin = "127.0.0.1:{admins[0]}"\ndrain_delay_s = 0\ngrace_s = 1\n'
-            f'[shadow]\nadmin = "127.0.0.1:{admins[1]}"\ngrace_s = 1\n'
-            f'[monitor]\nadmin = "127.0.0.1:{admins[2]}"\ngrace_s = 1\n{config}'
+            f'[shadow]\nadmin = "127.0.0.1:{admins[1]}"\n'
+            f'[monitor]\nadmin = "127.0.0.1:{admins[2]}"\n{config}'
         )
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")}
         with self._output.open("wb") as output:

@@ -55,7 +55,7 @@ def _torch(form: str) -> Callable[[Path], ReferenceRuntime]:
             opening = torch_models.opening(torch_models.exported(directory / "linear.pt2"))
         elif form == "torchscript":
             path = torch_models.scripted(directory / "linear.pt")
-            opening = torch_models.opening(path, torchscript=True)
+            opening = torch_models.opening(path)
         else:
             path = torch_models.weights(directory / "linear.safetensors")
             graphs = form == "graphs"
@@ -154,7 +154,7 @@ def test_pytorch_computes_strict_fp32_on_the_device(tmp_path: Path, form: str) -
         opening = torch_models.opening(path, model=model)
     elif form == "torchscript":
         path = torch_models.scripted(tmp_path / "wide.pt", Wide())
-        opening = torch_models.opening(path, model=model, torchscript=True)
+        opening = torch_models.opening(path, model=model)
     else:
         path = tmp_path / "wide.safetensors"
         save_file(Wide().state_dict(), path)

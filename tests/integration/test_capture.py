@@ -34,7 +34,6 @@ models = [{{ name = "digits" }}]
 url = "{url}"
 name = "{name}"
 [sidecar]
-source = "pod-1"
 tally_interval_s = 0.2
 grace_s = 8
 drain_delay_s = 1
@@ -76,7 +75,7 @@ class Capture:
                 *("--n-slots", "2", "--boot", "b" * 32),
             ],
             pass_fds=fds,
-            env={**os.environ, "QUANTDRIFT_HMAC_KEY": "k"},
+            env={**os.environ, "QUANTDRIFT_HMAC_KEY": "k", "POD_NAME": "pod-1"},
             stderr=self._log,
         )
         return self.process

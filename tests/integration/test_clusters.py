@@ -20,9 +20,9 @@ from quantdrift.core.clusters import CLUSTER_KEY, MOST_IDS
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
-    Clusters,
     Config,
     Model,
+    Monitor,
     Provider,
     Reference,
     Shadow,
@@ -70,6 +70,7 @@ class Worker:
         self._database = database
         self._writer = Writer(database, SystemClock())
         self.assessor = Assessor(config, "worker", ())
+        self.assessor.learned.sample_share = 1.0
         self.in_force = SliceRefresh(database, self.assessor.learned, Stop())
 
     async def store(self, kind: int, seed: int, *, n_exchanges: int = 10, scanner: str = "") -> list[str]:
@@ -110,24 +111,38 @@ def config(tmp_path: Path) -> Config:
     """Return one model with an inner layer as its embedding; every vector is kept."""
     path = str(saved(linear_model(), tmp_path / "linear.onnx"))
     return Config(
-        clusters=Clusters(n_clusters=4, sample_share=1.0, novelty_quantile=0.98),
+        monitor=Monitor(n_clusters=4),
         models=(Model(name="digits", top_k=2, embedding="product", references=(Reference(path=path),)),),
         slices=(Slice(name="scanner", header="x-scanner"),),
     )
 
 
 @pytest.fixture
-async def database(postgres_dsn: str, config: Config) -> AsyncIterator[Database]:
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
     """Return the record."""
-    async with Database(postgres_dsn, config.storage) as opened:
+    async with Database(postgres_dsn) as opened:
         yield opened
 
 
-async def _refit(config: Config, database: Database, *, anew: bool = False, most_ids: int = MOST_IDS) -> int:
+async def _refit(
+    config: Config,
+    database: Database,
+    *,
+    anew: bool = False,
+    most_ids: int = MOST_IDS,
+) -> int:
     """Fit the one space there is; return the version."""
     async with database.begin() as connection:
         (space,) = configured(config, await spaces(connection))
-    fitted = await refit(config, database, space, made_by="somebody", anew=anew, most_ids=most_ids)
+    fitted = await refit(
+        config,
+        database,
+        space,
+        made_by="somebody",
+        anew=anew,
+        most_ids=most_ids,
+        quantile=0.98,
+    )
     return fitted.clustering.version
 
 
@@ -183,12 +198,11 @@ async def test_what_comes_after_the_last_id_shares_a_slice_and_vectors_stay_few(
     config: Config, database: Database
 ) -> None:
     """A cluster beyond `most_ids` is counted as overflow; the oldest vectors go, by number and by age."""
-    limits = msgspec.structs.replace(config.clusters, n_clusters=5)
     first = Worker(config, database)
     for kind in range(4):
         await first.store(kind, 1)
     await _refit(config, database)
-    limited = msgspec.structs.replace(config, clusters=limits)
+    limited = msgspec.structs.replace(config, monitor=Monitor(n_clusters=5))
     for kind in range(5):
         await first.store(kind, 2)
     await _refit(limited, database, most_ids=4)
@@ -248,9 +262,10 @@ async def test_what_cannot_be_read_of_another_reference_is_in_nobodys_way(
 
 
 async def test_a_worker_reads_the_newest_clustering_at_its_start_and_keeps_vectors(
-    config: Config, database: Database, postgres_dsn: str, nats_url: str
+    config: Config, database: Database, postgres_dsn: str, nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the stream: the first comparison is in a learned slice already, and its vectors are stored."""
+    monkeypatch.setattr("quantdrift.shadow.slices.clusters.SAMPLE_SHARE", 1.0)
     before = Worker(config, database)
     for kind in range(4):
         await before.store(kind, 1)
@@ -258,7 +273,7 @@ async def test_a_worker_reads_the_newest_clustering_at_its_start_and_keeps_vecto
     config = msgspec.structs.replace(
         config,
         stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(provider=Provider.CPU, threads=1, nice=0, batch_delay_s=0.05, admin="127.0.0.1:0"),
+        shadow=Shadow(provider=Provider.CPU, threads=1, batch_delay_s=0.05, admin="127.0.0.1:0"),
     )
     x = (PLACES[0] + np.random.default_rng(9).normal(size=(N_ITEMS, N_FEATURES))).astype(np.float32)
     exchange = exchange_of(x, attributes={"header.x-scanner": "a"})
@@ -296,7 +311,7 @@ async def test_a_version_is_stored_once(config: Config, database: Database) -> N
 async def test_the_leader_refits_when_it_is_time_and_others_do_not(
     config: Config, database: Database, postgres_dsn: str
 ) -> None:
-    """With enough vectors, once; and again only after `refit_days`."""
+    """With enough vectors, once; and again only after a week."""
     stop = Stop()
     stop.set()  # a turn does not wait then
 
@@ -379,9 +394,8 @@ async def test_the_share_of_a_fitted_slice_is_of_the_hours_since_it_was_made(dat
 def _toml(config: Config, directory: Path) -> Path:
     path = directory / "config.toml"
     path.write_text(f"""
-        [clusters]
+        [monitor]
         n_clusters = 4
-        novelty_quantile = 0.98
         [capture]
         headers = ["x-scanner"]
         [[models]]
@@ -434,16 +448,16 @@ async def test_the_command_line_fits_and_shows(
     assert (code, "not stored, from 1,200 vectors" in shown) == (0, True), shown
     assert await _scalar(database, "select count(*) from clustering") == 0
     code, shown = await said("fit", "--by", "ada", "--json")
-    assert (code, "0.02," in shown, " slices fit INFO" in shown) == (0, True, True), shown
+    assert (code, "0.005," in shown, " slices fit INFO" in shown) == (0, True, True), shown
     code, shown = await said("clusters")
     assert code == 0, shown
     for part in (
         "version 1 in `product`, by ada",
         "cluster=4",
         "scanner=b x4.0",
-        "novel=input: at most 2.00 %",
+        "novel=input: at most 0.50 %",
     ):
-        assert part.replace("2.00 %", "2.00%") in shown, shown
+        assert part.replace("0.50 %", "0.50%") in shown, shown
     assert "header.x-scanner (4 values)" in shown
     assert "estimated share" in shown
     # One that nobody can read, of another reference: it is named and left out, and the rest is shown.

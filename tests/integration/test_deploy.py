@@ -16,6 +16,7 @@ import yaml
 from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
+from quantdrift.core.process.run import GRACE_S
 from quantdrift.sidecar.state.config import FileWatch
 from tests.support.kustomize import Resource, render
 
@@ -188,7 +189,8 @@ def test_memory_is_what_config_check_computes(
 @every_role
 def test_there_is_time_to_end(pod: Pod, role: str, container: dict[str, Any], tmp_path: Path) -> None:
     """The pod waits for what ends one after the other: preStop, the server, and then the native sidecar."""
-    needed = getattr(configured(pod, container, tmp_path), role).grace_s
+    config = configured(pod, container, tmp_path)
+    needed = config.sidecar.grace_s if role == "sidecar" else GRACE_S
     if container.get("restartPolicy") == "Always":
         (server,) = pod.spec["containers"]
         needed += server.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)

@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Config, Discovery, Model
+from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS
+from quantdrift.monitor.discovery.limits import DiscoveryLimits
 from quantdrift.monitor.discovery.round import Round, discover
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
@@ -29,7 +30,7 @@ from tests.support.storage.discovered_traffic import DAY, NOW, write_traffic, wr
 
 pytestmark = pytest.mark.integration
 
-CONFIG = Config(models=(Model(name="digits"),), discovery=Discovery(most_rows=20_000))
+CONFIG = Config(models=(Model(name="digits"),))
 FAINT = 'header.x-scanner = "faint"'
 BAD = {"faint": 0.12}
 
@@ -133,26 +134,26 @@ async def test_more_than_the_cap_wait_for_a_place(database: Database, record: as
     version = await write_version(record)
     bad = {"faint": 0.2, "gain": 0.1}
     await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=bad, seed=5)
-    roomy = msgspec.structs.replace(CONFIG, discovery=Discovery(least_ratio=1.0, most_slices=1))
-    first = await discover(database, roomy, NOW, dry_run=True, most_candidates=1)
+    roomy = DiscoveryLimits(least_ratio=1.0, most_slices=1)
+    first = await discover(database, CONFIG, NOW, dry_run=True, most_candidates=1, limits=roomy)
     assert len(first.frozen) == 1
-    two = await discover(database, roomy, NOW)
+    two = await discover(database, CONFIG, NOW, limits=roomy)
     assert len(two.frozen) == 2
     await write_traffic(record, version, begin=NOW, end=NOW + DAY, n=6000, flips=bad, seed=6)
-    done = await discover(database, roomy, NOW + DAY)
+    done = await discover(database, CONFIG, NOW + DAY, limits=roomy)
     assert [row.status for row in done.settled] == [Status.CONFIRMED]
     assert done.waiting == {"digits": 1}
     assert await record.fetchval("select count(*) from discovery where log_evidence >= log_threshold") == 2
-    wider = msgspec.structs.replace(CONFIG, discovery=Discovery(least_ratio=1.0, most_slices=2))
-    assert len((await discover(database, wider, NOW + DAY + timedelta(hours=2))).settled) == 1
+    wider = DiscoveryLimits(least_ratio=1.0, most_slices=2)
+    assert len((await discover(database, CONFIG, NOW + DAY + timedelta(hours=2), limits=wider)).settled) == 1
 
 
 async def test_of_too_many_rows_a_part_is_looked_at(database: Database, record: asyncpg.Connection) -> None:
     """`most_rows` bounds the search whatever was stored, and the slice is still found."""
     version = await write_version(record)
     await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=6000, flips={"faint": 0.3}, seed=7)
-    few = msgspec.structs.replace(CONFIG, discovery=Discovery(most_rows=2000))
-    found = await discover(database, few, NOW, dry_run=True)
+    few = DiscoveryLimits(most_rows=2000)
+    found = await discover(database, CONFIG, NOW, dry_run=True, limits=few)
     assert 1800 < found.searches[0].search.n_items < 2200
     assert [row.predicate for row in found.frozen] == [FAINT]
     assert await record.fetchval("select count(*) from discovery") == 0
@@ -186,7 +187,7 @@ async def test_the_monitor_searches_when_it_leads_and_it_is_time(
     await write_traffic(record, version, begin=NOW - DAY, end=NOW + 2 * DAY, n=4000, flips={}, seed=1)
     clock, stop, leads = ManualClock(NOW), Stop(), False
     config = msgspec.structs.replace(CONFIG, monitor=msgspec.structs.replace(CONFIG.monitor, interval_s=0.01))
-    telemetry = Telemetry("test", {})
+    telemetry = Telemetry("test")
 
     def discoverer(stop: Stop) -> Discoverer:
         return Discoverer(
@@ -238,7 +239,7 @@ async def test_a_round_that_fails_is_tried_again_in_an_hour_and_not_at_once(
 
     monkeypatch.setattr("quantdrift.monitor.discovery.schedule.discover", fails)
     stop.set()  # a turn does not wait then
-    telemetry = Telemetry("test", {})
+    telemetry = Telemetry("test")
     try:
         one = Discoverer(
             config=CONFIG,

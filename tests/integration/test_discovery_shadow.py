@@ -37,7 +37,7 @@ def _config(tmp_path: Path, nats_url: str) -> Config:
     path = str(saved(linear_model(), tmp_path / "linear.onnx"))
     return Config(
         stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(provider=Provider.CPU, threads=1, nice=0, batch_delay_s=0.05, admin="127.0.0.1:0"),
+        shadow=Shadow(provider=Provider.CPU, threads=1, batch_delay_s=0.05, admin="127.0.0.1:0"),
         models=(Model(name="digits", references=(Reference(path=path),)),),
         slices=(Slice(name="norm", feature="norm", edges=(1.0,)),),
     )
@@ -50,7 +50,7 @@ async def test_later_items_carry_the_id_of_a_confirmed_slice(
     config, key = _config(tmp_path, nats_url), slice_of("digits", WHERE)
     record = await asyncpg.connect(postgres_dsn)
     version = await write_version(record)
-    async with Database(postgres_dsn, config.storage) as database, database.begin() as connection:
+    async with Database(postgres_dsn) as database, database.begin() as connection:
         standing = await load_state(connection, NOW)
         row = DiscoveryRow(
             model="digits",

@@ -6,7 +6,6 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
@@ -34,7 +33,7 @@ async def record(record: asyncpg.Connection) -> asyncpg.Connection:
 @pytest.fixture
 async def history(postgres_dsn: str) -> AsyncIterator[History]:
     """Return the record as a back-test sees it."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         yield History(database)
 
 
@@ -43,7 +42,7 @@ async def _fold(dsn: str, record: asyncpg.Connection) -> list[BatchRows]:
     for rows in STREAM:
         await store_batch(record, rows)
     folded = []
-    async with Database(dsn, Storage()) as database:
+    async with Database(dsn) as database:
         for _ in range(3):
             async with database.begin() as connection:
                 fold = Fold(CONFIG, await resume(connection))
@@ -121,7 +120,7 @@ async def test_what_retention_took_is_left_out_or_counted(
 async def test_the_record_tells_what_a_model_was_sent(postgres_dsn: str, record: asyncpg.Connection) -> None:
     """Requests from the exact tallies, shares from the weights: the sampling is undone."""
     await _fold(postgres_dsn, record)
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         found = await usage(database, "digits", BEGIN - DAY, BEGIN + DAY)
         with pytest.raises(OperatorError, match="models: digits"):
             await usage(database, "digit", BEGIN - DAY, BEGIN + DAY)

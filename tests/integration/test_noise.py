@@ -158,7 +158,7 @@ async def test_noise_of_the_candidate_is_stored_where_its_operator_allows_it(
     path = saved(linear(batch_statistics=False), tmp_path / "reference.onnx")
     replica = InferenceServer([Served("digits", "int8", path)])
     await replica.start()
-    recheck = Recheck(url=f"http://127.0.0.1:{replica.port}", versions=("int8",), max_per_s=100)
+    recheck = Recheck(url=f"http://127.0.0.1:{replica.port}", versions=("int8",))
     outputs = None if same else np.array([[3, 0, 0]], dtype=np.float32)
     try:
         async with traffic(config_of(nats_url, path, recheck), postgres_dsn, outputs) as record:

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.monitor.outbox import OutboxSender, log_record
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.outbox import WaitingEvent, unsent
@@ -49,7 +48,7 @@ async def database(postgres_dsn: str) -> AsyncIterator[Database]:
             number,
         )
     await connection.close()
-    async with Database(postgres_dsn, Storage()) as found:
+    async with Database(postgres_dsn) as found:
         yield found
 
 

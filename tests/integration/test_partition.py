@@ -10,7 +10,6 @@ import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import tables
@@ -38,7 +37,7 @@ async def insert(connection: AsyncConnection, at: datetime) -> None:
 
 async def test_an_upgrade_makes_yesterday_to_the_days_ahead(postgres_dsn: str) -> None:
     """What is captured from now on finds its place, as does what was captured around midnight."""
-    async with Database(postgres_dsn, Storage()) as database, database.begin() as connection:
+    async with Database(postgres_dsn) as database, database.begin() as connection:
         days = await partition_days(connection)
     today = datetime.now(UTC).date()
     assert days[0] in {today - timedelta(days=1), today - timedelta(days=2)}
@@ -48,7 +47,7 @@ async def test_an_upgrade_makes_yesterday_to_the_days_ahead(postgres_dsn: str) -
 
 async def test_each_day_takes_exactly_its_rows(postgres_dsn: str) -> None:
     """A partition begins at midnight UTC and ends before the next; it has the keys and checks of the whole."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         async with database.begin() as connection:
             assert await ensure_partitions(connection, FIRST, LAST) == DAYS
             assert await ensure_partitions(connection, FIRST, LAST) == []
@@ -65,7 +64,7 @@ async def test_each_day_takes_exactly_its_rows(postgres_dsn: str) -> None:
 
 async def test_several_makers_at_once_make_each_day_once(postgres_dsn: str) -> None:
     """Two monitors and an upgrade do not get into each other's way."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
 
         async def make() -> list[date]:
             async with database.begin() as connection:
@@ -78,7 +77,7 @@ async def test_several_makers_at_once_make_each_day_once(postgres_dsn: str) -> N
 async def test_making_one_does_not_wait_for_writers_and_readers(postgres_dsn: str) -> None:
     """A partition is made while a writer and a reader are in the middle of a transaction."""
     async with (
-        Database(postgres_dsn, Storage()) as database,
+        Database(postgres_dsn) as database,
         database.begin() as writer,
         database.begin() as reader,
     ):
@@ -90,7 +89,7 @@ async def test_making_one_does_not_wait_for_writers_and_readers(postgres_dsn: st
 
 async def test_dropping_one_gives_way_to_whoever_uses_it(postgres_dsn: str) -> None:
     """While a reader is in the middle of a transaction the drop gives up soon, and succeeds later."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         async with database.begin() as connection:
             await ensure_partitions(connection, FIRST, LAST)
         async with database.begin() as reader:

@@ -189,8 +189,8 @@ async def test_two_sidecars_with_one_salt_take_the_same_users(
 
 
 async def test_who_does_not_follow_does_not_even_look(stream: Stream, tmp_path: Path) -> None:
-    """With `central` false no connection is asked for, and nothing is refused either."""
-    pod, stop = Pod(tmp_path, on(stream, central=False), ManualClock(BEGIN)), Stop()
+    """With `replays_per_s` 0 no connection is asked for, and nothing is refused either."""
+    pod, stop = Pod(tmp_path, on(stream, replays_per_s=0.0), ManualClock(BEGIN)), Stop()
     stop.set()
     asked = []
     await pod.follower.run(lambda: asked.append(1), stop)
@@ -251,6 +251,7 @@ def test_the_rate_changes_while_traffic_runs_and_nothing_is_lost(
         "STREAM__NAME": stream.name,
         "MODELS": '[{"name": "digits"}]',
         "SAMPLING__RATE": 0.5,
+        "SAMPLING__REPLAYS_PER_S": 100.0,
         "SAMPLING__MAX_EXCHANGES_PER_S": 100_000,
         "SIDECAR__WORKERS": 2,
     }

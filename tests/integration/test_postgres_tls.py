@@ -17,7 +17,6 @@ import pytest
 from sqlalchemy import text
 
 from quantdrift.core.config.load import Role, load, load_secrets
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.address import Address
 from quantdrift.storage.admin.migrate import current, head, upgrade
@@ -127,7 +126,7 @@ def through(dsn: str, end: TlsEnd, query: str) -> str:
 
 async def by_pool(dsn: str) -> None:
     """Connect as all commands and processes do."""
-    async with Database(dsn, Storage()) as database:
+    async with Database(dsn) as database:
         await database.ping()
 
 
@@ -190,9 +189,9 @@ async def test_a_server_of_another_authority_is_told_nothing(
     """Where an authority is named, every mode asks for it, and the message names option and file."""
     async with TlsEnd(9, theirs.sign("server")) as end:
         said = await refused(way, end, f"sslmode={mode}&sslrootcert={ours.file}")
-        assert f"storage.ca_file (sslrootcert in the address) ({ours.file}) must contain" in said
+        assert f"sslrootcert in the Postgres address ({ours.file}) must contain" in said
         if mode == "verify-full":
-            assert "set storage.ca_file" in await refused(way, end, f"sslmode={mode}")
+            assert "set sslrootcert in the Postgres address" in await refused(way, end, f"sslmode={mode}")
 
 
 @WAYS
@@ -241,7 +240,7 @@ async def test_rows_are_copied_and_the_schema_is_made_through_tls(ours: Authorit
         assert await upgrade(dsn, progress=lambda _: None) == []
         assert await current(dsn) == head()
         n_before = end.n_connections
-        async with Database(dsn, Storage()) as database, database.begin() as connection:
+        async with Database(dsn) as database, database.begin() as connection:
             await connection.execute(text("create temp table t (x int)"))
             driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
             await driver.copy_records_to_table("t", records=[(n,) for n in range(10_000)], columns=["x"])
@@ -264,18 +263,18 @@ async def test_a_client_certificate_opens_a_server_that_asks_for_one(
         assert end.heard
 
 
-async def test_the_options_name_the_same_files(ours: Authority, postgres_dsn: str, tmp_path: Path) -> None:
-    """`[storage]` leads to the same connection, its files relative to the configuration."""
+async def test_every_way_to_postgres_presents_the_client_certificate(
+    ours: Authority, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Authority, certificate and key are named in the address; a space in a file's name is written as %20."""
     client = ours.sign("client")
     for name, file in (("ca.pem", ours.file), ("us.pem", client.certificate), ("us key.pem", client.key)):
         (tmp_path / name).write_bytes(file.read_bytes())
     async with TlsEnd(port_of(postgres_dsn), ours.sign("server"), clients=ours.file) as end:
         config = tmp_path / "config.toml"
-        config.write_text(
-            '[storage]\ndsn_file = "dsn"\nca_file = "ca.pem"\n'
-            'certificate_file = "us.pem"\nkey_file = "us key.pem"\n'
-        )
-        (tmp_path / "dsn").write_text(through(postgres_dsn, end, "").rstrip("?"))
+        config.write_text('[storage]\ndsn_file = "dsn"\n')
+        files = f"sslrootcert={tmp_path}/ca.pem&sslcert={tmp_path}/us.pem&sslkey={tmp_path}/us%20key.pem"
+        (tmp_path / "dsn").write_text(through(postgres_dsn, end, files))
         secrets = load_secrets(load(config, {}), Role.MONITOR, {})
         for way in (by_pool, by_leader, by_migration):
             await way(secrets.dsn)
@@ -290,7 +289,7 @@ async def test_files_are_read_again_for_each_connection(
     trusted.write_bytes(ours.file.read_bytes())
     async with (
         TlsEnd(port_of(postgres_dsn), theirs.sign("server")) as end,
-        Database(through(postgres_dsn, end, f"sslrootcert={trusted}"), Storage()) as database,
+        Database(through(postgres_dsn, end, f"sslrootcert={trusted}")) as database,
     ):
         with pytest.raises(OperatorError, match="must contain the authority"):
             await database.ping()

@@ -4,7 +4,6 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
@@ -37,7 +36,7 @@ async def story(postgres_dsn: str) -> Story:
 async def reader(postgres_dsn: str, story: Story) -> AsyncIterator[Reader]:
     """Return a snapshot of the story."""
     del story
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as found:
+    async with Database(postgres_dsn) as database, reading(database) as found:
         yield found
 
 
@@ -89,7 +88,7 @@ async def test_weights_undo_unequal_probabilities(postgres_dsn: str, story: Stor
     await db.execute("update comparison set pi1 = pi1 / 2")
     await db.close()
     window = Window(begin=START, end=END, grain=Grain.ITEM)
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as reader:
         caps = {story.version_id: CAP}
         (found,) = await reader.divergence.sums(window, END - START, caps, [story.all_id])
     (known,) = rollup(story.items, None, grain=24 * HOUR).values()
@@ -113,7 +112,7 @@ async def test_extent_knows_hours_whose_comparisons_are_gone(postgres_dsn: str, 
     db = await asyncpg.connect(postgres_dsn)
     await db.execute("delete from comparison where captured_at < $1", START + HOUR)
     await db.close()
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as reader:
         found = await reader.divergence.extent(DAY, DAY + 24 * HOUR, 10)
     assert (found.first, found.last) == (START, story.items[-1].at)
 
@@ -134,7 +133,7 @@ async def test_an_alert_belongs_to_every_period_it_was_open_in(postgres_dsn: str
     await db.execute("update alert set resolved_at = $1", START + 80 * MINUTE)
     await db.close()
     versions = [story.version_id]
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as reader:
         (whole,) = await reader.episodes(START, END, versions)
         (early,) = await reader.episodes(START, START + 70 * MINUTE, versions)
         (late,) = await reader.episodes(START + 75 * MINUTE, END, versions)
@@ -178,7 +177,7 @@ async def test_a_sidecar_that_started_again_is_counted_from_zero(postgres_dsn: s
     db = await asyncpg.connect(postgres_dsn)
     await write_tallies(db, begin=START + 40 * MINUTE, end=END, offered_per_s=1, lost=0, stratum="default")
     await db.close()
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as reader:
         strata, fleet = await reader.coverage.strata(START, END, by_stratum=False)
     assert sum(stratum.offered for stratum in strata) == 18 * 900 + 11 * 300
     assert (fleet.sources, fleet.boots, fleet.blind_connections) == (1, 2, 2)
@@ -194,7 +193,7 @@ async def test_counts_after_a_long_silence_begin_where_the_last_ones_ended(
     await db.execute("delete from tally where at >= $1 and at < $2", START - 2 * MINUTE, START + 30 * MINUTE)
     await db.execute("update tally set at = at - interval '5 hours' where at < $1", START)
     await db.close()
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as reader:
         strata, _ = await reader.coverage.strata(START, END, by_stratum=False)
     (default,) = (stratum for stratum in strata if stratum.stratum == "default")
     assert default.offered == 18 * 900
@@ -206,7 +205,7 @@ async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str
     faint = story.slice_ids[1]
 
     async def measured() -> Sums:
-        async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        async with Database(postgres_dsn) as database, reading(database) as reader:
             (found,) = await reader.divergence.sums(window, window.end - window.begin, caps, [faint])
             bins = await reader.divergence.bins(window, caps, [faint])
         assert sum(sum(entry.bins) for entry in bins) == pytest.approx(found.sums.divergence_weight)
@@ -249,7 +248,7 @@ async def test_losses_after_publishing_are_counted_by_reason(reader: Reader) -> 
 
 async def test_a_snapshot_does_not_change_while_it_is_read(postgres_dsn: str, story: Story) -> None:
     """Rows that are written while a report is being read are not in it, not even in part."""
-    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+    async with Database(postgres_dsn) as database, reading(database) as reader:
         before = await reader.divergence.count(START, END, 100_000)
         db = await asyncpg.connect(postgres_dsn)
         await db.execute("delete from comparison")
@@ -262,7 +261,7 @@ async def test_a_database_without_tables_says_what_to_do(postgres_dsn: str) -> N
     db = await asyncpg.connect(postgres_dsn)
     await db.execute("drop table report_run")
     await db.close()
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         with pytest.raises(OperatorError, match="quantdrift db upgrade"):
             async with reading(database):
                 pass
@@ -270,7 +269,7 @@ async def test_a_database_without_tables_says_what_to_do(postgres_dsn: str) -> N
 
 async def test_a_run_is_recorded_with_its_figures(postgres_dsn: str) -> None:
     """`report_run` keeps what was said, for later reports and for people."""
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         number = await record_run(
             database,
             kind="week",

@@ -154,7 +154,7 @@ async def test_a_worker_replays_and_records_each_form(
         models = {form: load(directory / f"{form}.toml", {}).models[0] for form in forms}
         config = Config(
             stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-            shadow=Shadow(provider=Provider.CPU, threads=1, nice=0, batch_delay_s=0.05, admin="127.0.0.1:0"),
+            shadow=Shadow(provider=Provider.CPU, threads=1, batch_delay_s=0.05, admin="127.0.0.1:0"),
             models=tuple(
                 msgspec.structs.replace(model, name=form, embedding=layers.get(form, ""))
                 for form, model in models.items()

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine
 from quantdrift.cli.report import summary
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Report, Telemetry
+from quantdrift.core.config.schema import Config, Model, Telemetry
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.integration
 CONFIG = Config(
     models=(Model(name="digits"),),
     telemetry=Telemetry(trace_url="https://tracing.example.com/{trace_id}"),
-    report=Report(title="Drift & more"),
 )
 NOW = START + 90 * MINUTE
 
@@ -91,7 +90,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert (figures.source, figures.bucket_s) == ("comparison", 120.0)
     assert (figures.n_pages, figures.n_tickets, figures.n_slices) == (1, 0, 5)
     text = Page(html).text
-    assert "Drift & more" in text
+    assert "Quantisation drift" in text
     assert "against reference 5f1d5f1d5f1d, float32+bfloat16" in text
     assert model.headline in text
     assert "12 minutes later" in text
@@ -367,19 +366,21 @@ async def test_a_file_that_cannot_be_written_is_said(postgres_dsn: str, tmp_path
     await db.close()
 
 
-async def test_without_a_name_the_file_is_dated(postgres_dsn: str, tmp_path: Path) -> None:
-    """The directory of the configuration is made, and the name tells the period."""
-    config = msgspec.structs.replace(CONFIG, report=Report(directory=str(tmp_path / "new")))
+async def test_without_a_name_the_file_is_dated(
+    postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory `reports` is made below the working directory, and the name tells the period."""
+    monkeypatch.chdir(tmp_path)
     figures = await write(
-        config,
+        CONFIG,
         Secrets(dsn=postgres_dsn),
         Period.of(kind="week", end=NOW),
         out=None,
         progress=lambda _: None,
         clock=ManualClock(NOW),
     )
-    assert figures.path == str(tmp_path / "new" / "quantdrift-20261109-20261116.html")
-    assert os.listdir(tmp_path / "new") == ["quantdrift-20261109-20261116.html"]  # noqa: PTH208 - as above
+    assert figures.path == "reports/quantdrift-20261109-20261116.html"
+    assert os.listdir(tmp_path / "reports") == ["quantdrift-20261109-20261116.html"]  # noqa: PTH208 - as above
 
 
 async def test_the_reports_own_role_is_enough(postgres_dsn: str, tmp_path: Path) -> None:

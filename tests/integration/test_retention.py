@@ -84,7 +84,7 @@ def ago(days: float) -> datetime:
 @pytest.fixture
 async def database(postgres_dsn: str):  # type: ignore[no-untyped-def]
     """Return a database without the partitions that the upgrade made today."""
-    async with Database(postgres_dsn, KEEP) as opened:
+    async with Database(postgres_dsn) as opened:
         async with opened.begin() as connection:
             for day in await partition_days(connection):
                 await connection.execute(text(f"drop table comparison_{day:%Y%m%d}"))
@@ -184,9 +184,12 @@ async def test_a_policy_goes_after_what_it_sampled(database: Database) -> None:
     assert kept == ["5 days", "11 days"]
 
 
-async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(database: Database) -> None:
+async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Contents of superseded and retired baselines, and rows of retired detectors, once that is long ago."""
-    keep = msgspec.structs.replace(KEEP, superseded_days=20)
+    monkeypatch.setattr(quantdrift.storage.admin.retention, "SUPERSEDED_AFTER", timedelta(days=20))
+    keep = KEEP
     async with database.begin() as connection:
         await connection.execute(MODEL)
         for name, metric, kind, days in DETECTORS:
@@ -220,9 +223,12 @@ async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(datab
     assert (again.n_contents, again.n_detectors) == (0, 0)
 
 
-async def test_nothing_goes_that_a_kept_comparison_was_measured_against(database: Database) -> None:
+async def test_nothing_goes_that_a_kept_comparison_was_measured_against(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where comparisons are kept for longer, so is what they are folded against again."""
-    keep = msgspec.structs.replace(KEEP, retention_days=365, superseded_days=20)
+    monkeypatch.setattr(quantdrift.storage.admin.retention, "SUPERSEDED_AFTER", timedelta(days=20))
+    keep = msgspec.structs.replace(KEEP, retention_days=365)
     async with database.begin() as connection:
         await connection.execute(MODEL)
         values = {"slice": 1, "metric": "flip", "kind": "change"}

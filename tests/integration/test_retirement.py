@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
-from quantdrift.core.config.schema import Config, Discovery, Model
+from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import slice_of
+from quantdrift.monitor.discovery.limits import DiscoveryLimits
 from quantdrift.monitor.discovery.round import discover
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
@@ -36,7 +37,7 @@ from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, discovery,
 
 pytestmark = pytest.mark.integration
 
-CONFIG = Config(models=(Model(name="digits"),), discovery=Discovery(most_rows=20_000))
+CONFIG = Config(models=(Model(name="digits"),))
 
 
 async def _store(database: Database, *rows: DiscoveryRow) -> None:
@@ -84,14 +85,14 @@ async def test_a_quiet_slice_gives_its_place_to_one_that_waits_and_its_history_s
         calm,
         NOW,
     )
-    config = msgspec.structs.replace(CONFIG, discovery=Discovery(most_slices=1))
+    limits = DiscoveryLimits(most_slices=1)
     await _sums(
         record, await record.fetchval("select id from slice where predicate = 'true'"), n=90_000, flips=1_800
     )
     await _sums(record, calm, n=9_000, flips=360)
-    assert (await discover(database, config, NOW, dry_run=True)).settled == ()
+    assert (await discover(database, CONFIG, NOW, dry_run=True, limits=limits)).settled == ()
     await record.execute("update rollup_hour set flip = 180 where slice_id = $1", calm)
-    done = await discover(database, config, NOW)
+    done = await discover(database, CONFIG, NOW, limits=limits)
     assert [(row.name, row.status) for row in done.settled] == [
         ("x-scanner=faint", Status.RETIRED),
         ("x-site=s3", Status.CONFIRMED),
@@ -119,12 +120,12 @@ async def test_who_waits_for_a_place_holds_none_among_the_candidates(
         _other("s1", status=Status.CONFIRMED, confirmed_at=NOW - DAY, seen_at=NOW),
         _other("s2", log_evidence=9.0, waits_since=NOW - DAY),
     )
-    one = msgspec.structs.replace(CONFIG, discovery=Discovery(most_slices=1))
-    done = await discover(database, one, NOW, dry_run=True, most_candidates=1)
+    one = DiscoveryLimits(most_slices=1)
+    done = await discover(database, CONFIG, NOW, dry_run=True, most_candidates=1, limits=one)
     assert [row.name for row in done.frozen] == ["x-scanner=faint"]
     assert done.waiting == {"digits": 1}
     await record.execute("update discovery set waits_since = null, log_evidence = 0")
-    assert (await discover(database, one, NOW, dry_run=True, most_candidates=1)).frozen == ()
+    assert (await discover(database, CONFIG, NOW, dry_run=True, most_candidates=1, limits=one)).frozen == ()
 
 
 async def test_a_policy_that_is_gone_ends_no_round(database: Database, record: asyncpg.Connection) -> None:

@@ -101,7 +101,7 @@ async def refused(dsn: str, *queries: str) -> None:
 async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) -> None:
     """It stores batches, twice as well, and tallies; it deletes no comparison and raises no alert."""
     dsn = await login(SHADOW)
-    async with Database(dsn, Storage()) as database:
+    async with Database(dsn) as database:
         writer = Writer(database, SystemClock())
         one = batch(1)
         assert (await writer.store(one)).n_rows == 1
@@ -128,11 +128,11 @@ async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
 ) -> None:
     """It numbers batches, makes and drops partitions and forgets payloads; it cannot invent a tally or a policy."""
     dsn = await login(MONITOR)
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         await Writer(database, SystemClock()).store(batch(1))
     # Partitions that a later upgrade makes, by another user, belong to the monitor as well.
     await upgrade(postgres_dsn, progress=lambda _: None, ahead_days=20)
-    async with Database(dsn, Storage()) as database:
+    async with Database(dsn) as database:
         async with database.begin() as connection:
             position = (await resume(connection)).position
             await load_catalog(connection)

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from quantdrift.cli.main import main
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -76,7 +75,7 @@ async def test_a_drift_of_it_is_stored_and_fires(
         cases.append(prepared(version_reference, x, wrong, number + 1))
     batch = Assessor(config, "w", ()).assess(cases, datetime.now(UTC))
     assert not batch.quarantined
-    async with Database(postgres_dsn, Storage()) as database:
+    async with Database(postgres_dsn) as database:
         written = await Writer(database, SystemClock()).store(batch)
         assert written.n_rows == 400
         async with database.begin() as connection:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from quantdrift.cli.main import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets, load
-from quantdrift.core.config.schema import Config, Provider, Shadow, Storage, Stream
+from quantdrift.core.config.schema import Config, Provider, Shadow, Stream
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, Verdict
 from quantdrift.core.stream.connection import Queue
@@ -124,7 +124,7 @@ async def test_the_worker_stores_them_and_the_fold_gives_a_verdict(
     config = msgspec.structs.replace(
         example.config,
         stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(provider=Provider.CPU, threads=1, nice=0, batch_delay_s=0.05, admin="127.0.0.1:0"),
+        shadow=Shadow(provider=Provider.CPU, threads=1, batch_delay_s=0.05, admin="127.0.0.1:0"),
         monitor=msgspec.structs.replace(example.config.monitor, min_groups=5),
     )
     queue = await Queue.connect(config.stream, client_name="test")
@@ -145,7 +145,7 @@ async def test_the_worker_stores_them_and_the_fold_gives_a_verdict(
     details = [msgspec.json.decode(row["detail"]) for row in rows]
     assert all(0 <= row["divergence"] < 1 for row in rows)
     assert all(len(detail) >= 4 for detail in details)
-    async with Database(postgres_dsn, Storage()) as database, database.begin() as connection:
+    async with Database(postgres_dsn) as database, database.begin() as connection:
         fold = Fold(config, await resume(connection))
         stored = await claim(connection, 0, 100)
         catalog = await load_catalog(connection)

@@ -66,9 +66,7 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
     settled = LiveConfig.of(config)
     slot = Counters.create(1, len(settled.rows)).slot(0)
     publisher = Publisher(config, slot, clock)
-    desk = Pipeline(
-        Recorder(settled, identity_of(config, Secrets(), "b" * 32, {})), publisher, slot, settled.rows
-    )
+    desk = Pipeline(Recorder(settled, identity_of(Secrets(), "b" * 32, {})), publisher, slot, settled.rows)
     desk.paused = Paused(models=paused)
     for given_, seconds in steps:
         meta, request, response = raw_exchange(**given_)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression, Vectors
+from quantdrift.core.config.tasks import RawTensor, Regression
 from quantdrift.core.config.vision import Activation, BoxFormat, Detection, Segmentation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.tasks import MEASURES, Task
@@ -29,22 +29,23 @@ def _model(task: Task, **options: Any) -> Model:
 
 
 MODELS = (
-    _model(Task.CLASSIFICATION, top_k=2, classification=Classification(interest=(1,))),
+    _model(Task.CLASSIFICATION, top_k=2, interest=(1,)),
     _model(Task.CLASSIFICATION, output_kind=KIND),
-    _model(Task.MULTILABEL, multilabel=Multilabel(interest=(0,))),
+    _model(Task.MULTILABEL, interest=(0,)),
     _model(Task.MULTILABEL, output_kind=KIND),
     _model(Task.REGRESSION),
     _model(Task.REGRESSION, regression=Regression(quantiles=(0.1, 0.5, 0.9))),
-    _model(Task.EMBEDDING, vectors=Vectors(neighbours=1)),
+    _model(Task.EMBEDDING, tolerance=0.1),
     _model(Task.RANKING),
     _model(Task.TENSOR, tensor=RawTensor(element_type="BF16")),
     _model(Task.SEGMENTATION),
     _model(Task.SEGMENTATION, output_kind=KIND),
-    _model(Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0, ignore=0)),
+    _model(Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0), background=0),
     _model(Task.DETECTION),
     _model(
         Task.DETECTION,
-        detection=Detection(box_format=BoxFormat.CXCYWH, activation=Activation.SIGMOID, score_threshold=0.0),
+        detection=Detection(box_format=BoxFormat.CXCYWH, activation=Activation.SIGMOID),
+        threshold=0.0,
     ),
 )
 # What floating-point arithmetic goes wrong at, and what most models take.

@@ -13,7 +13,7 @@ from quantdrift.shadow.comparators.vision.detection import DetectionComparator
 pytestmark = pytest.mark.property
 
 THRESHOLD = 0.3
-COMPARATOR = DetectionComparator(Detection(score_threshold=THRESHOLD))
+COMPARATOR = DetectionComparator(Detection(), threshold=THRESHOLD)
 Table = npt.NDArray[np.float64]
 Row = tuple[float, ...]
 

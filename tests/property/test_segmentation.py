@@ -16,7 +16,7 @@ from quantdrift.shadow.comparators.vision.segmentation import SegmentationCompar
 
 pytestmark = pytest.mark.property
 
-COMPARATOR = SegmentationComparator(Segmentation(ignore=3, boundary=1), OutputKind.LOGITS)
+COMPARATOR = SegmentationComparator(Segmentation(boundary=1), OutputKind.LOGITS, background=3)
 Pair = npt.NDArray[np.int64]
 PAIR = arrays(
     np.int64,

@@ -5,12 +5,13 @@ from datetime import datetime, timedelta
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Budget, Discovery
+from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.discovery.items import Gathering, Items
 from quantdrift.drift.discovery.search import Found
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
+from quantdrift.monitor.discovery.limits import DiscoveryLimits
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
@@ -18,7 +19,7 @@ from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, POLICY, di
 
 pytestmark = pytest.mark.unit
 
-LIMITS = Discovery()
+LIMITS = DiscoveryLimits()
 HOUR = timedelta(hours=1)
 SESSION_US = 1_800_000_000
 
@@ -152,7 +153,7 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
     """Per model; what waits stays a candidate, past its own time for it has been shown, and then expires."""
     rows = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n) for n in range(1, 5)]
     rows += [discovery(id=9, model="other", log_evidence=8.0)]
-    limits, begin = Discovery(most_slices=2), NOW + timedelta(days=99)
+    limits, begin = DiscoveryLimits(most_slices=2), NOW + timedelta(days=99)
     done, waiting = decide(rows, {}, begin, limits)
     assert [one.row.status for one in done] == [Status.CANDIDATE] * 2 + [Status.CONFIRMED] * 3
     assert [one.row.waits_since for one in done] == [begin, begin, None, None, None]
@@ -164,7 +165,7 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
     over, waiting = decide([one.row for one in later], {}, begin + days, limits)
     assert [one.row.status for one in over[:2]] == [Status.EXPIRED] * 2
     assert {one.reason for one in over[:2]} == {
-        "no place among discovery.most_slices became free within 14 days"
+        "no place among the 2 monitored slices became free within 14 days"
     }
     assert waiting == {}
 
@@ -173,7 +174,7 @@ def test_who_waits_takes_the_place_of_what_is_retired() -> None:
     """In the same round, the strongest of those that wait."""
     there = discovery(id=1, status=Status.CONFIRMED, confirmed_at=NOW, seen_at=NOW)
     wait = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n, waits_since=NOW) for n in (2, 3)]
-    done, waiting = decide([there, *wait], {1: "quiet"}, NOW + DAY, Discovery(most_slices=1))
+    done, waiting = decide([there, *wait], {1: "quiet"}, NOW + DAY, DiscoveryLimits(most_slices=1))
     assert [one.row.status for one in done] == [Status.RETIRED, Status.CANDIDATE, Status.CONFIRMED]
     assert done[2].row.waits_since is None
     assert waiting == {"digits": 1}

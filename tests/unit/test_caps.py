@@ -188,7 +188,7 @@ def test_above_a_cap_nothing_is_decoded_that_is_surely_kept() -> None:
         slot = Counters.create(1, 1).slot(0)
         publisher = Publisher(config, slot, clock)
         publisher.caps.count_passed(1)
-        recorder = Recorder(LiveConfig.of(config), identity_of(config, Secrets(), "b" * 32, {}))
+        recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(), "b" * 32, {}))
         desk = Pipeline(recorder, publisher, slot, (Row("default"),))
 
         def lost(loss: Loss, desk: Pipeline = desk, slot: object = slot, **given: object) -> int:

@@ -32,7 +32,7 @@ def desk_of(config: Config) -> tuple[Pipeline, Counters]:
     """Return a desk whose publisher is not connected, and its counters."""
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
-    recorder = Recorder(LiveConfig.of(config), identity_of(config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(LiveConfig.of(config), identity_of(SECRETS, "b" * 32, {}))
     return Pipeline(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
 
 
@@ -156,15 +156,13 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
 
 
 @pytest.mark.unit
-def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
+def test_a_sidecar_is_named_by_its_pod_or_host() -> None:
     """The first that is given counts; without a shared salt the boot takes its place."""
-    config = Config(sidecar=Sidecar(source="s"))
     pod = {"POD_NAME": "p", "MODEL_VERSION": "3"}
-    assert identity_of(config, SECRETS, "b", pod).source == "s"
-    origin = identity_of(Config(), SECRETS, "b", pod)
+    origin = identity_of(SECRETS, "b", pod)
     assert (origin.source, origin.version, origin.salt) == ("p", "3", b"b")
-    assert identity_of(Config(), Secrets(salt=b"x"), "b", {}).salt == b"x"
-    assert identity_of(Config(), SECRETS, "b", {}).source
+    assert identity_of(Secrets(salt=b"x"), "b", {}).salt == b"x"
+    assert identity_of(SECRETS, "b", {}).source
 
 
 @pytest.mark.unit
@@ -173,7 +171,7 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     settled = LiveConfig.of(Config(models=(Model(name="digits"), Model(name="words"))))
     counters = Counters.create(2, len(settled.rows))
     relay, slot = counters.slot(0), counters.slot(1)
-    recorder = Recorder(settled, identity_of(settled.config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(settled, identity_of(SECRETS, "b" * 32, {}))
     desk = Pipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
     digits = settled.rows.index(Row("default", "digits"))
     relay.add(digits, Count.TAKEN, 2)
@@ -205,7 +203,7 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
     config = Config(models=MODELS)
     settled = LiveConfig.of(config)
     counters = Counters.create(2, 8)
-    origin = identity_of(config, SECRETS, "b" * 32, {})
+    origin = identity_of(SECRETS, "b" * 32, {})
     office = CaptureService(
         LiveConfigFile(write_live_config(settled, tmp_path)),
         origin,
@@ -232,7 +230,7 @@ def test_a_cap_is_not_filled_anew_by_a_configuration_that_leaves_it() -> None:
     config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))
     counters = Counters.create(1, 1)
     publisher = Publisher(config, counters.slot(0), CLOCK)
-    recorder = Recorder(LiveConfig.of(config), identity_of(config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(LiveConfig.of(config), identity_of(SECRETS, "b" * 32, {}))
     desk = Pipeline(recorder, publisher, counters.slot(0), (Row("default"),))
     handle(desk)
     publisher.reconfigure(config)

@@ -9,7 +9,6 @@ from scipy.special import softmax
 from sklearn.metrics import jaccard_score
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import Classification
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator, top_set
 from quantdrift.shadow.comparators.protocol import Divergences
@@ -79,17 +78,15 @@ def test_what_is_undefined_is_not_told() -> None:
 
 def test_classes_of_interest_are_named_or_numbered() -> None:
     """By labels, or by number; one that the output does not have is refused."""
-    model = Model(name="m", labels=("ham", "fraud"), classification=Classification(interest=("fraud",)))
+    model = Model(name="m", labels=("ham", "fraud"), interest=("fraud",))
     ham, fraud = {"y": np.array([[1.0, 0.0]])}, {"y": np.array([[0.0, 1.0]])}
     assert comparator_of(model).compare(fraud, ham).detail["gained"].tolist() == [True]
-    both = Model(
-        name="m", labels=("ham", "fraud", "theft"), classification=Classification(interest=(1, "theft"))
-    )
+    both = Model(name="m", labels=("ham", "fraud", "theft"), interest=(1, "theft"))
     sides = [{"y": np.eye(3)[rows]} for rows in ([1, 2, 0], [2, 0, 1])]
     detail = comparator_of(both).compare(*sides).detail
     assert detail["gained"].tolist() == [False, True, False]  # from one to the other is neither
     assert detail["lost"].tolist() == [False, False, True]
-    model = Model(name="m", classification=Classification(interest=(2,)))
+    model = Model(name="m", interest=(2,))
     with pytest.raises(QuarantineError, match="interest"):
         comparator_of(model).compare(fraud, ham)
 

@@ -15,7 +15,7 @@ from quantdrift.core.clusters import (
     novel_value,
     space_of,
 )
-from quantdrift.core.config.schema import Clusters, Config, Model, Slice
+from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError
 from tests.support.monitor.clusterings import CLUSTERING
 
@@ -126,4 +126,3 @@ def test_the_space_follows_the_configuration() -> None:
     assert space_of(Config(slices=rules), model) == ("features feature.mean(x), feature.norm", columns)
     assert space_of(Config(slices=rules), Model(name="m", embedding="pool")) == ("pool", ())
     assert space_of(Config(), Model(name="m")) == ("", ())
-    assert space_of(Config(slices=rules, clusters=Clusters(enabled=False)), model) == ("", ())

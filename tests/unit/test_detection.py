@@ -30,7 +30,9 @@ def _table(*items: Sequence[Row]) -> dict[str, npt.NDArray[np.float32]]:
 
 
 def _compared(candidate: Sequence[Row], reference: Sequence[Row], **options: Any) -> dict[str, Any]:
-    found = DetectionComparator(Detection(**options)).compare(_table(candidate), _table(reference))
+    limits = {name: options.pop(name) for name in ("iou", "threshold", "background") if name in options}
+    comparator = DetectionComparator(Detection(**options), **limits)
+    found = comparator.compare(_table(candidate), _table(reference))
     return _told(found)
 
 
@@ -234,13 +236,13 @@ def test_scores_of_classes_tell_the_class() -> None:
     )
     assert _told(plain)["class_changed"] == 1  # class 1 stays, class 2 was class 0
     softmax = DetectionComparator(
-        Detection(boxes="b", scores="s", activation=Activation.SOFTMAX, background=2)
+        Detection(boxes="b", scores="s", activation=Activation.SOFTMAX), background=2
     )
     logarithms = {"b": boxes, "s": np.log(probabilities)}
     told = _told(softmax.compare(logarithms, logarithms))
     assert (told["n_candidate"], told["flip"]) == (1, 0)  # 0.15 without the background
     # Behind a background that comes first the classes keep their numbers, and are none of it.
-    first = DetectionComparator(Detection(boxes="b", scores="s", background=0))
+    first = DetectionComparator(Detection(boxes="b", scores="s"), background=0)
     sides = {"b": boxes, "s": probabilities}
     assert _told(first.compare(sides, sides))["n_candidate"] == 2
     sigmoid = DetectionComparator(Detection(boxes="b", scores="s", activation=Activation.SIGMOID))
@@ -255,7 +257,7 @@ def test_scores_of_classes_tell_the_class() -> None:
 def test_columns_may_stand_in_any_order() -> None:
     """As some detectors end: item, class, score, box."""
     columns = (Column.ITEM, Column.CLASS, Column.SCORE, *(Column.BOX,) * 4, Column.OTHER)
-    comparator = DetectionComparator(Detection(detections="out", columns=columns))
+    comparator = DetectionComparator(Detection(columns=columns))
     rows = np.array([[[0, 3, 0.9, 0, 0, 10, 10, 5]]], dtype=np.float32)
     other = rows.copy()
     other[0, 0, 1] = 4
@@ -287,7 +289,7 @@ def test_what_holds_no_objects_is_refused(outputs: dict[str, Any], message: str)
 def test_what_was_not_suppressed_is_refused() -> None:
     """Thousands of objects are none."""
     many = {"out": np.tile(np.array([0, 0, 1, 1, 0.9, 1.0]), (1, MOST_OBJECTS + 1, 1))}
-    with pytest.raises(QuarantineError, match="score_threshold"):
+    with pytest.raises(QuarantineError, match="threshold"):
         DetectionComparator(Detection()).compare(many, many)
 
 

@@ -161,9 +161,9 @@ def test_the_configurations_rates_hold_without_a_directive_and_after_it() -> Non
     assert directives.at(NOW_S) == policy_at(CONFIG.sampling, NOW_S)
 
 
-@pytest.mark.parametrize("local", [{"paused": True}, {"central": False}])
-def test_the_local_switch_wins(local: dict[str, bool]) -> None:
-    """Paused, nothing is taken whatever the monitor says; not following, the configuration's rates hold."""
+@pytest.mark.parametrize("local", [{"replays_per_s": 0.0}])
+def test_the_local_switch_wins(local: dict[str, float]) -> None:
+    """Without `replays_per_s` the configuration's rates apply, whatever the monitor says."""
     sampling = msgspec.structs.replace(CONFIG.sampling, **local)
     directives = PolicyHistory(sampling)
     directives.follow(directive(1.0, 1.0, 1.0, 1.0))

@@ -258,7 +258,7 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
     assert (told.option, told.doubt) == ("output_kind", assessor.config_warnings.found["m", "output_kind"])
     assert not assessor.assess([entry], datetime.now(UTC)).doubts  # it is in the record
     reader = InMemoryMetricReader()
-    meters = ShadowMetrics(Telemetry("test", {}, [reader]), SystemClock())
+    meters = ShadowMetrics(Telemetry("test", [reader]), SystemClock())
     for _ in range(3):
         meters.config_warned(assessor.config_warnings.found)
     points = [

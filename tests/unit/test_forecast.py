@@ -159,8 +159,8 @@ def test_what_is_not_known_is_noted() -> None:
     assert by_name["all"].samples_per_s == pytest.approx(10.0)
     known = msgspec.structs.replace(TRAFFIC, strata={"batch": 0.25})
     assert not any("--stratum" in note for note in _forecast(config=config, traffic=known)[0].notes)
-    paused = msgspec.structs.replace(CONFIG, sampling=msgspec.structs.replace(sampling, paused=True))
-    found, by_name = _forecast(config=paused)
+    none = msgspec.structs.replace(sampling, rate=0.0, header_strata=())
+    found, by_name = _forecast(config=msgspec.structs.replace(CONFIG, sampling=none))
     assert by_name["all"].samples.p50 is None
     assert any("nothing is sampled" in note for note in found.notes)
 

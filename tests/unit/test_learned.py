@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.clusters import MOST_VECTORS
-from quantdrift.core.config.schema import Clusters, Config, Model, Slice
+from quantdrift.core.clusters import MOST_VECTORS, SAMPLE_SHARE
+from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.shadow.slices.clusters import ClusterAssignment, ClusterSlices
 from quantdrift.shadow.tensors.arrays import Array
 from tests.support.monitor.clusterings import CLUSTERING
@@ -21,9 +21,10 @@ SCANNER = Slice(name="scanner", header="x-scanner")
 INSIDE, FAR, OTHER = [10.0, 20.0], [99.0, 99.0], [18.0, 20.0]
 
 
-def _slices(most_vectors: int = MOST_VECTORS, **clusters: float) -> ClusterSlices:
-    config = Config(models=(MODEL,), slices=(SCANNER,), clusters=msgspec.convert(clusters, Clusters))
+def _slices(most_vectors: int = MOST_VECTORS, sample_share: float = SAMPLE_SHARE) -> ClusterSlices:
+    config = Config(models=(MODEL,), slices=(SCANNER,))
     learned = ClusterSlices(config, most_vectors=most_vectors)
+    learned.sample_share = sample_share
     learned.use_clusterings([CLUSTERING])
     return learned
 
@@ -83,8 +84,9 @@ def test_an_embedding_that_does_not_fit_teaches_nothing_and_harms_nothing(embedd
 
 
 def test_switched_off_nothing_is_kept_or_assigned() -> None:
-    """By `clusters.enabled`, whatever the model says."""
-    found = _learn(_slices(enabled=False, sample_share=1.0), np.array([INSIDE], np.float32))
+    """By a model without an `embedding`."""
+    model = msgspec.structs.replace(MODEL, embedding="")
+    found = _learn(_slices(sample_share=1.0), np.array([INSIDE], np.float32), model=model)
     assert found == ClusterAssignment(slices=((),), version=0, vectors=())
 
 
@@ -92,8 +94,9 @@ def test_features_are_vectors_in_the_order_of_their_keys() -> None:
     """What is absent is not a number: it is kept, and falls nowhere."""
     rules = tuple(Slice(name=name, feature=name, edges=(1.0,)) for name in ("norm", "mean"))
     model = Model(name="digits", embedding="features")
-    config = Config(models=(model,), slices=rules, clusters=Clusters(sample_share=1.0))
+    config = Config(models=(model,), slices=rules)
     learned = ClusterSlices(config)
+    learned.sample_share = 1.0
     columns = ("feature.mean", "feature.norm")
     space = f"features {', '.join(columns)}"
     learned.use_clusterings([msgspec.structs.replace(CLUSTERING, space=space, columns=columns, gaps=True)])

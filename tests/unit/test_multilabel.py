@@ -68,7 +68,7 @@ def test_thresholds_are_of_each_label_and_not_met_by_equality() -> None:
     found = comparator.compare(np.array([[0.5, 0.95], [0.6, 0.85]]), np.array([[0.5, 0.95]] * 2))
     assert found.detail["labels_gained"].tolist() == [0, 1]
     assert found.detail["labels_lost"].tolist() == [0, 1]
-    with pytest.raises(QuarantineError, match="thresholds has 2 entries"):
+    with pytest.raises(QuarantineError, match="threshold has 2 entries"):
         comparator.compare(np.zeros((1, 3)), np.zeros((1, 3)))
 
 

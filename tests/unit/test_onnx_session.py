@@ -1,6 +1,5 @@
 """What is asked of ONNX Runtime, and what is accepted."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -57,18 +56,14 @@ def test_an_engine_cache_belongs_to_nobody_else(tmp_path: Path, mode: int | None
 
 @pytest.mark.unit
 @WITHOUT_DEVICE
-def test_another_provider_will_do_where_that_is_allowed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Else it is refused; the record holds what was really taken."""
+def test_a_device_that_is_not_there_is_refused_and_auto_takes_the_next(tmp_path: Path) -> None:
+    """The error names the option; the provenance holds what was really taken."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
-    with pytest.raises(OperatorError, match=r"`cuda`.*uses CPUExecutionProvider.*shadow\.allow_fallback"):
+    with pytest.raises(
+        OperatorError, match=r"`cuda`.*uses CPUExecutionProvider.*set shadow\.provider to `auto`"
+    ):
         OnnxRuntime(path, provider=Provider.CUDA)
-    runtime = OnnxRuntime(path, provider=Provider.CUDA, allow_fallback=True)
-    assert runtime.provenance.provider == CPU
-    assert [record.levelno for record in caplog.records if "allow_fallback" in record.message] == [
-        logging.WARNING
-    ]
+    assert OnnxRuntime(path, provider=Provider.AUTO).provenance.provider == CPU
 
 
 @pytest.mark.unit
@@ -100,9 +95,6 @@ try:
     OnnxRuntime(Path(sys.argv[1]), provider=Provider.TENSORRT)
 except OperatorError as error:
     print(os.environ.get("NVIDIA_TF32_OVERRIDE"), error)
-    if "ONNX" in str(error):
-        runtime = OnnxRuntime(Path(sys.argv[1]), provider=Provider.TENSORRT, allow_fallback=True)
-        print(runtime.provenance.provider)
 """
 
 
@@ -119,7 +111,7 @@ except OperatorError as error:
 def test_tensorrt_is_started_without_tf32_or_not_at_all(tmp_path: Path, told: str | None, said: str) -> None:
     """The whole process is told before a library is loaded; who says otherwise is asked to decide.
 
-    Without its libraries it is refused, or another provider taken, as is allowed.
+    Without its libraries it is refused.
     """
     path = saved(linear_model(), tmp_path / "linear.onnx")
     environment = {name: value for name, value in os.environ.items() if name != "NVIDIA_TF32_OVERRIDE"}
@@ -133,7 +125,6 @@ def test_tensorrt_is_started_without_tf32_or_not_at_all(tmp_path: Path, told: st
         check=True,
     )
     assert done.stdout.startswith(said)
-    assert done.stdout.endswith("CPUExecutionProvider\n") is (told != "1")
 
 
 @pytest.mark.integration

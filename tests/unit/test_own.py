@@ -165,7 +165,7 @@ def test_an_answer_that_is_not_there_is_counted_and_says_nothing(outcome: FreeAn
 def test_own_answers_are_counted_by_what_became_of_them() -> None:
     """Each item once, of each model; what was not asked for is not counted."""
     reader = InMemoryMetricReader()
-    telemetry = Telemetry("test", {}, [reader])
+    telemetry = Telemetry("test", [reader])
     meters = ShadowMetrics(telemetry, SystemClock())
     owns = [
         FreeAnswer(outcome=FreeAnswerOutcome.LATE),

@@ -63,6 +63,8 @@ class _Detector(LinearRuntime):
     def __init__(self, form: str) -> None:
         super().__init__(WEIGHT, BIAS)
         self._form = form
+        if form == "table":
+            self.outputs = (msgspec.structs.replace(self.outputs[0], name="out"),)
         if form == "unbatched":
             self.inputs = (TensorSpec(name="x", dtype=np.dtype(np.float32), shape=(4,)),)
 
@@ -85,7 +87,8 @@ def _prepared(form: str, x: Rows, candidate: list[Rows]) -> PreparedExchange:
         name="digits",
         task=Task.DETECTION,
         batched=form != "unbatched",
-        detection=Detection(detections="out", columns=TABLE) if form == "table" else separate,
+        output="out" if form == "table" else "",
+        detection=Detection(columns=TABLE) if form == "table" else separate,
     )
     kinds = {"float32": "FP32", "int32": "INT32", "int64": "INT64"}
     outputs: tuple[Tensor, ...] = tuple(
@@ -163,12 +166,14 @@ def test_what_fills_up_is_no_object(activation: Activation) -> None:
     assert (found.flip.tolist(), found.detail["n_reference"].tolist()) == ([0], [1])
     if activation is Activation.SOFTMAX:
         return
-    options = Detection(detections="t", columns=columns, activation=activation, score_threshold=0.25)
+    options = Detection(columns=columns, activation=activation)
     table = np.array(
         [[0, *box, 5], [0, 20, 20, 29, 29, 5], [1, *box, 5], [-1, 40, 40, 49, 49, 5]], dtype=np.float32
     )
     for rows in (itemised(table, 0, 2)[1:], table[np.newaxis, 2:]):  # the latter of a model without batches
-        found = DetectionComparator(options).compare({"t": rows}, {"t": table[np.newaxis, 2:3]})
+        found = DetectionComparator(options, threshold=0.25).compare(
+            {"t": rows}, {"t": table[np.newaxis, 2:3]}
+        )
         assert (found.flip.tolist(), found.detail["n_candidate"].tolist()) == ([0], [1])
 
 

@@ -17,8 +17,8 @@ from quantdrift.shadow.comparators.ranking import RankingComparator, tau
 
 pytestmark = pytest.mark.unit
 
-ALL = RankingComparator(Ranking(top_k=0))
-FEW = RankingComparator(Ranking(top_k=2))
+ALL = RankingComparator(Ranking(), top_k=0)
+FEW = RankingComparator(Ranking(), top_k=2)
 PAIR = arrays(
     np.float64,
     st.tuples(st.just(2), st.integers(1, 4), st.integers(2, 9)),
@@ -30,7 +30,7 @@ PAIR = arrays(
 def test_the_loss_is_that_of_scikit_learns_ndcg(k: int) -> None:
     """Of the candidate's order under the reference's scores, scaled to gains from 0 to 1."""
     candidate, reference = np.random.default_rng(6).normal(size=(2, 30, 12))
-    found = RankingComparator(Ranking(top_k=k)).compare(candidate, reference)
+    found = RankingComparator(Ranking(), top_k=k).compare(candidate, reference)
     low, high = reference.min(axis=1, keepdims=True), reference.max(axis=1, keepdims=True)
     gains = (reference - low) / (high - low)
     for item in range(30):
@@ -68,7 +68,7 @@ def test_rank_biased_overlap_is_webbers(order: str, persistence: float, expected
     letters = [letter for letter in string.ascii_lowercase if letter != "p"]
     reference = -np.arange(25.0)
     candidate = np.array([-float(order.index(letter)) for letter in letters])
-    found = RankingComparator(Ranking(persistence=persistence)).compare(
+    found = RankingComparator(Ranking(), persistence=persistence).compare(
         candidate[np.newaxis], reference[np.newaxis]
     )
     assert found.detail["rbo"][0] == pytest.approx(expected, abs=1e-6)
@@ -154,7 +154,7 @@ def test_one_thing_is_always_in_order() -> None:
 def test_an_item_of_fewer_things_than_places_has_all_of_them() -> None:
     """Its k is the number of its things: equal orders overlap wholly, whatever fills the item up."""
     scores = np.array([[3.0, 1.0, -np.inf, -np.inf], [4.0, 3.0, 2.0, 1.0]])
-    found = RankingComparator(Ranking(top_k=3)).compare(scores, scores)
+    found = RankingComparator(Ranking(), top_k=3).compare(scores, scores)
     assert found.detail["topk_overlap"].tolist() == [1, 1]
 
 

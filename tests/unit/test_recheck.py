@@ -19,7 +19,13 @@ from quantdrift.core.config.schema import Config, Model, Recheck
 from quantdrift.core.records import MARK, Side, Tensor
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.candidate_noise import TIMEOUT_S, RecheckRequest, RecheckResult, Rechecks
+from quantdrift.shadow.replay.candidate_noise import (
+    EVERY_S,
+    TIMEOUT_S,
+    RecheckRequest,
+    RecheckResult,
+    Rechecks,
+)
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.linear import LinearRuntime
@@ -167,12 +173,12 @@ def test_over_grpc_the_request_is_marked_too(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.integration
 def test_the_rate_is_kept_and_other_versions_are_not_asked() -> None:
-    """Between two requests lies the time that the operator named; a version that is not served there is let be."""
+    """Between two requests lies `EVERY_S`; a version that is not served there is let be."""
     with replica() as (url, asked):
-        model = model_at(url, max_per_s=0.5)
+        model = model_at(url)
         asking = Asking(model)
         asking.rechecks.offer(exchange(model, version="fp16"))
-        for seconds in (0.0, 1.9, 0.2, 0.0):
+        for seconds in (0.0, EVERY_S - 0.1, 0.2, 0.0):
             asking.clock.advance(seconds)
             asking.rechecks.offer(exchange(model))
         asking.until(2)
@@ -186,11 +192,11 @@ def test_a_replica_that_hangs_or_is_away_holds_nobody_up() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        model = model_at(f"http://127.0.0.1:{silent.getsockname()[1]}", max_per_s=100)
+        model = model_at(f"http://127.0.0.1:{silent.getsockname()[1]}")
         asking = Asking(model, timeout_s=0.2)
         began_s = time.monotonic()
         for _ in range(12):
-            asking.clock.advance(1)
+            asking.clock.advance(EVERY_S)
             asking.rechecks.offer(exchange(model))
         assert time.monotonic() - began_s < 0.2
         outcomes = [one.outcome for one in asking.until(12)]

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Clusters, Config, Model
+from quantdrift.core.config.schema import Config, Model
 from quantdrift.monitor.discovery.clusters import due
 from quantdrift.storage.slices.clusters import Space
 
 pytestmark = pytest.mark.unit
 
 NOW = datetime(2031, 6, 15, tzinfo=UTC)
-CONFIG = Config(models=(Model(name="digits", embedding="pool"),), clusters=Clusters(refit_days=7))
+CONFIG = Config(models=(Model(name="digits", embedding="pool"),))
 SPACE = Space(
     model="digits",
     reference_digest="d",
@@ -44,9 +44,3 @@ def test_a_space_is_due_with_enough_that_is_new_after_long_enough(
     """And only while the configuration names it."""
     space = msgspec.structs.replace(SPACE, **changes)
     assert (due(CONFIG, [space], NOW, least_vectors=500) == [space]) is expected
-
-
-def test_without_days_only_people_fit() -> None:
-    """`refit_days = 0`."""
-    by_hand = msgspec.structs.replace(CONFIG, clusters=Clusters(refit_days=0))
-    assert due(by_hand, [SPACE], NOW, least_vectors=500) == []

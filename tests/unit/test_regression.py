@@ -57,7 +57,7 @@ def test_an_item_flips_above_the_tolerance(candidate: float, flips: int) -> None
 
 def test_a_change_of_sign_flips_unless_the_value_is_below_the_floor() -> None:
     """Even within the tolerance; near zero a sign says nothing."""
-    lenient = RegressionComparator(Regression(floor=0.1, tolerance=5.0))
+    lenient = RegressionComparator(Regression(floor=0.1), tolerance=5.0)
     # It is the reference's value that says whether its sign means something; zero has none.
     candidate, reference = [-0.2, -0.05, 0.2, -0.01, -0.2, 0.0], [0.2, 0.05, 0.2, 0.2, 0.05, 0.2]
     found = lenient.compare(np.array(candidate), np.array(reference))

@@ -5,10 +5,11 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Budget, Capture, Config, Discovery, Model, Slice
+from quantdrift.core.config.schema import Budget, Capture, Config, Model, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Predicate, Verdict
 from quantdrift.core.slices import is_declared, slice_of
+from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
@@ -26,7 +27,7 @@ DECLARED = Config(
     slices=(Slice(name="scanner", header="x-scanner"),),
 )
 PLAIN = Config(models=(Model(name="digits"),))
-MONTH = timedelta(days=PLAIN.discovery.retire_days)
+MONTH = timedelta(days=LIMITS.retire_days)
 WATCHED = discovery(status=Status.CONFIRMED, slice_id=4, confirmed_at=NOW, seen_at=NOW + MONTH)
 
 
@@ -52,9 +53,10 @@ def why(
     after: timedelta = MONTH,
     *,
     compared: bool = True,
+    limits: DiscoveryLimits = LIMITS,
 ) -> str:
     """Return why a slice is retired so long after it was confirmed."""
-    return reason_to_retire(row, watched, config, Budget(), NOW + after, compared=compared)
+    return reason_to_retire(row, watched, config, Budget(), NOW + after, compared=compared, limits=limits)
 
 
 def test_a_slice_that_was_no_worse_than_the_rest_for_a_month_is_retired() -> None:
@@ -62,8 +64,7 @@ def test_a_slice_that_was_no_worse_than_the_rest_for_a_month_is_retired() -> Non
     calm = seen(sums(20_000, 0.003))
     assert why(calm).startswith("quiet for 30 days: mean flip 0.003, at most 0.00")
     assert why(calm, after=MONTH - DAY) == ""
-    never = msgspec.structs.replace(PLAIN, discovery=Discovery(retire_days=0))
-    assert why(calm, config=never) == ""
+    assert why(calm, limits=DiscoveryLimits(retire_days=0)) == ""
 
 
 @pytest.mark.parametrize(
@@ -136,16 +137,16 @@ def test_a_person_retires_and_takes_it_back() -> None:
         retired_by_hand(done.row, PLAIN, "")
     with pytest.raises(OperatorError, match="take it out of the configuration"):
         retired_by_hand(WATCHED, DECLARED, "")
-    back = restored(done.row, [done.row], PLAIN.discovery, NOW + DAY, "").row
+    back = restored(done.row, [done.row], NOW + DAY, "").row
     assert (back.status, back.held, back.slice_id) == (Status.CONFIRMED, False, 4)
     assert back.confirmed_at == NOW + DAY, "the month begins anew"
     full = [discovery(id=n, status=Status.CONFIRMED) for n in range(20)]
-    with pytest.raises(OperatorError, match=r"discovery\.most_slices"):
-        restored(done.row, full, PLAIN.discovery, NOW + DAY, "")
+    with pytest.raises(OperatorError, match="20 discovered slices"):
+        restored(done.row, full, NOW + DAY, "")
     with pytest.raises(OperatorError, match="is confirmed"):
-        restored(WATCHED, [], PLAIN.discovery, NOW + DAY, "")
+        restored(WATCHED, [], NOW + DAY, "")
     dropped = retired_by_hand(discovery(), PLAIN, "").row
-    assert restored(dropped, full, PLAIN.discovery, NOW + DAY, "").row.status is Status.EXPIRED
+    assert restored(dropped, full, NOW + DAY, "").row.status is Status.EXPIRED
 
 
 RETIRE = SliceChange(slice_id=FAINT_ID, watched=False, made_by="anna", reason="a load test")

@@ -23,7 +23,8 @@ def _compared(
     candidate: Map, reference: Map, kind: OutputKind = OutputKind.LOGITS, **options: Any
 ) -> dict[str, Any]:
     """Compare maps of one item."""
-    comparator = SegmentationComparator(Segmentation(**options), kind)
+    limits = {name: options.pop(name) for name in ("tolerance", "background") if name in options}
+    comparator = SegmentationComparator(Segmentation(**options), kind, **limits)
     found = comparator.compare(candidate[np.newaxis], reference[np.newaxis])
     detail = {name: column[0] for name, column in found.detail.items()}
     return {"flip": found.flip[0], "divergence": found.divergence[0], **detail}
@@ -81,13 +82,13 @@ def test_what_both_sides_ignore_is_not_looked_at() -> None:
     reference = _halves(10)
     candidate = reference.copy()
     candidate[:2, 10:] = 0
-    found = _compared(candidate, reference, ignore=0)
+    found = _compared(candidate, reference, background=0)
     assert found["changed"] == 0.1  # 20 of the 200 pixels that are not background on both
     assert found["divergence"] == pytest.approx(0.1)
     negative = _compared(candidate - 1, reference - 1)
     assert (negative["changed"], negative["divergence"]) == (0.1, found["divergence"])
     nothing = np.zeros((4, 4), dtype=np.uint8)
-    found = _compared(nothing, nothing, ignore=0)
+    found = _compared(nothing, nothing, background=0)
     assert (found["flip"], found["divergence"], found["worst_iou"]) == (0, 0, None)
 
 
@@ -244,7 +245,7 @@ def test_the_overlap_is_that_of_scikit_learn_and_torchmetrics(seed: int) -> None
     ours, other = (torch.from_numpy(side[np.newaxis]) for side in (candidate, reference))
     theirs = mean_iou(ours, other, num_classes=5, per_class=True, input_format="index")[0].numpy()
     assert found["divergence"] == pytest.approx(1 - theirs[present].mean(), abs=1e-6)
-    ignoring = _compared(candidate, reference, ignore=int(present[0]))
+    ignoring = _compared(candidate, reference, background=int(present[0]))
     assert ignoring["divergence"] == pytest.approx(1 - each[1:].mean(), abs=1e-12)
 
 

@@ -114,7 +114,7 @@ class _Bench:
         self.said: list[str] = []
         clock = SystemClock()
         self.health = Health(clock)
-        self.meters = ShadowMetrics(Telemetry("test", {}), clock)
+        self.meters = ShadowMetrics(Telemetry("test"), clock)
         self.stop = Stop()
         self.queues: BatchQueues[list[TakenMessage]] = BatchQueues(
             FairShare({}), clock, self.stop, max_in_flight=4
@@ -125,7 +125,7 @@ class _Bench:
             assessor=self.assessor,
             replay_thread=thread,
             compare_thread=beside or thread,
-            writer=Writer(Database(NOWHERE, Config().storage), clock),
+            writer=Writer(Database(NOWHERE), clock),
             store_vectors=self._keep,
             in_flight=self.in_flight,
             meters=self.meters,

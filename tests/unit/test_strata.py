@@ -37,7 +37,7 @@ def test_each_declared_value_gets_a_stratum_after_those_by_hand() -> None:
 
 def test_nothing_is_added_where_nobody_makes_policies() -> None:
     """Without a budget, or not following, the configuration is what was written."""
-    for changes in ({"replays_per_s": 0.0}, {"central": False}):
+    for changes in ({"replays_per_s": 0.0},):
         sampling = msgspec.structs.replace(SAMPLING, **changes)
         plain = msgspec.structs.replace(CONFIG, sampling=sampling)
         assert with_strata(plain) == plain
@@ -103,7 +103,6 @@ def test_a_slice_reaches_its_own_stratum_and_those_before_it_that_may_be_its() -
     ("changes", "words"),
     [
         ({"replays_per_s": 0.0}, "publishes no policy"),
-        ({"central": False}, "the rates above apply, not the monitor's policy"),
         ({}, "the monitor's policy applies; the rates above apply if"),
     ],
 )

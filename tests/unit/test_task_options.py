@@ -25,32 +25,39 @@ def _loaded(tmp_path: Path, text: str) -> Config:
             'task = "tensor"\n[models.regression]\nfloor = 1.0',
             "[models.regression] belongs to task `regression`",
         ),
-        ("[models.vectors]\nneighbours = 5", "[models.vectors] belongs to task `embedding`"),
-        ('[models.classification]\ninterest = ["fraud"]', "names `fraud`, which is not in labels"),
-        ('labels = ["a"]\n[models.classification]\ninterest = [1]', "interest names 1"),
-        ("[models.classification]\ninterest = [-1]", "interest names -1"),
         (
-            'task = "multilabel"\n[models.multilabel]\nthreshold = 1.0',
-            "multilabel.threshold is a probability",
+            "tolerance = 0.1",
+            "tolerance belongs to task `regression` or `embedding` or `segmentation` or `tensor`",
         ),
-        ('task = "multilabel"\n[models.multilabel]\nthreshold = []', "multilabel.threshold is a probability"),
+        ('task = "regression"\ntolerance = -0.1', "tolerance = -0.1: it must be a number from 0"),
+        ('task = "tensor"\ntolerance = inf', "tolerance = inf: it must be a number from 0"),
+        ("top_k = 0", "top_k = 0: it must be a whole number from 1 to 100000"),
+        ('task = "ranking"\ntop_k = -1', "top_k = -1: it must be a whole number from 0 to 100000"),
+        ("background = 0", "background belongs to task `detection` or `segmentation`"),
+        ("threshold = 0.1", "threshold belongs to task `multilabel` or `detection`"),
+        ('interest = ["fraud"]', "names `fraud`, which is not in labels"),
+        ('labels = ["a"]\ninterest = [1]', "interest names 1"),
+        ("interest = [-1]", "interest names -1"),
+        ('task = "multilabel"\nthreshold = 1.0', "threshold must be a probability"),
+        ('task = "multilabel"\nthreshold = []', "threshold must be a probability"),
         (
-            'task = "multilabel"\nlabels = ["a", "b", "c"]\n[models.multilabel]\nthreshold = [0.5, 0.1]',
-            "multilabel.threshold has 2 entries, and labels 3",
+            'task = "multilabel"\nlabels = ["a", "b", "c"]\nthreshold = [0.5, 0.1]',
+            "threshold has 2 entries, and labels 3",
         ),
+        ('task = "detection"\nthreshold = [0.5]', "threshold of a detector must be one number from 0 to 1"),
+        ('task = "detection"\nthreshold = 1.1', "threshold of a detector must be one number from 0 to 1"),
         (
             'task = "regression"\n[models.regression]\nquantiles = [0.5]',
             "regression.quantiles are two or more",
         ),
         ('task = "regression"\n[models.regression]\nquantiles = [0.9, 0.1]', "rising"),
         ('task = "regression"\n[models.regression]\nfloor = 0.0', "floor"),
-        ('task = "ranking"\n[models.ranking]\npersistence = 1.0', "persistence"),
         ('task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]', "exclude each other"),
         ('task = "tensor"\n[models.tensor]\noutputs = ["b", "b"]', "twice"),
         ('task = "tensor"\n[models.tensor]\nelement_type = "INT8"', "element_type"),
         ('task = "detection"\n[models.detection]\nboxes = "b"', "`boxes` needs `scores`"),
         (
-            'task = "detection"\n[models.detection]\nboxes = "b"\nscores = "s"\ndetections = "d"',
+            'task = "detection"\noutput = "d"\n[models.detection]\nboxes = "b"\nscores = "s"',
             "exclude each other",
         ),
         (
@@ -69,21 +76,19 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ),
         (
             'task = "detection"\n[models.detection]\ncolumns = ["item", "box", "box", "box", "box", "score"]',
-            "must be named in `detections`",
+            "must be named in `models.output`",
         ),
-        ('task = "detection"\n[models.detection]\niou = 0', "above 0"),
-        ('task = "detection"\noutput = "a"\n[models.detection]\ndetections = "b"', "exclude each other"),
         ('task = "ranking"\n[models.ranking]\npadding = inf', "ranking.padding must be a finite number"),
         ('task = "ranking"\n[models.ranking]\npadding = nan', "ranking.padding must be a finite number"),
         ('task = "regression"\n[models.regression]\nfloor = inf', "regression.floor must be a finite number"),
         ("[models.budget]\ncap = inf", "budget.cap must be a finite number"),
-        ("[models.segmentation]\nignore = 255", "belongs to task `segmentation`"),
+        ("[models.segmentation]\nboundary = 3", "belongs to task `segmentation`"),
         (
             'task = "generation"\n[models.generation]\nown_share = 0.1\nown_s = 61.0',
             "own_s must not be above shadow.ack_wait_s",
         ),
         ('task = "generation"\n[models.generation]\nown_share = 1.1', "from 0 to 1"),
-        ('task = "ranking"\n[models.ranking]\ntopk = 3', "did you mean `top_k`"),
+        ('task = "ranking"\ntopk = 3', "did you mean `top_k`"),
     ],
 )
 def test_a_contradiction_is_told(tmp_path: Path, text: str, problem: str) -> None:
@@ -95,10 +100,10 @@ def test_a_contradiction_is_told(tmp_path: Path, text: str, problem: str) -> Non
 
 def test_options_of_every_task_are_read(tmp_path: Path) -> None:
     """A threshold is one number or a list; an infinite padding is TOML's."""
-    config = _loaded(tmp_path, 'task = "multilabel"\n[models.multilabel]\nthreshold = 0.25\ninterest = [3]')
-    assert config.models[0].multilabel.thresholds == (0.25,)
-    config = _loaded(tmp_path, 'task = "multilabel"\n[models.multilabel]\nthreshold = [0.25, 0.5]')
-    assert config.models[0].multilabel.thresholds == (0.25, 0.5)
+    config = _loaded(tmp_path, 'task = "multilabel"\nthreshold = 0.25\ninterest = [3]')
+    assert config.models[0].thresholds == (0.25,)
+    config = _loaded(tmp_path, 'task = "multilabel"\nthreshold = [0.25, 0.5]')
+    assert config.models[0].thresholds == (0.25, 0.5)
     config = _loaded(tmp_path, 'task = "ranking"\n[models.ranking]\npadding = -inf')
     assert config.models[0].ranking.padding == float("-inf")
 

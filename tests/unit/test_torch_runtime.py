@@ -112,7 +112,7 @@ def test_code_that_is_not_pinned_is_not_loaded(tmp_path: Path, form: str) -> Non
     """The message says what to pin; what is not the pinned file is refused before PyTorch sees a byte of it."""
     path = tmp_path / "linear.pt2"
     path.write_bytes(b"no archive")
-    options: dict[str, Any] = {"torchscript": form == "torchscript"}
+    options: dict[str, Any] = {}
     with pytest.raises(OperatorError, match=f'which is code.*digest = "{pin(path)}"'):
         TorchRuntime(opening(path, digest="", **options))
     with pytest.raises(OperatorError, match="pins sha256:0000"):
@@ -233,9 +233,7 @@ def test_what_is_computed_in_less_is_refused(tmp_path: Path) -> None:
     runtimes: list[Callable[..., TorchRuntime]] = [
         lambda **options: of_factory(tmp_path, f"{HERE}:Autocast", **options),
         lambda **options: TorchRuntime(opening(exported(tmp_path / "a.pt2", Autocast()), **options)),
-        lambda **options: TorchRuntime(
-            opening(scripted(tmp_path / "a.pt", Autocast()), torchscript=True, **options)
-        ),
+        lambda **options: TorchRuntime(opening(scripted(tmp_path / "a.pt", Autocast()), **options)),
     ]
     for runtime in runtimes:
         with pytest.raises(OperatorError, match=r"operator `aten.* is bfloat16"):
@@ -350,7 +348,7 @@ def test_an_unknown_layer_is_named_with_those_that_come_near(tmp_path: Path) -> 
     with pytest.raises(OperatorError, match="did you mean `product`"):
         TorchRuntime(opening(exported(tmp_path / "linear.pt2"), embedding="produkt"))
     with pytest.raises(OperatorError, match="TorchScript shows no layers"):
-        TorchRuntime(opening(scripted(tmp_path / "linear.pt"), torchscript=True, embedding="product"))
+        TorchRuntime(opening(scripted(tmp_path / "linear.pt"), embedding="product"))
 
 
 def test_everything_that_could_round_is_switched_off(tmp_path: Path) -> None:

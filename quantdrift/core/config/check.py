@@ -12,11 +12,12 @@ from quantdrift.core.config.address import Address, AddressError, read_address
 from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, unlike
-from quantdrift.core.config.tasks import SECTIONS, Interest
+from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision_check import misfits
 from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})
+_MOST_PLACES = 100_000
 _MOST_SHOWN = 100  # of an address that is none
 
 
@@ -74,9 +75,8 @@ def _addresses(config: Config) -> Iterator[str]:
 
 
 def _certificates(config: Config) -> Iterator[str]:
-    for name, section in (("stream", config.stream), ("storage", config.storage)):
-        if section.key_file and not section.certificate_file:
-            yield f"{name}.key_file is set without {name}.certificate_file: name the certificate of this key"
+    if config.stream.key_file and not config.stream.certificate_file:
+        yield "stream.key_file is set without stream.certificate_file: name the certificate of this key"
 
 
 def _sidecar(config: Config) -> Iterator[str]:
@@ -194,15 +194,7 @@ def _task(model: Model) -> Iterator[str]:
     for name, (task, section) in SECTIONS.items():
         if getattr(model, name) != section() and model.task is not task:
             yield f"models `{model.name}`: [models.{name}] belongs to task `{task}`, and this one's is `{model.task}`"
-    yield from _interest(model, "classification", model.classification.interest)
-    yield from _interest(model, "multilabel", model.multilabel.interest)
-    thresholds = model.multilabel.thresholds
-    if not thresholds or any(not 0 < threshold < 1 for threshold in thresholds):
-        yield f"models `{model.name}`: multilabel.threshold is a probability between 0 and 1, or one for each label"
-    if model.labels and len(thresholds) not in (1, len(model.labels)):
-        yield (
-            f"models `{model.name}`: multilabel.threshold has {len(thresholds)} entries, and labels {len(model.labels)}"
-        )
+    yield from _shared(model)
     quantiles = model.regression.quantiles
     if quantiles and (
         len(quantiles) < 2
@@ -216,12 +208,39 @@ def _task(model: Model) -> Iterator[str]:
         yield f"models `{model.name}`: tensor.outputs names an output twice"
 
 
-def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:
-    for one in interest:
+def _shared(model: Model) -> Iterator[str]:
+    """Check the options that belong to several tasks."""
+    where = f"models `{model.name}`"
+    for name, tasks in SHARED.items():
+        default = next(field.default for field in msgspec.structs.fields(model) if field.name == name)
+        if getattr(model, name) != default and model.task not in tasks:
+            fits = " or ".join(f"`{task}`" for task in Task if task in tasks)
+            yield f"{where}: {name} belongs to task {fits}, and this model's task is `{model.task}`"
+    if model.tolerance is not None and not 0 <= model.tolerance < math.inf:
+        yield f"{where}: tolerance = {model.tolerance:g}: it must be a number from 0"
+    least = 0 if model.task is Task.RANKING else 1
+    if model.top_k is not None and not least <= model.top_k <= _MOST_PLACES:
+        yield f"{where}: top_k = {model.top_k}: it must be a whole number from {least} to {_MOST_PLACES}"
+    yield from _threshold(model, where)
+    for one in model.interest:
         if isinstance(one, str) and one not in model.labels:
-            yield f"models `{model.name}`: {section}.interest names `{one}`, which is not in labels"
+            yield f"{where}: interest names `{one}`, which is not in labels"
         if isinstance(one, int) and not 0 <= one < (len(model.labels) or one + 1):
-            yield f"models `{model.name}`: {section}.interest names {one}, and labels are numbered from 0"
+            yield f"{where}: interest names {one}, and labels are numbered from 0"
+
+
+def _threshold(model: Model, where: str) -> Iterator[str]:
+    if model.threshold is None:
+        return
+    if model.task is Task.DETECTION:
+        if isinstance(model.threshold, tuple) or not 0 <= model.threshold <= 1:
+            yield f"{where}: threshold of a detector must be one number from 0 to 1"
+        return
+    thresholds = model.thresholds
+    if not thresholds or any(not 0 < threshold < 1 for threshold in thresholds):
+        yield f"{where}: threshold must be a probability above 0 and below 1, or a list with one for each label"
+    if model.labels and len(thresholds) not in (1, len(model.labels)):
+        yield f"{where}: threshold has {len(thresholds)} entries, and labels {len(model.labels)}"
 
 
 def _slices(config: Config) -> Iterator[str]:

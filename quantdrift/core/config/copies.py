@@ -41,9 +41,6 @@ class Copy(Section, frozen=True, kw_only=True):
         Meta(pattern=r"^(|sha256:[0-9a-f]{64})$"),
     ] = ""
     model: Annotated[str, about("Its name at that server. Empty: as models.name.")] = ""
-    timeout_s: Annotated[
-        float, about("Longest wait for that server's answer to one batch.", "s", gt=0, le=3600)
-    ] = 30.0
     token_file: Annotated[
         str, about("File with a bearer token for that server, read again for each request. Empty: none.")
     ] = ""

@@ -8,14 +8,13 @@ from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import msgspec
 
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.parts import Parts, read_parts
-from quantdrift.core.config.schema import Config, Storage
+from quantdrift.core.config.schema import Config
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.config.wrong_values import Key, Misfit, allowed, misfits, nearest, struct_in, without
@@ -148,26 +147,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
         }
     token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
-    return Secrets(dsn=_with_files(dsn, config.storage), otlp_headers=headers, reference_token=token)
-
-
-def _with_files(dsn: str, storage: Storage) -> str:
-    """Return the address with the files of `storage` under the names that Postgres has for them.
-
-    One string carries all that a connection needs to every process. What is given twice, or contradicts, is refused
-    where the address is read.
-    """
-    files = {
-        "sslrootcert": storage.ca_file,
-        "sslcert": storage.certificate_file,
-        "sslkey": storage.key_file,
-    }
-    more = urlencode({name: file for name, file in files.items() if file}, quote_via=quote)
-    if not more:
-        return dsn
-    credentials = re.match(r"[^:]*://(?:[^:/]*(?::[^@]*)?@)?", dsn)
-    rest = dsn[credentials.end() :] if credentials else dsn
-    return f"{dsn}{'&' if '?' in rest else '?'}{more}"
+    return Secrets(dsn=dsn, otlp_headers=headers, reference_token=token)
 
 
 def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
@@ -285,9 +265,6 @@ def _resolve(config: Config, base: Path) -> Config:
         storage=msgspec.structs.replace(
             config.storage,
             dsn_file=absolute(config.storage.dsn_file),
-            ca_file=absolute(config.storage.ca_file),
-            certificate_file=absolute(config.storage.certificate_file),
-            key_file=absolute(config.storage.key_file),
         ),
         capture=msgspec.structs.replace(config.capture, hmac_key_file=absolute(config.capture.hmac_key_file)),
         sidecar=msgspec.structs.replace(config.sidecar, pause_file=absolute(config.sidecar.pause_file)),
@@ -297,5 +274,4 @@ def _resolve(config: Config, base: Path) -> Config:
         telemetry=msgspec.structs.replace(
             config.telemetry, otlp_headers_file=absolute(config.telemetry.otlp_headers_file)
         ),
-        report=msgspec.structs.replace(config.report, directory=absolute(config.report.directory)),
     )

@@ -1,23 +1,18 @@
 """The lists: models with their references and budgets, and slices."""
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.tasks import (
-    Classification,
-    Generation,
-    Multilabel,
-    Ranking,
-    RawTensor,
-    Regression,
-    Vectors,
-)
+from quantdrift.core.config.tasks import Generation, Ranking, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.tasks import Task
+
+PROGRAM: Final = ".pt2"
+"""Suffix of an exported program of PyTorch."""
 
 
 class OutputKind(StrEnum):
@@ -76,7 +71,7 @@ class Reference(Section, frozen=True, kw_only=True):
         about(
             "File of the reference, relative to this configuration file: ONNX; for `torch` an "
             "exported program (`.pt2`), safetensors weights for `factory` (a "
-            "`.safetensors.index.json` if they are in parts), or TorchScript; for `transformers` "
+            "`.safetensors.index.json` if they are in parts), or TorchScript under any other suffix; for `transformers` "
             "the folder from `save_pretrained`."
         ),
     ] = ""
@@ -154,9 +149,6 @@ class Reference(Section, frozen=True, kw_only=True):
         ),
         Meta(pattern=r"^(|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
     ] = ""
-    torchscript: Annotated[
-        bool, about("`torch`: `path` is TorchScript, which is code that the shadow runs.")
-    ] = False
     compile: Annotated[bool, about("`torch`: use `torch.compile`; the shadow then needs a C++ compiler.")] = (
         False
     )
@@ -187,7 +179,10 @@ class Reference(Section, frozen=True, kw_only=True):
     model: Annotated[str, about("Its name at that server. Empty: as models.name.")] = ""
     model_version: Annotated[str, about("Its version at that server. Empty: the server chooses.")] = ""
     timeout_s: Annotated[
-        float, about("Longest wait for that server's answer to one batch.", "s", gt=0, le=3600)
+        float,
+        about(
+            "Longest wait for the answer of that server, or of the copy's, to one batch.", "s", gt=0, le=3600
+        ),
     ] = 30.0
     token_file: Annotated[
         str,
@@ -197,6 +192,11 @@ class Reference(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     copy: Copy = Copy()
+
+    @property
+    def is_torchscript(self) -> bool:
+        """Whether `path` is TorchScript: what runtime `torch` takes that is neither a program nor weights."""
+        return not self.factory and not self.path.endswith(PROGRAM)
 
     def where(self, model: str) -> str:
         """Return where the reference of `model` is: a file, or a model at a server."""
@@ -258,15 +258,6 @@ class Recheck(Section, frozen=True, kw_only=True):
             "version would be taken for noise."
         ),
     ] = ()
-    max_per_s: Annotated[
-        float,
-        about(
-            "Most requests per second from each worker, whatever `shadow.noise_share` is.",
-            "1/s",
-            gt=0,
-            le=100,
-        ),
-    ] = 0.2
     model: Annotated[str, about("Its name there. Empty: as models.name.")] = ""
     model_version: Annotated[str, about("Its version there. Empty: the server chooses.")] = ""
     token_file: Annotated[
@@ -295,7 +286,43 @@ class Model(Section, frozen=True, kw_only=True):
         str, about("Output tensor to compare. Empty: the first that candidate and reference have in common.")
     ] = ""
     output_kind: Annotated[OutputKind, about("`logits` or `probabilities`.")] = OutputKind.LOGITS
-    top_k: Annotated[int, about("How many of the top classes are compared as a set.", ge=1, le=100)] = 5
+    tolerance: Annotated[
+        float | None,
+        about(
+            "An item flips when its error exceeds this. Regression and `tensor`: relative error, 0.05 if it is not "
+            "given. Embedding: cosine distance, 0.05. Segmentation: share of the pixels, 0.02."
+        ),
+    ] = None
+    threshold: Annotated[
+        float | tuple[float, ...] | None,
+        about(
+            "Multilabel: probability above which a label is assigned, or a list with one for each label; 0.5 if it is "
+            "not given. Detection: least score of an object, 0.3; a partner may have half of it, so that a score that "
+            "rounding moves across the threshold is not a new object."
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        about(
+            "How many of the first places are compared. Classification: as a set, 5 if it is not given. Ranking: 10; "
+            "0 means all."
+        ),
+    ] = None
+    interest: Annotated[
+        tuple[str | int, ...],
+        about(
+            "Classification and multilabel: classes of interest, by name in `labels` or by number from 0. Flips into "
+            "and out of them are reported as `gained` and `lost`."
+        ),
+    ] = ()
+    background: Annotated[
+        int,
+        about(
+            "Detection: the class that means no object. Segmentation: the class whose pixels are ignored where both "
+            "sides have it. -1: none.",
+            ge=-1,
+        ),
+    ] = -1
     embedding: Annotated[
         str,
         about(
@@ -342,15 +369,18 @@ class Model(Section, frozen=True, kw_only=True):
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
     recheck: Recheck = Recheck()
-    classification: Classification = Classification()
-    multilabel: Multilabel = Multilabel()
     regression: Regression = Regression()
-    vectors: Vectors = Vectors()
     ranking: Ranking = Ranking()
     detection: Detection = Detection()
     segmentation: Segmentation = Segmentation()
     tensor: RawTensor = RawTensor()
     generation: Generation = Generation()
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The thresholds of labels: one for all of them, or one for each."""
+        given = 0.5 if self.threshold is None else self.threshold
+        return given if isinstance(given, tuple) else (given,)
 
 
 class Slice(Section, frozen=True, kw_only=True):

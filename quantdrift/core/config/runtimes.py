@@ -12,7 +12,6 @@ from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.models import Model, Reference, Runtime
 from quantdrift.core.tasks import Task
 
-PROGRAM: Final = ".pt2"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 _MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_point"})
 _EVERYWHERE: Final = frozenset(
@@ -20,13 +19,13 @@ _EVERYWHERE: Final = frozenset(
 )
 # Of text nothing is mapped.
 _OF_TEXT: Final = (_EVERYWHERE - _MAPPING) | {"copy"}
-_OF_SERVER: Final = ("model", "timeout_s", "token_file")
+_OF_SERVER: Final = ("model", "token_file")
 _FILE: Final = frozenset({"path"})
 _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file", "canary_interval_s"})
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
     {
         Runtime.ONNX: _EVERYWHERE | _FILE,
-        Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "torchscript", "compile", "buckets", "cuda_graphs"},
+        Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "compile", "buckets", "cuda_graphs"},
         Runtime.OIP_HTTP: _EVERYWHERE | _SERVER,
         Runtime.OIP_GRPC: _EVERYWHERE | _SERVER,
         Runtime.TRANSFORMERS: _OF_TEXT | _FILE,
@@ -126,27 +125,24 @@ def _copy(model: Model, reference: Reference) -> Iterator[str]:
 
 
 def _torch(model: Model, reference: Reference) -> Iterator[str]:
-    if reference.factory and reference.torchscript:
-        yield "`factory` and `torchscript` exclude each other"
-        return
     name = PurePath(reference.path).name
     if reference.factory:
         if not name.endswith(WEIGHTS):
             yield f"the weights of a `factory` are a file {' or '.join(f'*{end}' for end in WEIGHTS)}"
-    elif not reference.torchscript and not name.endswith(PROGRAM):
+    elif name.endswith((".onnx", *WEIGHTS)):
         yield (
-            "runtime `torch` takes an exported program (*.pt2), a `factory` with safetensors weights, or TorchScript "
-            "with `torchscript = true`"
+            "runtime `torch` takes an exported program (*.pt2), safetensors weights with a `factory`, or TorchScript"
         )
+        return
     if list(reference.buckets) != sorted(set(reference.buckets)):
         yield "`buckets` must rise"
     if reference.buckets and not model.batched:
         yield "`buckets` are numbers of items in a batch, and `models.batched` says that there are none"
     if reference.cuda_graphs and not reference.buckets:
         yield "`cuda_graphs` are captured for each of the `buckets`: give some"
-    if reference.torchscript and reference.compile:
+    if reference.is_torchscript and reference.compile:
         yield "TorchScript cannot be compiled with torch.compile: take `compile` away, or export the model"
-    if reference.factory or reference.torchscript:
+    if reference.factory or reference.is_torchscript:
         yield from _told(model)
 
 

@@ -20,11 +20,8 @@ from quantdrift.core.config.section import GIB, KIB, MIB, Section
 from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, Storage, Stream
 from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
-    Clusters,
-    Discovery,
     Monitor,
     Provider,
-    Report,
     Shadow,
     Telemetry,
 )
@@ -36,10 +33,8 @@ __all__ = [
     "MIB",
     "Budget",
     "Capture",
-    "Clusters",
     "Config",
     "Copy",
-    "Discovery",
     "Generation",
     "Intake",
     "Model",
@@ -50,7 +45,6 @@ __all__ = [
     "Recheck",
     "Reference",
     "ReferenceInput",
-    "Report",
     "Runtime",
     "Sampling",
     "Shadow",
@@ -73,10 +67,7 @@ class Config(Section, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()
-    discovery: Discovery = Discovery()
     telemetry: Telemetry = Telemetry()
-    report: Report = Report()
-    clusters: Clusters = Clusters()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 

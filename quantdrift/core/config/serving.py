@@ -81,28 +81,6 @@ class Storage(Section, frozen=True, kw_only=True):
     dsn_file: Annotated[
         str, about("File with the Postgres address (postgresql://...). Empty: the variable QUANTDRIFT_DSN.")
     ] = ""
-    ca_file: Annotated[
-        str,
-        about(
-            "CA certificates (PEM) that verify the server; sslmode is verify-full then, unless "
-            "the address sets it. Empty: sslrootcert in the address, or the system's."
-        ),
-    ] = ""
-    certificate_file: Annotated[
-        str,
-        about("Client certificate (PEM); requires TLS. Empty: sslcert in the address, or none."),
-    ] = ""
-    key_file: Annotated[
-        str,
-        about(
-            "Key (PEM, no passphrase) of the client certificate. Empty: sslkey in the address, or "
-            "it is in certificate_file."
-        ),
-    ] = ""
-    pool_size: Annotated[int, about("Connections of each process.", ge=2, le=64)] = 4
-    statement_timeout_s: Annotated[
-        float, about("Postgres cancels a statement that takes longer.", "s", gt=0)
-    ] = 30.0
     retention_days: Annotated[
         int,
         about(
@@ -112,14 +90,6 @@ class Storage(Section, frozen=True, kw_only=True):
     quarantine_days: Annotated[
         int, about("How long the payload of a quarantined exchange is kept.", "days", ge=1)
     ] = 1
-    superseded_days: Annotated[
-        int,
-        about(
-            "How long replaced baselines and detectors keep their content; at least retention_days.",
-            "days",
-            ge=2,
-        ),
-    ] = 90
 
 
 class Sidecar(Section, frozen=True, kw_only=True):
@@ -131,9 +101,6 @@ class Sidecar(Section, frozen=True, kw_only=True):
     ] = "0.0.0.0:8000"
     backend: Annotated[str, about("Address of the inference server, HOST:PORT.")] = "127.0.0.1:8001"
     admin: Annotated[str, about("Address of /livez, /readyz and /metrics, HOST:PORT.")] = "0.0.0.0:9464"
-    source: Annotated[
-        str, about("Name of this sidecar in the database. Empty: POD_NAME, or the host name.")
-    ] = ""
     workers: Annotated[
         int,
         about("Relay processes that share the port: one for each core that may be used.", ge=1, le=32),
@@ -296,14 +263,6 @@ class Sampling(Section, frozen=True, kw_only=True):
             "as one observation. Empty: each request is sampled by itself."
         ),
     ] = ""
-    paused: Annotated[bool, about("Capture nothing. Counting continues.")] = False
-    central: Annotated[
-        bool,
-        about(
-            "Follow the monitor's sampling policy when there is one. Otherwise the rates of this "
-            "section apply."
-        ),
-    ] = True
     replays_per_s: Annotated[
         float,
         about(

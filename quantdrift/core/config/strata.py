@@ -37,7 +37,7 @@ class Strata(msgspec.Struct, frozen=True, kw_only=True):
 def header_strata(config: Config) -> Strata:
     """Return the header strata of `config`, in order.
 
-    Slices add to them where the monitor makes policies (`sampling.central` with `sampling.replays_per_s` above 0). A
+    Slices add to them where the monitor makes policies (`sampling.replays_per_s` above 0). A
     value adds none where a stratum written by hand takes it whole, where `capture.hmac` hashes the header, or where
     the relay and the decoder could read it differently: not in ASCII, or so long that it is cut. The result is the
     same for a configuration that has been through `with_strata`.
@@ -45,7 +45,7 @@ def header_strata(config: Config) -> Strata:
     sampling = config.sampling
     strata = list(sampling.header_strata)
     left_out: list[str] = []
-    if sampling.central and sampling.replays_per_s > 0:
+    if sampling.replays_per_s > 0:
         for header, value in _declared(config):
             if any(_takes_whole(stratum, header, value) for stratum in strata):
                 continue

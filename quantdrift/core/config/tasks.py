@@ -10,44 +10,6 @@ from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.tasks import Task
 
-Interest = tuple[str | int, ...]
-
-
-class Classification(Section, frozen=True, kw_only=True):
-    """For a classifier (`task = "classification"`)."""
-
-    interest: Annotated[
-        Interest,
-        about(
-            "Classes of interest, by name in `labels` or by number from 0: flips into and out of "
-            "them are reported as `gained` and `lost` in a comparison's detail."
-        ),
-    ] = ()
-
-
-class Multilabel(Section, frozen=True, kw_only=True):
-    """For a multi-label classifier (`task = "multilabel"`)."""
-
-    threshold: Annotated[
-        float | tuple[float, ...],
-        about(
-            "Probability above which a label is assigned, between 0 and 1: one for all labels, or "
-            "a list with one for each."
-        ),
-    ] = 0.5
-    interest: Annotated[
-        Interest,
-        about(
-            "Labels of interest, by name in `labels` or by number from 0: they are reported as "
-            "`gained` and `lost` in a comparison's detail."
-        ),
-    ] = ()
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """The thresholds as a list: of one entry, which is for all labels, or of one for each."""
-        return self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
-
 
 class Regression(Section, frozen=True, kw_only=True):
     """For a model that predicts numbers (`task = "regression"`)."""
@@ -60,9 +22,6 @@ class Regression(Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 1e-3
-    tolerance: Annotated[
-        float, about("An item flips when an output's relative error exceeds this.", gt=0)
-    ] = 0.05
     quantiles: Annotated[
         tuple[float, ...],
         about(
@@ -72,34 +31,9 @@ class Regression(Section, frozen=True, kw_only=True):
     ] = ()
 
 
-class Vectors(Section, frozen=True, kw_only=True):
-    """For a model that gives embeddings (`task = "embedding"`). `models.embedding` is another thing."""
-
-    tolerance: Annotated[
-        float, about("An item flips when the cosine distance, 0 to 2, exceeds this.", gt=0, le=2)
-    ] = 0.05
-    neighbours: Annotated[
-        int,
-        about(
-            "How many nearest vectors of the reference are looked up for each side; the share in "
-            "common is reported.",
-            ge=1,
-            le=100,
-        ),
-    ] = 10
-
-
 class Ranking(Section, frozen=True, kw_only=True):
     """For a model that scores things to be ranked (`task = "ranking"`)."""
 
-    top_k: Annotated[
-        int,
-        about(
-            "NDCG loss and overlap are of the first so many places. 0: of all.",
-            ge=0,
-            le=100_000,
-        ),
-    ] = 10
     padding: Annotated[
         float,
         about(
@@ -107,15 +41,6 @@ class Ranking(Section, frozen=True, kw_only=True):
             "both sides. Minus infinity always is."
         ),
     ] = -1e9
-    persistence: Annotated[
-        float,
-        about(
-            "Of rank-biased overlap: the probability that a reader goes on to the next place. At "
-            "0.9 the first ten places have 86 % of the weight.",
-            gt=0,
-            lt=1,
-        ),
-    ] = 0.9
 
 
 class RawTensor(Section, frozen=True, kw_only=True):
@@ -125,9 +50,6 @@ class RawTensor(Section, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Outputs to compare; the worst one counts. Empty: that of `models.output`."),
     ] = ()
-    tolerance: Annotated[
-        float, about("An item flips when the relative error of an output exceeds this.", gt=0, lt=1)
-    ] = 0.05
     element_type: Annotated[
         str,
         about(
@@ -218,12 +140,19 @@ class Generation(Section, frozen=True, kw_only=True):
     ] = 10.0
 
 
+SHARED: Final[Mapping[str, frozenset[Task]]] = MappingProxyType(
+    {
+        "tolerance": frozenset({Task.REGRESSION, Task.EMBEDDING, Task.SEGMENTATION, Task.TENSOR}),
+        "threshold": frozenset({Task.MULTILABEL, Task.DETECTION}),
+        "top_k": frozenset({Task.CLASSIFICATION, Task.RANKING}),
+        "interest": frozenset({Task.CLASSIFICATION, Task.MULTILABEL}),
+        "background": frozenset({Task.DETECTION, Task.SEGMENTATION}),
+    }
+)
+"""The options of `[[models]]` that belong to several tasks, and to which."""
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
-        "classification": (Task.CLASSIFICATION, Classification),
-        "multilabel": (Task.MULTILABEL, Multilabel),
         "regression": (Task.REGRESSION, Regression),
-        "vectors": (Task.EMBEDDING, Vectors),
         "ranking": (Task.RANKING, Ranking),
         "detection": (Task.DETECTION, Detection),
         "segmentation": (Task.SEGMENTATION, Segmentation),

@@ -35,17 +35,10 @@ class Column(StrEnum):
 class Detection(Section, frozen=True, kw_only=True):
     """For an object detector (`task = "detection"`): where its outputs are, and which objects are the same."""
 
-    detections: Annotated[
-        str,
-        about(
-            "Output with one row for each object, as `columns` describes. Empty, with `boxes` "
-            "empty: `models.output`."
-        ),
-    ] = ""
     columns: Annotated[
         tuple[Column, ...],
         about(
-            "Columns of that output: four `box`, one `score`, and optionally one `class` and one "
+            "Columns of the output with one row for each object, if there are no `boxes`: four `box`, one `score`, and optionally one `class` and one "
             "`item`, the item's number in the batch if one table holds the rows of all items; `-` "
             "is ignored."
         ),
@@ -73,19 +66,6 @@ class Detection(Section, frozen=True, kw_only=True):
     activation: Annotated[
         Activation, about("What turns scores into probabilities: `none`, `sigmoid` or `softmax`.")
     ] = Activation.NONE
-    background: Annotated[int, about("The class that means no object. -1: none.", ge=-1)] = -1
-    score_threshold: Annotated[
-        float,
-        about(
-            "Objects with at least this score count. A partner may have half of it, so that a "
-            "score that rounding moves across the threshold is not a new object.",
-            ge=0,
-            le=1,
-        ),
-    ] = 0.3
-    iou: Annotated[
-        float, about("Two boxes can be the same object from this intersection over union on.", gt=0, le=1)
-    ] = 0.5
 
     @property
     def item_column(self) -> int | None:
@@ -106,17 +86,6 @@ class Segmentation(Section, frozen=True, kw_only=True):
             le=3,
         ),
     ] = 1
-    ignore: Annotated[
-        int,
-        about(
-            "Class that is no class of its own, such as the background: pixels where both sides "
-            "have it are ignored. Negative class numbers are the same. -1: only these.",
-            ge=-1,
-        ),
-    ] = -1
-    tolerance: Annotated[
-        float, about("An item flips when more than this share of its pixels has another class.", ge=0, lt=1)
-    ] = 0.02
     boundary: Annotated[
         int, about("How far a boundary may be off and still count as found.", "pixels", ge=0, le=20)
     ] = 2

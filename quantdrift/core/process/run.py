@@ -5,8 +5,15 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from typing import Final
 
 _LOG = logging.getLogger(__name__)
+
+GRACE_S: Final = 25.0
+"""Time of a shadow worker or monitor from SIGTERM to its end: below the 30 s that Kubernetes gives by default."""
+TURN_S: Final = 0.5
+"""Pause of the monitor between two looks at new results: short beside the time in which a drift is found, and one small
+query."""
 
 
 class Stop:

@@ -26,7 +26,7 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
     Parameters
     ----------
     sampling
-        The configured rates; all header rates become 0 while sampling is paused.
+        The configured rates.
     now_s
         Seconds since 1970, UTC.
     """
@@ -35,12 +35,11 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
 
 def policy_of(sampling: Sampling, epoch: str) -> Policy:
     """Return the policy of a named epoch of this configuration."""
-    off = 0.0 if sampling.paused else 1.0
     header = (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
     body = (*sampling.body_strata, BodyStratum(name="default", rate=sampling.body_rate))
     return Policy(
         epoch=epoch,
-        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * off) for s in header),
+        header_strata=header,
         body_strata=body,
     )
 
@@ -67,6 +66,6 @@ def uniform(key: bytes, salt: bytes) -> float:
 def digest(sampling: Sampling) -> str:
     """Return a digest of the rates, for the names of epochs."""
     rates = msgspec.json.encode(
-        [sampling.paused, sampling.rate, sampling.header_strata, sampling.body_rate, sampling.body_strata]
+        [sampling.rate, sampling.header_strata, sampling.body_rate, sampling.body_strata]
     )
     return hashlib.blake2b(rates, digest_size=6).hexdigest()

@@ -84,7 +84,7 @@ class SelfNoise(msgspec.Struct, frozen=True, kw_only=True):
     budget
         The accepted mean.
     exceeds
-        Whether it is more than `monitor.noise_bound` of the budget: the version's slices are then `unknown`.
+        Whether it is more than `NOISE_BOUND` of the budget: the version's slices are then `unknown`.
     """
 
     metric: str

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Budget, Discovery
+from quantdrift.core.config.schema import Budget
 from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Policy
 from quantdrift.core.slices import SliceKey, slice_of
@@ -17,6 +17,7 @@ from quantdrift.drift.discovery.confirmation import N_BETS, Trial
 from quantdrift.drift.discovery.items import Items
 from quantdrift.drift.discovery.search import SAME, Found, overlap
 from quantdrift.drift.watch import SignalKey
+from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.fold.groups import cap_of, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
@@ -117,7 +118,7 @@ def with_traffic(
 
 
 def decide(
-    rows: Sequence[DiscoveryRow], retiring: Mapping[int, str], now: datetime, limits: Discovery
+    rows: Sequence[DiscoveryRow], retiring: Mapping[int, str], now: datetime, limits: DiscoveryLimits = LIMITS
 ) -> tuple[list[StoredRow], dict[str, int]]:
     """Return the discoveries after retirements, expiries and confirmations, and per model how many wait for a place.
 
@@ -130,7 +131,7 @@ def decide(
     retiring
         The reason to retire a confirmed slice, by the id of the discovery; empty: it is not retired.
     limits
-        The option `most_slices`.
+        For `most_slices`.
     """
     found = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
@@ -147,7 +148,9 @@ def decide(
             found[place] = _confirmed(row, now)
         elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
             found[place] = _ended(
-                row, now, f"no place among discovery.most_slices became free within {EXPIRE_DAYS} days"
+                row,
+                now,
+                f"no place among the {limits.most_slices} monitored slices became free within {EXPIRE_DAYS} days",
             )
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1

@@ -15,12 +15,13 @@ from quantdrift.core.clusters import (
     MOST_IDS,
     MOST_VECTORS,
     NOVELTY_KEY,
+    NOVELTY_QUANTILE,
     Clustering,
     space_of,
 )
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process.run import Stop
+from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
 from quantdrift.storage.database import Database
@@ -36,6 +37,8 @@ from quantdrift.storage.slices.clusters import (
 )
 
 LOOK_EVERY: Final = timedelta(minutes=10)
+REFIT_EVERY: Final = timedelta(days=7)
+"""Time between two fits of the monitor: a whole week, so that no day of the week counts more than another."""
 MONITOR: Final = "monitor"
 _CONNECTIONS: Final = 2
 _LOG = logging.getLogger(__name__)
@@ -71,7 +74,6 @@ class ClusterFits:
     ) -> None:
         self._least_vectors = least_vectors
         self._config = config
-        self._storage = msgspec.structs.replace(config.storage, pool_size=_CONNECTIONS)
         self._dsn = dsn
         self._clock = clock
         self._stop = stop
@@ -79,7 +81,7 @@ class ClusterFits:
         self._looked_at: datetime | None = None
 
     async def turn(self) -> None:
-        """Refit what is due, at most every `LOOK_EVERY`, then wait for `monitor.interval_s`.
+        """Refit what is due, at most every `LOOK_EVERY`, then wait for `TURN_S`.
 
         Raises
         ------
@@ -88,18 +90,18 @@ class ClusterFits:
         """
         now = self._clock.now()
         lately = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
-        if self._config.clusters.enabled and self._leads() and not lately:
+        if self._leads() and not lately:
             self._looked_at = now  # set first: after an error the database must not be read in a tight loop
             try:
                 await asyncio.to_thread(self._in_thread, now)
             except RetryError:
                 self._looked_at = None
                 raise
-        await self._stop.wait(self._config.monitor.interval_s)
+        await self._stop.wait(TURN_S)
 
     def _in_thread(self, now: datetime) -> None:
         async def in_a_loop_of_its_own() -> None:
-            async with Database(self._dsn, self._storage) as database:
+            async with Database(self._dsn, pool_size=_CONNECTIONS) as database:
                 await refit_due(self._config, database, now, least_vectors=self._least_vectors)
 
         asyncio.run(in_a_loop_of_its_own())
@@ -152,15 +154,11 @@ def due(
     least_vectors
         With fewer vectors nothing is fitted.
     """
-    clusters = config.clusters
-    if not clusters.refit_days:
-        return []
-    every = timedelta(days=clusters.refit_days)
     return [
         space
         for space in configured(config, there)
         if space.n_vectors >= least_vectors
-        and (space.fitted_at is None or now - space.fitted_at >= every)
+        and (space.fitted_at is None or now - space.fitted_at >= REFIT_EVERY)
         and (space.fitted_to is None or space.last_at > space.fitted_to)
     ]
 
@@ -174,6 +172,7 @@ async def refit(
     anew: bool = False,
     dry_run: bool = False,
     most_ids: int = MOST_IDS,
+    quantile: float = NOVELTY_QUANTILE,
 ) -> Fitted:
     """Fit a space and store the clustering; no transaction is open during the fit, which blocks its event loop.
 
@@ -187,6 +186,8 @@ async def refit(
         Store nothing.
     most_ids
         Largest id that may be given to a cluster.
+    quantile
+        Quantile of the distances to a cluster beyond which an input is novel.
 
     Raises
     ------
@@ -206,7 +207,7 @@ async def refit(
         version, next_id = await used(connection, space.model)
     naming = _naming(config, space, version + 1, next_id, most_ids)
     try:
-        fitted = _fit(config, vectors, naming, previous)
+        fitted = _fit(vectors, naming, previous, n_clusters=config.monitor.n_clusters, quantile=quantile)
     except ValueError as error:
         raise OperatorError(
             f"the learned slices of {space.model} cannot be fitted in `{space.space}`: {error}"
@@ -249,7 +250,9 @@ def _naming(config: Config, space: Space, version: int, next_id: int, most_ids: 
     )
 
 
-def _fit(config: Config, vectors: Vectors, naming: Naming, previous: Clustering | None) -> Fitted:
+def _fit(
+    vectors: Vectors, naming: Naming, previous: Clustering | None, *, n_clusters: int, quantile: float
+) -> Fitted:
     return fit_clusters(
         Sample(
             vectors=vectors.vectors,
@@ -259,8 +262,8 @@ def _fit(config: Config, vectors: Vectors, naming: Naming, previous: Clustering 
             attributes=vectors.attributes,
         ),
         naming,
-        n_clusters=config.clusters.n_clusters,
-        quantile=config.clusters.novelty_quantile,
+        n_clusters=n_clusters,
+        quantile=quantile,
         previous=previous,
         seed=naming.version,
     )

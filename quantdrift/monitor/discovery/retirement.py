@@ -1,10 +1,10 @@
 """The decision to retire a confirmed discovered slice, with its reason as text. Pure.
 
-A slice is **quiet** when over the last `discovery.retire_days`
+A slice is **quiet** when over the last `retire_days`
 
 1. it has been monitored all the time, no alert of it was open, and no evidence is growing against it now;
 2. for flips and for the capped divergence, where it has any, the upper bound of its mean is not above
-   `max(budget, discovery.least_ratio * mean of the rest of the traffic)`, the level that a candidate must be shown to
+   `max(budget, least_ratio * mean of the rest of the traffic)`, the level that a candidate must be shown to
    exceed;
 3. no candidate version on its own is shown to be above that level.
 
@@ -21,13 +21,14 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.config.schema import Budget, Config, Discovery
+from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric
 from quantdrift.core.slices import is_declared
 from quantdrift.drift.discovery.confirmation import null_mean
 from quantdrift.drift.evidence.bound import upper_bound
+from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of
 from quantdrift.monitor.fold.verdict import UNDECIDED_FROM
 from quantdrift.storage.schema.slice_tables import Status
@@ -46,6 +47,7 @@ def reason_to_retire(
     now: datetime,
     *,
     compared: bool,
+    limits: DiscoveryLimits = LIMITS,
 ) -> str:
     """Return the reason to retire a confirmed slice, as text; empty where there is none.
 
@@ -54,7 +56,7 @@ def reason_to_retire(
     row
         A confirmed slice.
     watched
-        Its sums over the last `discovery.retire_days`; None where nothing was compared.
+        Its sums over the last `retire_days`; None where nothing was compared.
     budget
         Budget of the model.
     compared
@@ -66,15 +68,15 @@ def reason_to_retire(
         return "declared: the configuration declares this slice, which is still watched and needs no place"
     if compared and now - max(row.seen_at or row.frozen_at, since) >= UNSEEN:
         return f"unseen: nothing was compared in it for {UNSEEN.days} days"
-    period = timedelta(days=config.discovery.retire_days)
+    period = timedelta(days=limits.retire_days)
     if not period or now - since < period or watched is None:
         return ""
     if watched.alerted or watched.evidence_ratio >= UNDECIDED_FROM:
         return ""
-    texts = [_quiet(metric, watched.versions, budget, config.discovery) for metric in WATCHED]
+    texts = [_quiet(metric, watched.versions, budget, limits) for metric in WATCHED]
     if not any(texts) or None in texts:
         return ""
-    return f"quiet for {config.discovery.retire_days} days: " + "; ".join(one for one in texts if one)
+    return f"quiet for {limits.retire_days} days: " + "; ".join(one for one in texts if one)
 
 
 def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow:
@@ -96,7 +98,12 @@ def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow
 
 
 def restored(
-    row: DiscoveryRow, rows: Sequence[DiscoveryRow], limits: Discovery, now: datetime, reason: str
+    row: DiscoveryRow,
+    rows: Sequence[DiscoveryRow],
+    now: datetime,
+    reason: str,
+    *,
+    limits: DiscoveryLimits = LIMITS,
 ) -> StoredRow:
     """Return a retired discovery as restored by a person.
 
@@ -128,8 +135,8 @@ def restored(
     taken = sum(one.status is Status.CONFIRMED and one.model == row.model for one in rows)
     if taken >= limits.most_slices:
         raise OperatorError(
-            f"{taken} discovered slices of {row.model} are monitored, which is discovery.most_slices:"
-            " retire another one first, or raise it"
+            f"{taken} discovered slices of {row.model} are monitored, and there is no place for more:"
+            " retire another one first"
         )
     return StoredRow(
         row=msgspec.structs.replace(back, status=Status.CONFIRMED, confirmed_at=now),
@@ -137,7 +144,9 @@ def restored(
     )
 
 
-def _quiet(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: Discovery) -> str | None:
+def _quiet(
+    metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: DiscoveryLimits
+) -> str | None:
     """Return as text that a metric is quiet; empty where the slice does not have it, None where that is not shown."""
     cap, accepted = cap_of(metric, budget), budget_of(metric, budget)
     seen = [one for one in versions if one.inside.weight_of(metric) > 0]

@@ -1,6 +1,6 @@
 """A round of discovery: test candidates on new traffic, retire quiet slices, and search the newest traffic.
 
-It reads at most `discovery.most_rows` items per version for the tests and as many for the search. Its changes are
+It reads at most `DiscoveryLimits.most_rows` items per version for the tests and as many for the search. Its changes are
 written in one transaction, and only if no other round was written in the meantime.
 """
 
@@ -21,6 +21,7 @@ from quantdrift.drift.discovery.search import N_BINS, GivenUpError, Limits, Sear
 from quantdrift.drift.evidence.interval import along
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
+from quantdrift.monitor.discovery.limits import LIMITS, DiscoveryLimits
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import WATCHED, budget_of
 from quantdrift.storage.database import Database
@@ -112,6 +113,7 @@ async def discover(
     give_up: Callable[[], bool] = lambda: False,
     dry_run: bool = False,
     most_candidates: int = MOST_CANDIDATES,
+    limits: DiscoveryLimits = LIMITS,
 ) -> Round:
     """Test the candidates, search for more, and store what changed.
 
@@ -133,9 +135,9 @@ async def discover(
     """
     async with database.begin() as connection:
         state = await load_state(connection, now)
-        since = now - timedelta(days=config.discovery.retire_days)
+        since = now - timedelta(days=limits.retire_days)
         watched = await watched_slices(connection, since)
-    work = _Work(database, config, state, now, give_up, most_candidates=most_candidates)
+    work = _Work(database, config, state, now, give_up, most_candidates=most_candidates, limits=limits)
     after_tests = await work.test()
     compared = {version.model for version in state.versions}
     retiring = {
@@ -146,15 +148,16 @@ async def discover(
             config.budget(row.model),
             now,
             compared=row.model in compared,
+            limits=limits,
         )
         for row in after_tests
         if row.status is Status.CONFIRMED
     }
-    stored, waiting = decide(after_tests, retiring, now, config.discovery)
+    stored, waiting = decide(after_tests, retiring, now, limits)
     discoveries = [one.row for one in stored]
     searches = [await work.search(version, discoveries) for version in state.versions]
     elapsed_s = (now - state.searched_at).total_seconds() if state.searched_at else EVERY_S
-    allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
+    allowed = allowance(config.monitor.pages_per_30_days, elapsed_s)
     new, left = _freeze(config, discoveries, searches, allowed, now, most_candidates=most_candidates)
     for model, count in left.items():
         waiting[model] = waiting.get(model, 0) + count
@@ -198,9 +201,11 @@ class _Work:
         give_up: Callable[[], bool],
         *,
         most_candidates: int,
+        limits: DiscoveryLimits,
     ) -> None:
         self._database, self._config, self._state = database, config, state
         self._now, self._give_up, self._most_candidates = now, give_up, most_candidates
+        self._limits = limits
         self.unknown: dict[str, int] = {}
 
     async def test(self) -> list[DiscoveryRow]:
@@ -232,7 +237,7 @@ class _Work:
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
         """Return the search of the newest traffic of `version`."""
-        limits, budget = self._config.discovery, self._config.budget(version.model)
+        limits, budget = self._limits, self._config.budget(version.model)
         of_model = [row for row in discoveries if row.model == version.model]
         # A discovery that has ended but is declared is still watched.
         slices = [
@@ -262,7 +267,7 @@ class _Work:
     async def _rows(
         self, version_id: int, candidates: list[DiscoveryRow], until: datetime
     ) -> tuple[list[ComparisonRow], dict[int, Policy]]:
-        most = self._config.discovery.most_rows
+        most = self._limits.most_rows
         window = Window(version_id=version_id, begin=min(row.tested_at for row in candidates), end=until)
         rows: list[ComparisonRow] = []
         async with self._database.begin() as connection:
@@ -277,7 +282,7 @@ class _Work:
             return rows, await policies_of(connection, {row.policy_id for row in rows})
 
     async def _items(self, version: SearchedVersion, cap: float, used: set[str]) -> Items:
-        limits = self._config.discovery
+        limits = self._limits
         window = Window(version_id=version.id, begin=self._now - timedelta(days=SEARCH_DAYS), end=self._now)
         choice = Choice(limits.least_share, N_BINS, used)
         async with self._database.begin() as connection:

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
-import msgspec
-
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
-from quantdrift.core.process.run import Stop
+from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.round import EVERY_S, LIMIT_S, Round, discover
@@ -63,16 +61,16 @@ class Discoverer:
         self._overflow = telemetry.counter(DISCOVERY_OVERFLOW)
 
     async def turn(self) -> None:
-        """Run a round if one is due, then wait for `monitor.interval_s`.
+        """Run a round if one is due, then wait for `TURN_S`.
 
         Raises
         ------
         RetryError, OperatorError
             As `discover`.
         """
-        if self._config.discovery.enabled and self._leads() and await self._due():
+        if self._config.monitor.discovery and self._leads() and await self._due():
             await self._round()
-        await self._stop.wait(self._config.monitor.interval_s)
+        await self._stop.wait(TURN_S)
 
     async def _due(self) -> bool:
         now = self._clock.now()
@@ -90,7 +88,9 @@ class Discoverer:
         except GivenUpError:
             if not self._stop.is_set():
                 _LOG.warning(
-                    "the search for slices did not end within %g s: lower discovery.most_rows", LIMIT_S
+                    "the search for slices did not end within %g s: give the monitor more CPU, or set "
+                    "monitor.discovery = false",
+                    LIMIT_S,
                 )
             self._due_at = now + self._every()
             return
@@ -104,14 +104,9 @@ class Discoverer:
 
     def _in_thread(self, now: datetime) -> Round:
         ends_s = self._clock.monotonic_s() + LIMIT_S
-        storage = msgspec.structs.replace(
-            self._config.storage,
-            pool_size=_CONNECTIONS,
-            statement_timeout_s=max(self._config.storage.statement_timeout_s, LIMIT_S),
-        )
 
         async def in_a_loop_of_its_own() -> Round:
-            async with Database(self._dsn, storage) as database:
+            async with Database(self._dsn, pool_size=_CONNECTIONS, statement_timeout_s=LIMIT_S) as database:
                 return await discover(
                     database,
                     self._config,

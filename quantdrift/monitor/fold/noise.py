@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -28,13 +28,15 @@ class NoiseSubject(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget
 
 
+NOISE_BOUND: Final = 0.5
+"""Share of a budget above which noise is too high: with more, most of what is measured may be noise."""
+
+
 class NoiseFloors:
     """The noise of reference and candidate, by version and metric, and the allowances and limits that follow from it.
 
     Parameters
     ----------
-    bound
-        `monitor.noise_bound`: the share of the budget above which noise is too high.
     rows
         The stored floors.
 
@@ -44,8 +46,7 @@ class NoiseFloors:
         Grows with every change of what `added` returns.
     """
 
-    def __init__(self, bound: float, rows: Iterable[FloorRow]) -> None:
-        self._bound = bound
+    def __init__(self, rows: Iterable[FloorRow]) -> None:
         self._rows: dict[_Key, FloorRow] = {_key(row): row for row in rows}
         self._dirty: set[_Key] = set()
         self._changes: list[NoiseChangeRow] = []
@@ -140,7 +141,7 @@ class NoiseFloors:
             high=high,
             added=added(before.added if before and known else 0.0, low, high, accepted),
             budget=accepted,
-            exceeds=exceeds(before is not None and before.exceeds, low, high, self._bound * accepted),
+            exceeds=exceeds(before is not None and before.exceeds, low, high, NOISE_BOUND * accepted),
             updated_us=at_us,
             fold_seq=fold_seq,
         )
@@ -156,7 +157,7 @@ class NoiseFloors:
                     exceeds=after.exceeds,
                     at_us=at_us,
                     fold_seq=fold_seq,
-                    details=_details(after, subject, noise, self._bound),
+                    details=_details(after, subject, noise, NOISE_BOUND),
                 )
             )
 

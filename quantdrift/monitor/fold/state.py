@@ -72,7 +72,7 @@ class FoldState:
             if stored.noise:
                 self.slices[stored.model_version_id, stored.slice_id].noise[signal] = stored.noise
         self.succession = VersionActivity(config.monitor.stale_after_s, self.slices.values())
-        self.noise = NoiseFloors(config.monitor.noise_bound, snapshot.floors)
+        self.noise = NoiseFloors(snapshot.floors)
         self._imported: dict[tuple[int, int, str], float] = {}
         self._n_imports = 0
         for row in snapshot.imported:

@@ -299,7 +299,7 @@ def forecast(
         requests = traffic.requests_per_s * share
         slices.append(_slice(key, share, requests, granted, study))
     if whole.rate == 0:
-        notes.append("nothing is sampled: check sampling.rate, sampling.body_rate and sampling.paused")
+        notes.append("nothing is sampled: check sampling.rate and sampling.body_rate")
     return Forecast(
         model=model.name,
         requests_per_s=traffic.requests_per_s,

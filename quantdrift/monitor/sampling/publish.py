@@ -15,7 +15,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
-from quantdrift.core.process.run import Stop
+from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.records import Policy
 from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
@@ -57,7 +57,7 @@ class PolicyMaker:
     Parameters
     ----------
     config
-        With `sampling.replays_per_s` 0, or without `sampling.central`, nothing is published.
+        With `sampling.replays_per_s` 0 nothing is published.
     leads
         Returns whether this process leads.
     look_s
@@ -108,12 +108,12 @@ class PolicyMaker:
             This program cannot read a detector state in the database.
         """
         sampling = self._config.sampling
-        if not (sampling.central and sampling.replays_per_s > 0):
+        if not sampling.replays_per_s:
             await self._stop.wait()
             return
         if not self._leads():
             self._lag = self._published_message = self._policy = self._summary = self._made_at = None
-            await self._stop.wait(self._config.monitor.interval_s)
+            await self._stop.wait(TURN_S)
             return
         await self.look()
         await self._stop.wait(self._look_s)

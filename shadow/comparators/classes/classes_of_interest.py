@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quantdrift.core.config.tasks import Interest
 from quantdrift.shadow.comparators.protocol import Flags
 from quantdrift.shadow.tensors.arrays import output_error
 
 
-def numbers_of(interest: Interest, labels: Sequence[str]) -> tuple[int, ...]:
+def numbers_of(interest: Sequence[str | int], labels: Sequence[str]) -> tuple[int, ...]:
     """Return the class numbers of interest; the configuration names them by number or by label."""
     return tuple(labels.index(one) if isinstance(one, str) else one for one in interest)
 

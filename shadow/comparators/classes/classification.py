@@ -78,6 +78,8 @@ def top_set(values: Values, k: int) -> Flags:
 Classes = npt.NDArray[np.int64]
 LN2 = float(np.log(2.0))
 # A softmax quantised to 8 bits is off by up to 1/512 per class, and has zeros; sums further off are not distributions.
+TOP_K = 5
+"""Top classes that are compared as a set where `models.top_k` is not given: the usual top-5."""
 SUM_TOLERANCE = 0.05
 ZERO_TOLERANCE = 1 / 512
 NEGATIVE_TOLERANCE = 1e-6

@@ -79,7 +79,7 @@ class MultilabelComparator:
         n_labels = pair.reference.shape[1]
         if len(self._thresholds) not in (1, n_labels):
             raise output_error(
-                f"models.multilabel.thresholds has {len(self._thresholds)} entries, but the output has {n_labels} labels"
+                f"models.threshold has {len(self._thresholds)} entries, but the output has {n_labels} labels"
             )
         q, *log_q = self._probabilities(pair.candidate, pair.candidate_finite, "candidate")
         p, *log_p = self._probabilities(pair.reference, pair.reference_finite, "reference")

@@ -25,7 +25,6 @@ Lengths and directions are computed with scaling, so that nothing overflows.
 
 import numpy as np
 
-from quantdrift.core.config.tasks import Vectors
 from quantdrift.shadow.comparators.numbers import pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vectors.neighbours import ROWS, Reservoir
@@ -64,7 +63,11 @@ ENOUGH = 10  # times k: with fewer vectors the nearest ones are not near
 
 
 RESERVOIR = 1024
-"""Last vectors of the reference, 4 bytes a dimension each: more than ten times the 100 neighbours that may be asked for."""
+"""Last vectors of the reference, 4 bytes a dimension each: a hundred times the neighbours that are looked up."""
+TOLERANCE = 0.05
+"""Cosine distance of a flip where `models.tolerance` is not given."""
+NEIGHBOURS = 10
+"""Vectors that are looked up for each side: as many as a search shows first."""
 
 
 class EmbeddingComparator:
@@ -72,14 +75,18 @@ class EmbeddingComparator:
 
     Parameters
     ----------
-    options
-        `models.vectors`: tolerance, and the search for neighbours.
+    tolerance
+        An item flips when the cosine distance, 0 to 2, exceeds this.
+    neighbours
+        How many nearest vectors of the reference are looked up for each side.
     reservoir
         Number of the reference's latest vectors among which neighbours are searched.
     """
 
-    def __init__(self, options: Vectors, *, reservoir: int = RESERVOIR) -> None:
-        self._options = options
+    def __init__(
+        self, *, tolerance: float = TOLERANCE, neighbours: int = NEIGHBOURS, reservoir: int = RESERVOIR
+    ) -> None:
+        self._tolerance, self._neighbours = tolerance, neighbours
         self._reservoir = Reservoir(reservoir)
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
@@ -107,7 +114,7 @@ class EmbeddingComparator:
         both = q_finite & p_finite
         q, p = direction(pair.candidate), direction(pair.reference)
         apart = distance(q, p)
-        flip = np.where(q_finite, apart > self._options.tolerance, True).astype(np.float64)
+        flip = np.where(q_finite, apart > self._tolerance, True).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = q_length / np.where(p_finite, p_length, 1.0)
         found = Divergences(
@@ -125,7 +132,7 @@ class EmbeddingComparator:
 
     def _overlap(self, q: Values, p: Values) -> Values:
         """Return the share of neighbours that both sides have in common : (items,)."""
-        k = self._options.neighbours
+        k = self._neighbours
         if not self._reservoir.fits(p) or len(self._reservoir) < ENOUGH * k:
             return np.full(len(p), np.nan)
         share = np.empty(len(p))

@@ -23,10 +23,13 @@ class MapReader:
         `models.segmentation`.
     output_kind
         Whether a score for one class is a logit or a probability.
+    background
+        Class that is ignored where both sides have it; -1: none.
     """
 
-    def __init__(self, options: Segmentation, output_kind: OutputKind) -> None:
+    def __init__(self, options: Segmentation, output_kind: OutputKind, background: int = -1) -> None:
         self._options = options
+        self._background = background
         self._kind = output_kind
         self._threshold = 0.0 if output_kind is OutputKind.LOGITS else 0.5
 
@@ -99,8 +102,8 @@ class MapReader:
             labels = _numbers(item.reshape(shape), side)
         if labels is None:
             return None
-        if self._options.ignore >= 0:
-            labels[labels == self._options.ignore] = IGNORED
+        if self._background >= 0:
+            labels[labels == self._background] = IGNORED
         return labels
 
     def _check(self, scores: Array, side: str) -> None:

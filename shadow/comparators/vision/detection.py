@@ -29,13 +29,16 @@ import numpy as np
 from quantdrift.core.config.vision import Detection
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vision.matching import Matching, match
-from quantdrift.shadow.comparators.vision.objects import ObjectReader, Objects
+from quantdrift.shadow.comparators.vision.objects import THRESHOLD, ObjectReader, Objects
 from quantdrift.shadow.tensors.arrays import Outputs, output_error
 
 # An assignment of more takes seconds, and so many objects are hardly a detector's final output.
 MOST_OBJECTS = 1_000
 _COUNTS = ("missed", "invented", "class_changed", "n_candidate", "n_reference", "borderline")
 _SHIFTS = ("box_shift", "centre_shift", "score_shift", "score_change")
+
+IOU = 0.5
+"""The usual limit, of PASCAL VOC and of panoptic quality: above it no box has two partners."""
 
 
 class DetectionComparator:
@@ -45,11 +48,19 @@ class DetectionComparator:
     ----------
     options
         `models.detection`.
+    threshold
+        Least score of an object.
+    background
+        The class that means no object; -1: none.
+    iou
+        Two boxes can be the same object from this intersection over union on.
     """
 
-    def __init__(self, options: Detection) -> None:
-        self._options = options
-        self._reader = ObjectReader(options)
+    def __init__(
+        self, options: Detection, *, threshold: float = THRESHOLD, background: int = -1, iou: float = IOU
+    ) -> None:
+        self._threshold, self._iou = threshold, iou
+        self._reader = ObjectReader(options, threshold=threshold, background=background)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -83,7 +94,7 @@ class DetectionComparator:
         for item, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if one is None or other is None:
                 continue
-            found = match(one, other, iou=self._options.iou, score_threshold=self._options.score_threshold)
+            found = match(one, other, iou=self._iou, score_threshold=self._threshold)
             divergence[item] = max(1.0 - found.quality, 0.0)
             flip[item] = found.missed + found.invented + found.class_changed > 0
             counts[:, item] = [getattr(found, name) for name in _COUNTS]
@@ -105,7 +116,7 @@ def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Obje
     most = max((len(one.scores) for one in (*candidate, *reference) if one is not None), default=0)
     if most > MOST_OBJECTS:
         raise output_error(
-            f"an item has {most} objects with at least half of `models.detection.score_threshold`, and at most "
+            f"an item has {most} objects with at least half of `models.threshold`, and at most "
             f"{MOST_OBJECTS} are matched: raise it, or name outputs after non-maximum suppression"
         )
 

@@ -38,6 +38,10 @@ class _Padded(msgspec.Struct, frozen=True, kw_only=True):
     classes: Values
 
 
+THRESHOLD = 0.3
+"""Least score of an object where `models.threshold` is not given."""
+
+
 class ObjectReader:
     """Reads a detector's outputs.
 
@@ -45,16 +49,21 @@ class ObjectReader:
     ----------
     options
         `models.detection`: the layout of the outputs.
+    threshold
+        Least score of an object.
+    background
+        The class that means no object; -1: none.
     """
 
-    def __init__(self, options: Detection) -> None:
+    def __init__(self, options: Detection, *, threshold: float = THRESHOLD, background: int = -1) -> None:
         self._options = options
+        self._threshold, self._background = threshold, background
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """The outputs to read; empty: the one that `models.output` selects."""
         options = self._options
-        named = (options.detections, options.boxes, options.scores, options.classes, options.count)
+        named = (options.boxes, options.scores, options.classes, options.count)
         return tuple(name for name in named if name)
 
     def read(self, outputs: Outputs, side: str) -> list[Objects | None]:
@@ -83,11 +92,11 @@ class ObjectReader:
         options = self._options
         found = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
         there = ~(found.scores <= 0) & ~(found.classes < 0)  # NaN is not padding
-        if options.background >= 0:
-            there &= found.classes != options.background
+        if self._background >= 0:
+            there &= found.classes != self._background
         finite = np.isfinite(found.boxes).all(axis=2) & np.isfinite(found.scores) & np.isfinite(found.classes)
         whole: Flags = np.asarray((finite | ~there).all(axis=1))
-        kept = there & finite & (found.scores >= options.score_threshold / 2)
+        kept = there & finite & (found.scores >= self._threshold / 2)
         return [
             Objects(
                 boxes=_corners(found.boxes[item, kept[item]], options.box_format),
@@ -156,13 +165,13 @@ class ObjectReader:
             return _activated(single, options.activation), np.zeros(shape)
         of_classes = _shaped(scores, (*shape, each), options.scores, side)
         chosen = of_classes
-        if 0 <= options.background < each:
-            chosen = np.delete(of_classes, options.background, axis=2)
+        if 0 <= self._background < each:
+            chosen = np.delete(of_classes, self._background, axis=2)
         # numpy treats NaN as the largest, so it is not lost.
         classes = chosen.argmax(axis=2)
         best = np.take_along_axis(chosen, classes[:, :, np.newaxis], axis=2)[:, :, 0].astype(np.float64)
-        if 0 <= options.background < each:
-            classes += classes >= options.background
+        if 0 <= self._background < each:
+            classes += classes >= self._background
         if options.activation is Activation.SOFTMAX:
             return _share(best, of_classes.astype(np.float64)), classes.astype(np.float64)
         return _activated(best, options.activation), classes.astype(np.float64)

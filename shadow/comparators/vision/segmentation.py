@@ -50,6 +50,10 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[int]
 
 
+TOLERANCE = 0.02
+"""Share of the pixels of a flip where `models.tolerance` is not given."""
+
+
 class SegmentationComparator:
     """Compares maps of classes.
 
@@ -59,11 +63,23 @@ class SegmentationComparator:
         `models.segmentation`.
     output_kind
         Whether a score for one class is a logit (a pixel has the class above 0) or a probability (above 0.5).
+    tolerance
+        An item flips when more than this share of its pixels has another class.
+    background
+        Class that is ignored where both sides have it; -1: none.
     """
 
-    def __init__(self, options: Segmentation, output_kind: OutputKind) -> None:
+    def __init__(
+        self,
+        options: Segmentation,
+        output_kind: OutputKind,
+        *,
+        tolerance: float = TOLERANCE,
+        background: int = -1,
+    ) -> None:
         self._options = options
-        self._reader = MapReader(options, output_kind)
+        self._tolerance = tolerance
+        self._reader = MapReader(options, output_kind, background)
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item. Items are compared one by one, because maps are large.
@@ -101,7 +117,7 @@ class SegmentationComparator:
             q_finite[item], p_finite[item] = ours is not None, theirs is not None
             found.append(None if ours is None or theirs is None else self._figures(ours, theirs))
         changed = np.array([np.inf if one is None else one.changed for one in found])
-        flip = (changed > self._options.tolerance).astype(np.float64)
+        flip = (changed > self._tolerance).astype(np.float64)
         return Divergences(
             flip=np.where(p_finite, flip, np.nan),
             divergence=np.array([np.nan if one is None else one.divergence for one in found]),

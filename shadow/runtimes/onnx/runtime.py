@@ -54,7 +54,7 @@ class OnnxRuntime:
     embedding
         Output or layer whose vectors make learned slices; an inner tensor becomes a further output. The graph can then
         not be fused across it, and other outputs may change in their last bit. Empty: none.
-    gpu_bytes, engine_cache, allow_fallback
+    gpu_bytes, engine_cache
         As of `Engine`.
 
     Raises
@@ -74,7 +74,6 @@ class OnnxRuntime:
         embedding: str = "",
         gpu_bytes: int = 0,
         engine_cache: str = "",
-        allow_fallback: bool = False,
     ) -> None:
         model = _read(path)
         self.artefact = _artefact(path, model, allow_reduced_precision)
@@ -84,7 +83,6 @@ class OnnxRuntime:
             threads=threads,
             gpu_bytes=gpu_bytes,
             engine_cache=engine_cache,
-            allow_fallback=allow_fallback,
         )
         self._session = open_session(path, graph, engine, few_shapes=_has_few_shapes(model))
         taken = self._session.get_providers()[0]
@@ -147,7 +145,6 @@ def open_reference(request: RuntimeRequest) -> OnnxRuntime:
         embedding=request.embedding,
         gpu_bytes=request.gpu_bytes,
         engine_cache=request.engine_cache,
-        allow_fallback=request.allow_fallback,
     )
 
 

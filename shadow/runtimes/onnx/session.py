@@ -63,15 +63,12 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         Most memory of its arena on the GPU, and of TensorRT's work space; 0 for no limit.
     engine_cache
         Directory for TensorRT's engines; empty: they are built at each start.
-    allow_fallback
-        Whether another provider may be used if the configured one is missing.
     """
 
     provider: Provider = Provider.AUTO
     threads: int = 0
     gpu_bytes: int = 0
     engine_cache: str = ""
-    allow_fallback: bool = False
 
 
 def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes: bool) -> Any:
@@ -106,7 +103,7 @@ def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes:
             disable_tf32()
         _preload()
         wanted = providers(engine)
-    session = _loaded(path, graph, options, wanted, engine)
+    session = _loaded(path, graph, options, wanted)
     _check_taken(session.get_providers()[0], wanted, engine)
     return session
 
@@ -163,36 +160,23 @@ def run_bound(
     return [np.asarray(array) for array in binding.copy_outputs_to_cpu()]
 
 
-def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any], engine: Engine) -> Any:
-    # Unlike for CUDA, ONNX Runtime does not use the next provider if TensorRT's libraries are missing, but raises.
-    failed: Exception | None = None
-    further = engine.provider is Provider.TENSORRT and engine.allow_fallback
-    for choice in (wanted, wanted[1:]) if further else (wanted,):
-        try:
-            return onnxruntime.InferenceSession(
-                str(path) if graph is None else graph,
-                sess_options=options,
-                providers=choice,
-                enable_fallback=0,
-            )
-        except ERRORS as error:
-            failed = error
-    raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {failed}".strip()) from failed
+def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any]) -> Any:
+    try:
+        return onnxruntime.InferenceSession(
+            str(path) if graph is None else graph, sess_options=options, providers=wanted, enable_fallback=0
+        )
+    except ERRORS as error:
+        raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {error}".strip()) from error
 
 
 def _check_taken(taken: str, wanted: list[Any], engine: Engine) -> None:
     asked = _ASKED.get(engine.provider, taken)
     if taken != asked:
-        missing = (
+        raise OperatorError(
             f"shadow.provider is `{engine.provider}`, but ONNX Runtime uses {taken}: there is no CUDA device, or no fitting "
-            f"driver or library (devices: {', '.join(cuda_devices()) or 'none'})"
+            f"driver or library (devices: {', '.join(cuda_devices()) or 'none'}). onnxruntime-gpu {onnxruntime.__version__} "
+            "needs a driver for CUDA 13; to run without, set shadow.provider to `auto` or `cpu`"
         )
-        if not engine.allow_fallback:
-            raise OperatorError(
-                f"{missing}. onnxruntime-gpu {onnxruntime.__version__} needs a driver for CUDA 13; to run without, set "
-                "shadow.provider to `auto` or `cpu`, or set shadow.allow_fallback"
-            )
-        _LOG.warning("%s: replaying there, because shadow.allow_fallback is set", missing)
     if engine.provider is Provider.AUTO and taken != CUDA and wanted != [CPU]:
         _LOG.warning(
             "there is a CUDA device, but ONNX Runtime could not use it: replaying on the CPU. Check driver and libraries, "

@@ -88,26 +88,25 @@ def limit_memory(device: torch.device, gpu_bytes: int) -> None:
         torch.cuda.set_per_process_memory_fraction(min(gpu_bytes / total, 1.0), device)
 
 
-def device_for(provider: Provider, *, allow_fallback: bool = False) -> torch.device:
+def device_for(provider: Provider) -> torch.device:
     """Return the device of references; for TensorRT, which PyTorch does not have, CUDA.
 
     Raises
     ------
     OperatorError
-        CUDA is configured, PyTorch has no CUDA device, and no fallback is allowed.
+        CUDA is configured, PyTorch has no CUDA device.
     """
     if provider is Provider.CPU:
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", 0)  # with its number: not everything of PyTorch takes one without
     found = ", ".join(cuda_devices())
-    if provider is not Provider.AUTO and not allow_fallback:
+    if provider is not Provider.AUTO:
         raise OperatorError(
             f"shadow.provider is `{provider}`, but PyTorch {torch.__version__} has no CUDA device (the driver shows: "
-            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`, or "
-            "`shadow.allow_fallback`"
+            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`"
         )
-    if found or provider is not Provider.AUTO:
+    if found:
         _LOG.warning(
             "PyTorch could not use a CUDA device: replaying on the CPU. Install a PyTorch for CUDA and a fitting driver, "
             "or set shadow.provider to `cpu`"

@@ -78,7 +78,7 @@ def load_program(model: Model, reference: Reference, device: torch.device) -> Pr
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             file.seek(0)
-            if reference.torchscript:
+            if reference.is_torchscript:
                 require_pin(path, digest, reference.digest, "TorchScript, which is code")
                 return _scripted(model, path, file, digest, device)
             require_pin(path, digest, reference.digest, "an exported program, which is code")

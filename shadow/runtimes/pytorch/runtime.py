@@ -52,7 +52,7 @@ class TorchRuntime:
     def __init__(self, request: RuntimeRequest) -> None:
         model, reference = request.model, request.reference
         configure_torch(request.threads)
-        self._device = device_for(request.provider, allow_fallback=request.allow_fallback)
+        self._device = device_for(request.provider)
         limit_memory(self._device, request.gpu_bytes)
         self._path = reference.path
         program = load_program(model, reference, self._device)

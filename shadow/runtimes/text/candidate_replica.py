@@ -96,7 +96,7 @@ def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
         path=copy.path,
         digest=copy.digest,
         model=copy.model,
-        timeout_s=copy.timeout_s,
+        timeout_s=request.reference.timeout_s,
         token_file=copy.token_file,
     )
     # The token is the reference's.

@@ -74,7 +74,7 @@ class TransformersLanguage:
     def __init__(self, request: RuntimeRequest) -> None:
         reference = request.reference
         configure_torch(request.threads)
-        self._device = device_for(request.provider, allow_fallback=request.allow_fallback)
+        self._device = device_for(request.provider)
         limit_memory(self._device, request.gpu_bytes)
         self._top = request.model.generation.top
         folder = Path(reference.path)

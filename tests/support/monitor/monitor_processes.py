@@ -14,14 +14,12 @@ import asyncpg
 DEADLINE_S = 60.0
 CONFIG = """
 [monitor]
-interval_s = 0.05
 min_groups = 50
 admin = "127.0.0.1:0"
 [storage]
 retention_days = 3650
 [telemetry]
 otlp_endpoint = "{endpoint}"
-export_interval_s = 0.5
 trace_url = "https://traces.example/{{trace_id}}"
 [[models]]
 name = "digits"
@@ -52,7 +50,7 @@ async def running_monitor(
         "monitor",
         "-c",
         str(config),
-        env={**os.environ, "QUANTDRIFT_DSN": dsn},
+        env={**os.environ, "QUANTDRIFT_DSN": dsn, "OTEL_METRIC_EXPORT_INTERVAL": "500"},
     )
     try:
         yield process

@@ -77,7 +77,7 @@ async def store_and_fold(dsn: str, stream: Sequence[BatchRows]) -> None:
             "update tally set stratum = $1, offered = 84 * sequence where stratum in ('default', $1)",
             "x-scanner=clear",
         )
-    async with Database(dsn, CONFIG.storage) as database, database.begin() as transaction:
+    async with Database(dsn) as database, database.begin() as transaction:
         fold = Fold(CONFIG, await resume(transaction))
         found = await claim(transaction, fold.position.fold_seq, 10_000)
         fold.learn(await load_catalog(transaction))
@@ -91,8 +91,8 @@ async def maker(
     dsn: str, config: Config, clock: ManualClock, *, leads: bool = True, stop: Stop | None = None
 ) -> AsyncIterator[PolicyMaker]:
     """Return a monitor's policy maker."""
-    telemetry = Telemetry("test", {})
-    async with Database(dsn, config.storage) as database:
+    telemetry = Telemetry("test")
+    async with Database(dsn) as database:
         made = PolicyMaker(
             config=config,
             database=database,
@@ -134,8 +134,8 @@ async def _connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
 
 async def _serve(stream: Stream, now: datetime, stop: Stop) -> int:
     dsn, config = os.environ["QUANTDRIFT_DSN"], on(stream)
-    telemetry = Telemetry("test", {})
-    async with Database(dsn, config.storage) as database, Leadership(dsn) as leadership:
+    telemetry = Telemetry("test")
+    async with Database(dsn) as database, Leadership(dsn) as leadership:
         while not await leadership.acquire():
             await stop.wait(0.05)
         made = PolicyMaker(

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
+from quantdrift.core.config.tasks import RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.shadow.comparators.protocol import Comparator
@@ -155,7 +155,7 @@ CASES = (
     Case("segmentation-scores", Model(name="m", task=Task.SEGMENTATION), _planes),
     Case(
         "segmentation-classes",
-        Model(name="m", task=Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0, ignore=0)),
+        Model(name="m", task=Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0), background=0),
         _map,
     ),
     Case("segmentation-mask", Model(name="m", task=Task.SEGMENTATION), _mask),
@@ -172,7 +172,7 @@ CASES = (
     Case("detection-rows", Model(name="m", task=Task.DETECTION), _rows, nothing=None),
     Case(
         "classification-logits",
-        Model(name="m", top_k=3, classification=Classification(interest=(1, 4))),
+        Model(name="m", top_k=3, interest=(1, 4)),
         _logits,
     ),
     Case(
@@ -182,7 +182,7 @@ CASES = (
     ),
     Case(
         "multilabel-logits",
-        Model(name="m", task=Task.MULTILABEL, multilabel=Multilabel(threshold=0.4, interest=(2,))),
+        Model(name="m", task=Task.MULTILABEL, threshold=0.4, interest=(2,)),
         _logits,
     ),
     Case(
@@ -191,7 +191,7 @@ CASES = (
             name="m",
             task=Task.MULTILABEL,
             output_kind=OutputKind.PROBABILITIES,
-            multilabel=Multilabel(threshold=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)),
+            threshold=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7),
         ),
         _probabilities,
     ),

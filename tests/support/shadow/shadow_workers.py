@@ -23,7 +23,6 @@ def worker_config(nats_url: str, models: Iterable[Model], **shadow: Any) -> Conf
     options: dict[str, Any] = {
         "provider": Provider.CPU,
         "threads": 1,
-        "nice": 0,
         "batch_items": 8,
         "batch_delay_s": 0.05,
         "admin": "127.0.0.1:0",
