@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from quantdrift.cli.output import explained
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
+from quantdrift.core.config.wrong_values import nearest
+from quantdrift.core.errors import OperatorError
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.protocol import Artefact
@@ -116,14 +119,23 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
         provider=Provider.CPU,
         threads=1,
     )
-    named = opening.embedding or reference.inputs or reference.output or reference.canaries
+    compared = comparator_of(model).outputs
+    named = (
+        opening.embedding
+        or reference.inputs
+        or reference.output
+        or reference.canaries
+        or model.output
+        or compared
+    )
     if reference.runtime is Runtime.ONNX and not named:
         artefact = inspect(Path(reference.path), reference.allow_reduced_precision)
         check_pin(reference.path, artefact.digest, reference.digest)
         return (artefact,)
     runtime = open_reference(opening)
     try:
-        check_mapping(model, reference, runtime, comparator_of(model).outputs)
+        check_mapping(model, reference, runtime, compared)
+        _check_outputs(model, reference, [spec.name for spec in runtime.outputs], compared)
         checked_canaries(model, reference, runtime)
     finally:
         runtime.close()
@@ -133,6 +145,18 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
     copy = open_replica(told)
     copy.close()
     return runtime.artefact, copy.artefact
+
+
+def _check_outputs(model: Model, reference: Reference, known: Sequence[str], compared: Sequence[str]) -> None:
+    """Refuse names of outputs that the reference does not have, unless it has a name of its own."""
+    if reference.output:
+        return
+    for name in compared or [one for one in (model.output,) if one]:
+        if known and name not in known:
+            raise OperatorError(
+                f"models `{model.name}`: the output `{name}` is not one of the reference "
+                f"{reference.where(model.name)}: {nearest(name, known)}"
+            )
 
 
 @config_.command("show")

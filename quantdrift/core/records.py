@@ -103,20 +103,20 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeaderStratum(msgspec.Struct, frozen=True, kw_only=True):
-    """One header stratum of the first sampling phase, with its rate in an epoch.
+    """A header stratum: requests that the relay recognises before decoding, with their own sampling rate.
 
     Parameters
     ----------
     name
-        The stratum's name in the configuration; `default` takes all requests that match no other.
+        Name of the stratum. `default` is the one of requests that match no other.
     headers
-        Header name (lower case) to the exact value it must have. Empty: every request.
+        Header names, in lower case, with the exact value that each must have. Empty: every request matches.
     rate
-        Inclusion probability pi1 in (0, 1], or 0 to sample nothing.
+        Share of its requests to capture, from 0 to 1.
     method
-        Only requests with this method; empty: any.
+        HTTP method that a request must have. Empty: any.
     path_prefix
-        Only paths with this prefix; empty: any.
+        Prefix that the path must have. Empty: any.
     """
 
     name: str
@@ -147,16 +147,16 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
-    """One body stratum of the second sampling phase, which runs after decoding. Strata may overlap; the largest rate counts.
+    """A body stratum: exchanges that are recognised after decoding. Strata may overlap; the largest rate applies.
 
     Parameters
     ----------
     name
-        The stratum's name; `default` contains every exchange.
+        Name of the stratum. `default` contains every exchange.
     where
         Conditions that must all be true: on attributes, on `model`, on `feature.candidate_margin`. Empty: every exchange.
     rate
-        Least total inclusion probability of its exchanges, as far as the first phase takes them.
+        Share of all its exchanges to keep, from 0 to 1; it is limited by what the first phase captured.
     """
 
     name: str

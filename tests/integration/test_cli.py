@@ -70,3 +70,27 @@ def test_config_check_opens_the_references(tmp_path: Path) -> None:
         done = invoked(*command, directory=tmp_path)
         assert done.returncode == code, done.stderr
         assert ("did you mean `product`" in done.stderr) is (code == 2)
+    (tmp_path / "config.toml").write_text(text.replace('"m"', '"m"\noutput = "logitz"', 1))
+    done = invoked(*command, directory=tmp_path)
+    assert done.returncode == 2
+    assert "models `m`: the output `logitz` is not one of the reference" in done.stderr
+    assert "did you mean `logits`?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("config", "check"), ("report",), ("up",), ("sidecar",), ("shadow",)], ids=lambda one: one[0]
+)
+def test_every_command_prints_all_mistakes_of_a_configuration(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """One line each, with the file, the option and what is allowed; exit code 2 and no traceback."""
+    path = tmp_path / "config.toml"
+    path.write_text('[sampling]\nrate = 5\n[sidecar]\nlisten = "8000"\nworkerz = 2\n')
+    done = invoked(*command, directory=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "quantdrift: the configuration is wrong:",
+        "  - config.toml: sampling.rate = 5: it must be a number from 0 to 1",
+        "  - config.toml: unknown option `sidecar.workerz`: did you mean `workers`?",
+        '  - config.toml: sidecar.listen is `8000`: it must be HOST:PORT: write listen = "127.0.0.1:8000"',
+    ]

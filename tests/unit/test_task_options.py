@@ -48,17 +48,17 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ('task = "detection"\nthreshold = 1.1', "threshold of a detector must be one number from 0 to 1"),
         (
             'task = "regression"\n[models.regression]\nquantiles = [0.5]',
-            "regression.quantiles are two or more",
+            "regression.quantiles must be two or more",
         ),
         ('task = "regression"\n[models.regression]\nquantiles = [0.9, 0.1]', "rising"),
         ('task = "regression"\n[models.regression]\nfloor = 0.0', "floor"),
-        ('task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]', "exclude each other"),
+        ('task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]', "give only one of output and tensor.outputs"),
         ('task = "tensor"\n[models.tensor]\noutputs = ["b", "b"]', "twice"),
         ('task = "tensor"\n[models.tensor]\nelement_type = "INT8"', "element_type"),
         ('task = "detection"\n[models.detection]\nboxes = "b"', "`boxes` needs `scores`"),
         (
             'task = "detection"\noutput = "d"\n[models.detection]\nboxes = "b"\nscores = "s"',
-            "exclude each other",
+            "give only one of output and detection.boxes",
         ),
         (
             'task = "detection"\n[models.detection]\nboxes = "b"\nscores = "s"\nclasses = "c"\nactivation = "softmax"',

@@ -110,15 +110,14 @@ def failing() -> Linear:
 @pytest.mark.parametrize("form", ["exported", "torchscript"])
 def test_code_that_is_not_pinned_is_not_loaded(tmp_path: Path, form: str) -> None:
     """The message says what to pin; what is not the pinned file is refused before PyTorch sees a byte of it."""
-    path = tmp_path / "linear.pt2"
+    path = tmp_path / f"linear.{'pt2' if form == 'exported' else 'pt'}"
     path.write_bytes(b"no archive")
-    options: dict[str, Any] = {}
     with pytest.raises(OperatorError, match=f'which is code.*digest = "{pin(path)}"'):
-        TorchRuntime(opening(path, digest="", **options))
+        TorchRuntime(opening(path, digest=""))
     with pytest.raises(OperatorError, match="pins sha256:0000"):
-        TorchRuntime(opening(path, digest=f"sha256:{'0' * 64}", **options))
+        TorchRuntime(opening(path, digest=f"sha256:{'0' * 64}"))
     with pytest.raises(OperatorError, match="cannot load"):
-        TorchRuntime(opening(path, **options))
+        TorchRuntime(opening(path))
 
 
 def test_compiled_code_in_an_archive_is_refused(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import msgspec
 from quantdrift.core.config.address import Address, AddressError, read_address
 from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
-from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, unlike
+from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatchable
 from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision_check import misfits
 from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})
 _MOST_PLACES = 100_000
-_MOST_SHOWN = 100  # of an address that is none
+_MOST_SHOWN = 100  # characters of a wrong address
 
 
 def problems(config: Config) -> list[str]:
@@ -62,7 +62,7 @@ def _addresses(config: Config) -> Iterator[str]:
         if not backend.port:
             yield f"sidecar.backend is `{backend}`: nobody can connect to port 0"
         yield from (
-            f"sidecar.backend is `{backend}`, where the sidecar itself listens ({option} is `{found[option]}`): "
+            f"sidecar.backend is `{backend}`, which is where the sidecar itself listens ({option} is `{found[option]}`): "
             "give the address of the inference server, on another port"
             for option in own
             if backend.reaches(found[option])
@@ -83,15 +83,18 @@ def _sidecar(config: Config) -> Iterator[str]:
     sidecar = config.sidecar
     intake = config.intake
     if not sidecar.listen and not (intake.listen or intake.ext_proc or intake.tap):
-        yield "sidecar.listen is empty and [intake] names no way in: nothing could be captured"
+        yield "sidecar.listen is empty and [intake] has no address either: nothing can be captured; set one of them"
     if intake.kserve_logger and not intake.listen:
-        yield "intake.kserve_logger is on, and intake.listen names no address for it"
+        yield "intake.kserve_logger is true, but intake.listen names no address for it: set intake.listen"
     if sidecar.drain_delay_s >= sidecar.grace_s:
-        yield "sidecar.drain_delay_s must be below sidecar.grace_s: nothing would be left to finish in"
+        yield "sidecar.drain_delay_s must be below sidecar.grace_s: requests need the rest of the time to finish"
     if sidecar.max_exchange_bytes > min(sidecar.handoff_bytes, sidecar.queue_bytes):
         yield "sidecar.max_exchange_bytes must be at most half of sidecar.max_held_bytes"
     if missing := set(config.capture.hmac) - _attributes(config):
-        yield f"capture.hmac names {', '.join(sorted(missing))}, which is not recorded"
+        yield (
+            f"capture.hmac names {', '.join(sorted(missing))}, which is not recorded: add it to capture.headers, "
+            "capture.parameters or capture.json"
+        )
 
 
 def _sampling(config: Config) -> Iterator[str]:
@@ -101,9 +104,9 @@ def _sampling(config: Config) -> Iterator[str]:
             if count > 1:
                 yield f"sampling.{section}: the name `{name}` is used {count} times"
         if any(stratum.name == "default" for stratum in strata):
-            yield f"sampling.{section}: `default` is taken, it is what no other stratum takes"
+            yield f"sampling.{section}: the name `default` is reserved for requests that match no stratum: choose another name"
         if any(not 0 <= stratum.rate <= 1 for stratum in strata):
-            yield f"sampling.{section}: a rate is a probability, from 0 to 1"
+            yield f"sampling.{section}: `rate` must be a number from 0 to 1"
     known = _attributes(config) | {MARGIN, MODEL}
     models = {model.name for model in config.models}
     for stratum in config.sampling.body_strata:
@@ -113,7 +116,7 @@ def _sampling(config: Config) -> Iterator[str]:
             if where.key == MODEL and where.equals not in models
         )
         yield from (
-            f"sampling.body_strata `{stratum.name}`: `{where.key}` is not recorded"
+            f"sampling.body_strata `{stratum.name}`: `{where.key}` is not recorded: add it to [capture]"
             for where in stratum.where
             if where.key not in known
         )
@@ -122,15 +125,15 @@ def _sampling(config: Config) -> Iterator[str]:
 def _header_strata(config: Config) -> Iterator[str]:
     for stratum in config.sampling.header_strata:
         for name, value in stratum.headers.items():
-            if why := unlike(name, value):
+            if why := why_unmatchable(name, value):
                 yield f"sampling.header_strata `{stratum.name}`: {name} = {value[:64]!r}: {why}"
     if len(config.sampling.header_strata) > MOST_STRATA:
-        yield f"sampling.header_strata: at most {MOST_STRATA}"
+        yield f"sampling.header_strata has {len(config.sampling.header_strata)} entries, and at most {MOST_STRATA} are possible"
     hashed = {name for stratum in config.sampling.header_strata for name in stratum.headers} & {
         key.removeprefix("header.").lower() for key in config.capture.hmac
     }
     if hashed:
-        yield f"sampling.header_strata: {', '.join(sorted(hashed))} is hashed by capture.hmac and cannot be matched"
+        yield f"sampling.header_strata: {', '.join(sorted(hashed))} is hashed by capture.hmac, so that its values cannot be matched: remove it from one of the two"
 
 
 def _models(config: Config) -> Iterator[str]:
@@ -147,12 +150,12 @@ def _models(config: Config) -> Iterator[str]:
         if model.recheck.url and not model.recheck.versions:
             yield (
                 f"models `{model.name}`: recheck.versions is empty: name the candidate versions that {model.recheck.url} "
-                "serves, or the difference between two versions would be taken for noise"
+                "serves, or the difference between two versions counts as noise"
             )
         if model.recheck.url and model.task is Task.GENERATION:
             yield (
-                f"models `{model.name}`: recheck asks by the Open Inference Protocol, which does not tell the scores of "
-                "generated text"
+                f"models `{model.name}`: recheck uses the Open Inference Protocol, which has no scores of generated text: "
+                "remove [models.recheck]"
             )
         yield from _own_answers(config, model)
         yield from _tensors(model)
@@ -165,12 +168,12 @@ def _models(config: Config) -> Iterator[str]:
 def _own_answers(config: Config, model: Model) -> Iterator[str]:
     if model.generation.own_share and model.generation.own_s > config.shadow.ack_wait_s:
         yield (
-            f"models `{model.name}`: generation.own_s must not be above shadow.ack_wait_s, or batches would be taken to hang"
+            f"models `{model.name}`: generation.own_s must not be above shadow.ack_wait_s: a batch that takes longer counts as hanging"
         )
 
 
 def _infinite(model: Model) -> Iterator[str]:
-    """Say where an option is no number, which most bounds let through: nothing would be compared, or nothing be found."""
+    """Find options that are infinite or not a number, which most bounds let through."""
     for section in ("budget", *SECTIONS):
         for name, value in msgspec.structs.asdict(getattr(model, section)).items():
             without_end = isinstance(value, float) and not math.isfinite(value)
@@ -185,7 +188,7 @@ def _tensors(model: Model) -> Iterator[str]:
             if count > 1:
                 yield f"models `{model.name}`: {section} names `{name}` {count} times"
         if any(size < -1 for tensor in tensors for size in tensor.shape):
-            yield f"models `{model.name}`: {section}: a dimension is -1, where it varies, or its size"
+            yield f"models `{model.name}`: {section}: a dimension must be its size, or -1 if it varies"
     if len(set(model.labels)) < len(model.labels):
         yield f"models `{model.name}`: labels names a class twice"
 
@@ -193,7 +196,7 @@ def _tensors(model: Model) -> Iterator[str]:
 def _task(model: Model) -> Iterator[str]:
     for name, (task, section) in SECTIONS.items():
         if getattr(model, name) != section() and model.task is not task:
-            yield f"models `{model.name}`: [models.{name}] belongs to task `{task}`, and this one's is `{model.task}`"
+            yield f"models `{model.name}`: [models.{name}] belongs to task `{task}`, and this model's task is `{model.task}`"
     yield from _shared(model)
     quantiles = model.regression.quantiles
     if quantiles and (
@@ -201,9 +204,9 @@ def _task(model: Model) -> Iterator[str]:
         or any(not 0 < quantile < 1 for quantile in quantiles)
         or list(quantiles) != sorted(set(quantiles))
     ):
-        yield f"models `{model.name}`: regression.quantiles are two or more between 0 and 1, rising"
+        yield f"models `{model.name}`: regression.quantiles must be two or more numbers between 0 and 1, rising"
     if model.tensor.outputs and model.output:
-        yield f"models `{model.name}`: output and tensor.outputs exclude each other"
+        yield f"models `{model.name}`: give only one of output and tensor.outputs"
     if len(set(model.tensor.outputs)) < len(model.tensor.outputs):
         yield f"models `{model.name}`: tensor.outputs names an output twice"
 
@@ -251,10 +254,10 @@ def _slices(config: Config) -> Iterator[str]:
     for rule in config.slices:
         kinds = [kind for kind in ("header", "parameter", "json", "feature", "cross") if getattr(rule, kind)]
         if len(kinds) != 1:
-            yield f"slices `{rule.name}`: give exactly one of header, parameter, json, feature and cross"
+            yield f"slices `{rule.name}`: it must have exactly one of header, parameter, json, feature and cross"
             continue
         if rule.name == "all":
-            yield "slices: `all` is always there and cannot be declared"
+            yield "slices: the name `all` is reserved for the slice of all traffic: choose another name"
         if rule.model and rule.model not in models:
             yield f"slices `{rule.name}`: there is no model `{rule.model}`"
         if rule.cross:
@@ -265,30 +268,30 @@ def _slices(config: Config) -> Iterator[str]:
 
 def _cross(rule: Slice, config: Config) -> Iterator[str]:
     if len(set(rule.cross)) < 2 or len(set(rule.cross)) < len(rule.cross):
-        yield f"slices `{rule.name}`: cross names two or more different slices"
+        yield f"slices `{rule.name}`: cross must name two or more different slices"
     for name in rule.cross:
         part = next(
             (one for one in config.slices if one.name == name and one.model in ("", rule.model)), None
         )
         if part is None or part.cross:
             yield (
-                f"slices `{rule.name}`: cross names `{name}`, which is no slice by attribute or feature of "
+                f"slices `{rule.name}`: cross names `{name}`, which is not a slice by attribute or feature of "
                 f"{f'model `{rule.model}`' if rule.model else 'every model'}"
             )
     if rule.values or rule.edges:
-        yield f"slices `{rule.name}`: values and edges belong to the slices that are crossed"
+        yield f"slices `{rule.name}`: values and edges belong to the slices that `cross` names: remove them here"
 
 
 def _slice(rule: Slice, kind: str, attributes: set[str]) -> Iterator[str]:
     if kind == "feature":
         if not rule.edges or list(rule.edges) != sorted(set(rule.edges)):
-            yield f"slices `{rule.name}`: edges must be given and rise"
+            yield f"slices `{rule.name}`: a slice by feature needs `edges`, one or more numbers that rise"
         return
     key = f"{kind}.{getattr(rule, kind)}"
     if key not in attributes:
         yield f"slices `{rule.name}`: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
     if rule.edges:
-        yield f"slices `{rule.name}`: edges belong to a feature"
+        yield f"slices `{rule.name}`: `edges` belong to a slice by feature: remove them"
 
 
 def _attributes(config: Config) -> set[str]:

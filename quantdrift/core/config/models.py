@@ -34,22 +34,21 @@ class Runtime(StrEnum):
 
 
 class ReferenceInput(Section, frozen=True, kw_only=True):
-    """Where an input of a reference comes from, if not from the captured tensor of the same name and type."""
+    """An input of a reference that has another name or type than the captured tensor."""
 
-    name: Annotated[str, about("The reference's input."), Meta(min_length=1)]
-    captured: Annotated[str, about("The captured tensor. Empty: the one of the same name.")] = ""
+    name: Annotated[str, about("Name of the reference's input."), Meta(min_length=1)]
+    captured: Annotated[str, about("Name of the captured tensor. Empty: the same name.")] = ""
     cast: Annotated[
         bool,
         about(
-            "Cast it to the reference's type. Floats are rounded; an exchange with an integer "
+            "Convert the values to the reference's type. Floats are rounded; an exchange with an integer "
             "that the type cannot hold exactly is not compared."
         ),
     ] = False
     scale: Annotated[
         float,
         about(
-            "The captured integers are quantised: the reference gets (value - zero_point) * "
-            "scale. 0: they are not.",
+            "Scale of captured integers: the reference gets (value - zero_point) * scale. 0: the values are used as they are.",
             ge=0,
         ),
     ] = 0.0
@@ -62,7 +61,7 @@ class Reference(Section, frozen=True, kw_only=True):
     runtime: Annotated[
         Runtime,
         about(
-            "What runs it: `onnx` or `torch`, or a server: `oip-http`, `oip-grpc`. For text: "
+            "What runs the reference: `onnx` or `torch`, or a server: `oip-http`, `oip-grpc`. For text: "
             "`transformers`, or `openai` for a server."
         ),
     ] = Runtime.ONNX
@@ -77,7 +76,9 @@ class Reference(Section, frozen=True, kw_only=True):
     ] = ""
     versions: Annotated[
         tuple[str, ...],
-        about("Candidate versions it is the reference of, with shell wildcards: `7`, `int8-*`, `*`."),
+        about(
+            "Candidate versions that are compared with this reference, with shell wildcards: `7`, `int8-*`, `*`."
+        ),
     ] = ("*",)
     allow_reduced_precision: Annotated[
         tuple[str, ...],
@@ -96,10 +97,7 @@ class Reference(Section, frozen=True, kw_only=True):
     ] = ""
     inputs: Annotated[
         tuple[ReferenceInput, ...],
-        about(
-            "Inputs that have another name or type than the captured tensors; the others are used "
-            "as they are."
-        ),
+        about("Inputs whose name or type differs from the captured tensors."),
     ] = ()
     output: Annotated[
         str,
@@ -108,8 +106,7 @@ class Reference(Section, frozen=True, kw_only=True):
     output_scale: Annotated[
         float,
         about(
-            "The candidate's output is quantised: (value - output_zero_point) * output_scale is "
-            "compared. 0: it is not.",
+            "Scale of the candidate's quantised output: (value - output_zero_point) * output_scale is compared. 0: the output is not quantised.",
             ge=0,
         ),
     ] = 0.0
@@ -176,8 +173,10 @@ class Reference(Section, frozen=True, kw_only=True):
         ),
         Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
-    model: Annotated[str, about("Its name at that server. Empty: as models.name.")] = ""
-    model_version: Annotated[str, about("Its version at that server. Empty: the server chooses.")] = ""
+    model: Annotated[str, about("The model's name at that server. Empty: as models.name.")] = ""
+    model_version: Annotated[str, about("The model's version at that server. Empty: the server chooses.")] = (
+        ""
+    )
     timeout_s: Annotated[
         float,
         about(
@@ -254,12 +253,13 @@ class Recheck(Section, frozen=True, kw_only=True):
     versions: Annotated[
         tuple[str, ...],
         about(
-            "Candidate versions that it serves, with shell wildcards. Answers of any other "
-            "version would be taken for noise."
+            "Candidate versions that it serves, with shell wildcards. Differences between versions would count as noise."
         ),
     ] = ()
-    model: Annotated[str, about("Its name there. Empty: as models.name.")] = ""
-    model_version: Annotated[str, about("Its version there. Empty: the server chooses.")] = ""
+    model: Annotated[str, about("The model's name at the replica. Empty: as models.name.")] = ""
+    model_version: Annotated[str, about("The model's version at the replica. Empty: the server chooses.")] = (
+        ""
+    )
     token_file: Annotated[
         str, about("File with a bearer token, read again for each request. Empty: none.")
     ] = ""
@@ -272,7 +272,7 @@ class Model(Section, frozen=True, kw_only=True):
     version: Annotated[
         str,
         about(
-            "Candidate version where requests and answers do not say. Empty: MODEL_VERSION, or `unversioned`."
+            "Candidate version if neither request nor answer names one. Empty: MODEL_VERSION, or `unversioned`."
         ),
     ] = ""
     task: Annotated[
@@ -285,7 +285,9 @@ class Model(Section, frozen=True, kw_only=True):
     output: Annotated[
         str, about("Output tensor to compare. Empty: the first that candidate and reference have in common.")
     ] = ""
-    output_kind: Annotated[OutputKind, about("`logits` or `probabilities`.")] = OutputKind.LOGITS
+    output_kind: Annotated[
+        OutputKind, about("What a classification output holds: `logits` or `probabilities`.")
+    ] = OutputKind.LOGITS
     tolerance: Annotated[
         float | None,
         about(
@@ -330,17 +332,21 @@ class Model(Section, frozen=True, kw_only=True):
             "`features`: those of [[slices]]. Empty: none."
         ),
     ] = ""
-    batched: Annotated[bool, about("The first dimension counts items. False: an exchange is one item.")] = (
-        True
-    )
+    batched: Annotated[
+        bool, about("True: the first dimension of each tensor counts items. False: an exchange is one item.")
+    ] = True
     inputs: Annotated[
         tuple[ModelTensor, ...],
-        about("Inputs, where requests carry no types: raw-binary requests, KServe v1, JSON of TorchServe."),
+        about(
+            "Inputs of the model, needed if requests have no types: raw-binary requests, KServe v1, JSON of TorchServe."
+        ),
     ] = ()
-    outputs: Annotated[tuple[ModelTensor, ...], about("Outputs, where answers carry no types.")] = ()
+    outputs: Annotated[
+        tuple[ModelTensor, ...], about("Outputs of the model, needed if answers have no types.")
+    ] = ()
     labels: Annotated[
         tuple[str, ...],
-        about("Names of the classes in the order of the output, if answers name classes."),
+        about("Names of the classes in the order of the output, needed if answers name classes."),
     ] = ()
     adapter: Annotated[
         str,
@@ -384,31 +390,41 @@ class Model(Section, frozen=True, kw_only=True):
 
 
 class Slice(Section, frozen=True, kw_only=True):
-    """A sub-distribution: by attribute (`header`, `parameter`, `json`), by `feature`, or the `cross` of others."""
+    """A part of the traffic that is watched by itself: by attribute (`header`, `parameter`, `json`), by input `feature`, or by the `cross` of other slices."""
 
-    name: Annotated[str, about("Shown in alerts; values or bins are appended."), Meta(min_length=1)]
+    name: Annotated[
+        str, about("Name of the slice in alerts; the value or bin is appended."), Meta(min_length=1)
+    ]
     model: Annotated[str, about("Model it applies to. Empty: every model.")] = ""
-    header: Annotated[str, about("Slice by this request header (must be in capture.headers).")] = ""
-    parameter: Annotated[str, about("Slice by this request parameter (must be in capture.parameters).")] = ""
-    json: Annotated[str, about("Slice by this JSON path (must be in capture.json).")] = ""
+    header: Annotated[
+        str, about("Request header whose values make the slices; it must be in capture.headers.")
+    ] = ""
+    parameter: Annotated[
+        str, about("Request parameter whose values make the slices; it must be in capture.parameters.")
+    ] = ""
+    json: Annotated[str, about("JSON path whose values make the slices; it must be in capture.json.")] = ""
     values: Annotated[
-        tuple[str, ...], about("Values that are slices of their own. Empty: each value as it is seen.")
+        tuple[str, ...], about("Values that become slices. Empty: each value that is seen.")
     ] = ()
     max_values: Annotated[
         int,
         about(
-            "Most values followed where `values` is empty, or combinations of a cross; the rest share `other`.",
+            "Most slices made of values if `values` is empty, or of combinations of a cross; further ones share the slice `other`.",
             ge=1,
             le=1000,
         ),
     ] = 32
     feature: Annotated[
         str,
-        about("Slice by this input feature: length, rank, size, norm, mean, contrast or missing."),
+        about(
+            "Input feature whose values make the slices: length, rank, size, norm, mean, contrast or missing."
+        ),
         Meta(pattern="^(|length|rank|size|norm|mean|contrast|missing)$"),
     ] = ""
-    input: Annotated[str, about("Input tensor the feature is taken of. Empty: the first.")] = ""
-    edges: Annotated[tuple[float, ...], about("Bin edges, rising: n edges make n + 1 slices.")] = ()
+    input: Annotated[str, about("Input tensor of the feature. Empty: the first.")] = ""
+    edges: Annotated[
+        tuple[float, ...], about("Edges of the feature's bins, rising: n edges make n + 1 slices.")
+    ] = ()
     cross: Annotated[
         tuple[str, ...],
         about("Names of two or more other slices: each combination that is seen, up to max_values of them."),

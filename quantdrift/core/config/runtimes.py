@@ -17,7 +17,7 @@ _MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_po
 _EVERYWHERE: Final = frozenset(
     {"runtime", "versions", "digest", "allow_reduced_precision", "canaries", "canary_tolerance", *_MAPPING}
 )
-# Of text nothing is mapped.
+# Text has no tensors to map.
 _OF_TEXT: Final = (_EVERYWHERE - _MAPPING) | {"copy"}
 _OF_SERVER: Final = ("model", "token_file")
 _FILE: Final = frozenset({"path"})
@@ -46,7 +46,7 @@ _SCHEMES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
         Runtime.OPENAI: ("http://", "https://"),
     }
 )
-# What PyTorch takes from us, and numpy knows.
+# Types that numpy does not have, so that PyTorch cannot take them from us.
 _NO_ARRAY: Final = frozenset({"BYTES", "BF16"})
 
 
@@ -63,17 +63,17 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
         if field.name not in fitting and getattr(reference, field.name) != field.default:
             fits = " or ".join(f"`{runtime}`" for runtime, names in _FITTING.items() if field.name in names)
             yield (
-                f"`{field.name}` belongs to runtime {fits}, and this one's is `{reference.runtime}`: "
-                "take it away, or set `runtime`"
+                f"`{field.name}` belongs to runtime {fits}, and the runtime here is `{reference.runtime}`: "
+                "remove it, or set `runtime`"
             )
     if reference.canaries and reference.runtime is Runtime.OPENAI and model.task is Task.EMBEDDING:
-        yield "there are no canaries of texts that become vectors: take `canaries` away"
+        yield "embeddings of texts at a server cannot have canaries: remove `canaries`"
     yield from _mapping(model, reference)
     yield from _copy(model, reference)
     if model.task not in _TASKS.get(reference.runtime, _ANY_TASK):
         fits = " or ".join(f"`{one}`" for one in Runtime if model.task in _TASKS.get(one, _ANY_TASK))
         yield (
-            f"runtime `{reference.runtime}` and task `{model.task}` do not go together: take runtime {fits}"
+            f"runtime `{reference.runtime}` and task `{model.task}` do not go together: use runtime {fits}"
         )
     if schemes := _SCHEMES.get(reference.runtime):
         if not reference.url.startswith(schemes):
@@ -96,9 +96,9 @@ def _mapping(model: Model, reference: Reference) -> Iterator[str]:
         if entry.zero_point and not entry.scale:
             yield f"inputs `{entry.name}`: `zero_point` needs `scale`"
         if entry.cast and entry.scale:
-            yield f"inputs `{entry.name}`: `scale` casts already, take `cast` away"
+            yield f"inputs `{entry.name}`: `scale` casts already: remove `cast`"
     if reference.output and not model.output:
-        yield "`output` names the reference's side: name the candidate's in `models.output` too"
+        yield "`output` is the reference's: name the candidate's output in `models.output` too"
     if reference.output_zero_point and not reference.output_scale:
         yield "`output_zero_point` needs `output_scale`"
 
@@ -110,18 +110,18 @@ def _copy(model: Model, reference: Reference) -> Iterator[str]:
             yield "[models.references.copy] needs `url` or `path`"
         return
     if model.task is not Task.GENERATION:
-        yield f"[models.references.copy] belongs to task `generation`, and this one's is `{model.task}`"
+        yield f"[models.references.copy] belongs to task `generation`, and this model's task is `{model.task}`"
     if copy.url and copy.path:
-        yield "[models.references.copy]: `url` and `path` exclude each other"
+        yield "[models.references.copy]: give only one of `url` and `path`"
     if copy.path and any(getattr(copy, name) != getattr(Copy(), name) for name in _OF_SERVER):
         yield f"[models.references.copy]: {', '.join(f'`{name}`' for name in _OF_SERVER)} belong to `url`, not to `path`"
     if not copy.versions:
         yield (
-            "[models.references.copy]: `versions` is empty: name the candidate versions that it is a copy of, or it would "
-            "speak for others"
+            "[models.references.copy]: `versions` is empty: name the candidate versions that it is a copy of, "
+            "because its scores are wrong for any other"
         )
     if (copy.path, copy.url, copy.model) == (reference.path, reference.url, reference.model):
-        yield "[models.references.copy] is the reference itself: name a copy of the candidate"
+        yield "[models.references.copy] is the reference itself: it must be a copy of the candidate"
 
 
 def _torch(model: Model, reference: Reference) -> Iterator[str]:
@@ -137,21 +137,21 @@ def _torch(model: Model, reference: Reference) -> Iterator[str]:
     if list(reference.buckets) != sorted(set(reference.buckets)):
         yield "`buckets` must rise"
     if reference.buckets and not model.batched:
-        yield "`buckets` are numbers of items in a batch, and `models.batched` says that there are none"
+        yield "`buckets` are numbers of items in a batch, but with `models.batched = false` there are no batches"
     if reference.cuda_graphs and not reference.buckets:
-        yield "`cuda_graphs` are captured for each of the `buckets`: give some"
+        yield "`cuda_graphs` needs `buckets`: one graph is captured for each"
     if reference.is_torchscript and reference.compile:
-        yield "TorchScript cannot be compiled with torch.compile: take `compile` away, or export the model"
+        yield "TorchScript cannot be compiled with torch.compile: remove `compile`, or export the model"
     if reference.factory or reference.is_torchscript:
-        yield from _told(model)
+        yield from _missing_inputs(model)
 
 
-def _told(model: Model) -> Iterator[str]:
-    """Return what a module that tells nothing of its tensors lacks in the model's configuration."""
+def _missing_inputs(model: Model) -> Iterator[str]:
+    """Return what is missing in the model's configuration for a module without a description of its tensors."""
     if not model.inputs:
-        yield "a PyTorch module tells nothing of its inputs: give name, datatype and shape in [[models.inputs]]"
+        yield "a PyTorch module has no description of its inputs: give name, datatype and shape in [[models.inputs]]"
     for tensor in model.inputs:
         if tensor.datatype in _NO_ARRAY:
-            yield f"models.inputs `{tensor.name}`: a PyTorch module takes no {tensor.datatype}"
+            yield f"models.inputs `{tensor.name}`: a PyTorch module cannot take {tensor.datatype}"
         if not tensor.shape:
-            yield f"models.inputs `{tensor.name}`: a PyTorch module tells nothing of its shape, give it"
+            yield f"models.inputs `{tensor.name}`: a PyTorch module has no description of its shape: give `shape`"

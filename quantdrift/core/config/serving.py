@@ -125,8 +125,7 @@ class Sidecar(Section, frozen=True, kw_only=True):
     max_connections: Annotated[
         int,
         about(
-            "Connections that one relay worker observes at a time; further ones are relayed "
-            "without being observed.",
+            "Most connections that one relay worker observes at a time. Further ones are relayed but not sampled.",
             ge=1,
         ),
     ] = 2048
@@ -149,7 +148,9 @@ class Sidecar(Section, frozen=True, kw_only=True):
             "name. Empty: none. It needs no NATS; `quantdrift pause` stops a whole fleet."
         ),
     ] = ""
-    tally_interval_s: Annotated[float, about("How often counts are published.", "s", gt=0)] = 10.0
+    tally_interval_s: Annotated[
+        float, about("Time between two publications of the sidecar's counts.", "s", gt=0)
+    ] = 10.0
 
     @property
     def handoff_bytes(self) -> int:
@@ -236,7 +237,7 @@ class Intake(Section, frozen=True, kw_only=True):
         ),
     ] = 30.0
     max_pending_bytes: Annotated[
-        int, about("Memory for exchanges that are not complete.", "bytes", ge=1024)
+        int, about("Memory for exchanges whose second half has not come yet.", "bytes", ge=1024)
     ] = 64 * MIB
 
 
@@ -250,8 +251,7 @@ class Sampling(Section, frozen=True, kw_only=True):
     body_rate: Annotated[
         float,
         about(
-            "Share of all requests to keep after decoding, of those that the first phase captured "
-            "(second phase). 1: keep them all.",
+            "Share of all requests that are kept after decoding (second phase); it is limited by what `rate` captured. 1: all captured ones are kept.",
             ge=0,
             le=1,
         ),
@@ -266,8 +266,7 @@ class Sampling(Section, frozen=True, kw_only=True):
     replays_per_s: Annotated[
         float,
         about(
-            "Items to replay per second in the whole fleet, which the monitor's policy divides "
-            "among slices. 0: no policy.",
+            "Items per second that the whole fleet may replay. The monitor divides them among the slices, and sidecars follow. 0: the rates of this section apply.",
             "1/s",
             ge=0,
         ),
@@ -275,14 +274,18 @@ class Sampling(Section, frozen=True, kw_only=True):
     max_exchanges_per_s: Annotated[
         float,
         about(
-            "Most exchanges per second that one sidecar sends, whatever the rates. Above it: "
-            "lost, `rate_cap`.",
+            "Most exchanges per second that one sidecar sends, whatever the rates are. What is above is lost and counted as `rate_cap`.",
             "1/s",
             gt=0,
         ),
     ] = 200.0
     max_bytes_per_s: Annotated[
-        int, about("Most that one sidecar sends. Above it: lost, `byte_cap`.", "bytes/s", gt=0)
+        int,
+        about(
+            "Most bytes per second that one sidecar sends. What is above is lost and counted as `byte_cap`.",
+            "bytes/s",
+            gt=0,
+        ),
     ] = 32 * MIB
     header_strata: Annotated[
         tuple[HeaderStratum, ...],

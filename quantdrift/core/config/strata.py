@@ -69,16 +69,16 @@ def _declared(config: Config) -> Iterator[tuple[str, str]]:
     for rule in config.slices:
         if rule.header and f"header.{rule.header}" not in config.capture.hmac:
             for value in rule.values:
-                if not unlike(rule.header, value):
+                if not why_unmatchable(rule.header, value):
                     yield rule.header, value
 
 
-def unlike(header: str, value: str) -> str:
-    """Return why relay and decoder might read a header's value differently, or never see it; empty: they do not.
+def why_unmatchable(header: str, value: str) -> str:
+    """Return why relay and decoder may read a header's value differently; empty if they cannot.
 
     The relay compares bytes as they are on the wire, without surrounding white space and control characters; the
-    decoder records text that is cut. What one calls a member of a stratum must be one to the other, or items are
-    weighted with the probability of another stratum.
+    decoder records text that is cut. Both must put a request into the same stratum, or its items are
+    weighted with the wrong probability.
 
     Parameters
     ----------
@@ -86,13 +86,13 @@ def unlike(header: str, value: str) -> str:
         As written.
     """
     if not _TOKEN.fullmatch(header):
-        return "a header's name is written in lower case, without spaces and colons"
+        return "write a header's name in lower case, without spaces and colons"
     if not value:
-        return "an empty value is no value to some clients and proxies"
+        return "some clients and proxies drop an empty value"
     if not value.isascii() or not value.isprintable():
-        return "a value is of printable ASCII characters: of others nobody knows the encoding"
+        return "a value must have printable ASCII characters only: the encoding of others is not defined"
     if value != value.strip():
-        return "white space around a value is not part of it"
+        return "remove the white space around the value"
     if len(value) >= MAX_VALUE_BYTES:
         return f"a value must be shorter than {MAX_VALUE_BYTES} bytes, the length at which values are cut"
     return ""

@@ -17,8 +17,7 @@ class Regression(Section, frozen=True, kw_only=True):
     floor: Annotated[
         float,
         about(
-            "Errors are relative to the reference's value, or to this if it is larger, in the "
-            "unit of the output: the smallest value whose relative error matters.",
+            "Smallest value whose relative error matters, in the unit of the output: the error of a smaller one is divided by this.",
             gt=0,
         ),
     ] = 1e-3
@@ -37,8 +36,7 @@ class Ranking(Section, frozen=True, kw_only=True):
     padding: Annotated[
         float,
         about(
-            "Things that the reference scores at or below this are padding: they are left out on "
-            "both sides. Minus infinity always is."
+            "Entries that the reference scores at or below this are padding: they are left out on both sides, as minus infinity always is."
         ),
     ] = -1e9
 
@@ -132,8 +130,7 @@ class Generation(Section, frozen=True, kw_only=True):
     own_s: Annotated[
         float,
         about(
-            "Longest time in a batch for such answers, while other exchanges wait. What does not "
-            "fit is left out and counted.",
+            "Longest time in a batch for such answers, while other exchanges wait. Answers that do not fit are left out and counted.",
             "s",
             gt=0,
         ),

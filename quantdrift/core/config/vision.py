@@ -79,13 +79,11 @@ class Segmentation(Section, frozen=True, kw_only=True):
     classes_axis: Annotated[
         int,
         about(
-            "Which dimension of the scores counts classes; the items' is 0, and -1 is the last. "
-            "0: none, the output holds class numbers of any type. Integers (items, rows, columns) "
-            "always are.",
+            "Dimension of the scores that counts classes; -1 is the last. 0: the output holds class numbers, as integers of shape (items, rows, columns) always do.",
             ge=-1,
             le=3,
         ),
     ] = 1
     boundary: Annotated[
-        int, about("How far a boundary may be off and still count as found.", "pixels", ge=0, le=20)
+        int, about("Distance up to which a boundary counts as found.", "pixels", ge=0, le=20)
     ] = 2

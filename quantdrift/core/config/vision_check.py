@@ -10,7 +10,7 @@ from quantdrift.core.config.vision import Activation, Column
 def misfits(model: Model) -> Iterator[str]:
     """Return what does not go together in the options of `model`, each as a sentence that says what to change."""
     if model.output and model.detection.boxes:
-        yield f"models `{model.name}`: output and detection.boxes exclude each other"
+        yield f"models `{model.name}`: give only one of output and detection.boxes"
     yield from (f"models `{model.name}`: {problem}" for problem in _detection(model))
 
 
@@ -20,7 +20,7 @@ def _detection(model: Model) -> Iterator[str]:
         if not options.scores:
             yield "detection: `boxes` needs `scores`"
         if options.classes and options.activation is Activation.SOFTMAX:
-            yield "detection: a softmax is over classes, and with `classes` there is one score for each box"
+            yield "detection: a softmax is over classes, but with `classes` there is one score for each box"
         return
     if alone := [name for name in ("scores", "classes", "count") if getattr(options, name)]:
         yield f"detection: `{alone[0]}` needs `boxes`"

@@ -45,7 +45,10 @@ class Shadow(Section, frozen=True, kw_only=True):
     ] = ""
     threads: Annotated[int, about("CPU threads of the reference. 0: one for each core.", ge=0, le=256)] = 0
     batch_items: Annotated[
-        int, about("Most items in one replay. Larger batches are faster and later.", ge=1)
+        int,
+        about(
+            "Most items in one replay. A larger batch costs less time per item, and results come later.", ge=1
+        ),
     ] = 64
     batch_delay_s: Annotated[float, about("Longest wait for a batch to fill.", "s", gt=0)] = 0.5
     reference_memory_bytes: Annotated[
@@ -73,8 +76,7 @@ class Shadow(Section, frozen=True, kw_only=True):
     noise_share: Annotated[
         float,
         about(
-            "Share of exchanges that are replayed twice, in another batch, to measure the noise "
-            "of the reference. 0: none.",
+            "Share of exchanges that are replayed a second time, in another batch, to measure the noise of the reference. 0: none.",
             ge=0,
             le=1,
         ),
@@ -95,15 +97,20 @@ class Monitor(Section, frozen=True, kw_only=True):
         ),
     ] = 0.1
     tickets_per_30_days: Annotated[
-        float, about("The same for tickets, which come earlier and are more often wrong.", gt=0, le=300)
+        float,
+        about(
+            "Expected number of false tickets in 30 days, for the whole fleet: an upper bound. Tickets come earlier than pages and are more often wrong.",
+            gt=0,
+            le=300,
+        ),
     ] = 1.0
     min_groups: Annotated[
-        int, about("With fewer compared exchanges a slice is `unknown`, never `ok`.", "exchanges", ge=1)
+        int, about("A slice with fewer compared exchanges is `unknown`, never `ok`.", "exchanges", ge=1)
     ] = 300
     max_loss_ratio: Annotated[
         float,
         about(
-            "With a larger share of lost samples a slice is `unknown`: what is lost may hide a drift.",
+            "A slice with a larger share of lost samples is `unknown`, because the lost ones may hide a drift.",
             gt=0,
             le=1,
         ),
@@ -120,7 +127,7 @@ class Monitor(Section, frozen=True, kw_only=True):
     tolerance: Annotated[
         float,
         about(
-            "Tau: how far a slice may exceed its learned baseline without an alert; 0.25 is 25 %. "
+            "How far a slice may exceed its learned baseline without an alert (tau): 0.25 is 25 %. "
             "Larger means fewer alerts from seasons, and later ones.",
             ge=0,
             le=4,
@@ -178,6 +185,8 @@ class Telemetry(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     log_level: Annotated[
-        str, about("`debug`, `info`, `warning` or `error`."), Meta(pattern="^(debug|info|warning|error)$")
+        str,
+        about("Least level of log lines: `debug`, `info`, `warning` or `error`."),
+        Meta(pattern="^(debug|info|warning|error)$"),
     ] = "info"
-    log_json: Annotated[bool, about("One JSON object for each log line, for log collectors.")] = False
+    log_json: Annotated[bool, about("Write each log line as one JSON object, for log collectors.")] = False
