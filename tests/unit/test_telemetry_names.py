@@ -40,3 +40,12 @@ def test_every_metric_named_in_the_docs_is_exposed_under_that_name() -> None:
     }
     assert len(named) >= 5
     assert not {name: str(page) for name, page in named.items() if name not in exposed}
+
+
+def test_resource_attributes_come_from_the_variable_of_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No option of ours repeats `OTEL_RESOURCE_ATTRIBUTES`; the name of the service stays ours."""
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod,service.name=other")
+    meter = Telemetry("quantdrift-monitor")
+    meter.close()
+    assert meter.resource.attributes["deployment.environment.name"] == "prod"
+    assert meter.resource.attributes["service.name"] == "quantdrift-monitor"

@@ -7,7 +7,7 @@ import msgspec
 
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config
-from quantdrift.core.config.wrong_values import misfits, nearest
+from quantdrift.core.config.wrong_values import mistakes, nearest
 from quantdrift.core.errors import OperatorError
 
 _WANTED = {bool: "true or false", int: "a number", float: "a number"}
@@ -40,8 +40,8 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
             place[option] = text if isinstance(place[option], str) else _value(text, place[option])
         except msgspec.DecodeError as error:
             raise OperatorError(f"`{assignment}` does not fit: {error}") from error
-        for misfit in misfits(document, Config):
-            raise OperatorError(f"`{assignment}` does not fit: {misfit.text}")
+        for mistake in mistakes(document, Config):
+            raise OperatorError(f"`{assignment}` does not fit: {mistake.text}")
         config = msgspec.convert(document, Config)
     if found := problems(config):
         raise OperatorError("with these options:\n" + "\n".join(f"  - {problem}" for problem in found))

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import msgspec
 
 from quantdrift.core.config.address import Address, AddressError, read_address
-from quantdrift.core.config.runtimes import unfit
+from quantdrift.core.config.runtimes import reference_problems
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatchable
 from quantdrift.core.config.tasks import SECTIONS, SHARED
-from quantdrift.core.config.vision_check import misfits
+from quantdrift.core.config.vision_check import vision_problems
 from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})
@@ -161,8 +161,8 @@ def _models(config: Config) -> Iterator[str]:
         yield from _tensors(model)
         yield from _task(model)
         yield from _infinite(model)
-        yield from misfits(model)
-        yield from unfit(model)
+        yield from vision_problems(model)
+        yield from reference_problems(model)
 
 
 def _own_answers(config: Config, model: Model) -> Iterator[str]:

@@ -46,8 +46,8 @@ class Copy(Section, frozen=True, kw_only=True):
     ] = ""
 
     @property
-    def is_there(self) -> bool:
-        """Whether there is one."""
+    def is_configured(self) -> bool:
+        """Whether a copy is configured."""
         return bool(self.url or self.path)
 
     def where(self, model: str) -> str:

@@ -17,7 +17,7 @@ from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
-from quantdrift.core.config.wrong_values import Key, Misfit, allowed, misfits, nearest, struct_in, without
+from quantdrift.core.config.wrong_values import Key, Mistake, allowed, mistakes, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
 
 PREFIX = "QUANTDRIFT__"
@@ -69,12 +69,12 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
         variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
         return variable or str(parts.origins.get(keys[:2], path))
 
-    wrong = list(misfits(document, Config))
-    found += [f"{source(misfit.keys)}: {misfit.text}" for misfit in wrong]
+    wrong = list(mistakes(document, Config))
+    found += [f"{source(mistake.keys)}: {mistake.text}" for mistake in wrong]
     names = [model.get("name") if isinstance(model, dict) else None for model in _models(document)]
     config = msgspec.convert(without(document, wrong), Config)
     for problem in problems(config):
-        if not any(_follows(problem, misfit, names) for misfit in wrong):
+        if not any(_follows(problem, mistake, names) for mistake in wrong):
             found.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
     if found:
         raise OperatorError("the configuration is wrong:\n" + "\n".join(f"  - {line}" for line in found))
@@ -86,14 +86,14 @@ def _models(document: Mapping[str, Any]) -> list[Any]:
     return list(models) if isinstance(models, list) else []
 
 
-def _follows(problem: str, misfit: Misfit, names: Sequence[Any]) -> bool:
+def _follows(problem: str, mistake: Mistake, names: Sequence[Any]) -> bool:
     """Return whether a contradiction may exist only because of a value that is reported already."""
-    is_listed = misfit.keys[:1] in {("models",), ("slices",)}
-    section = "" if is_listed else "".join(f"{key}." for key in misfit.keys[:-1])
-    if not any(re.search(rf"\b{re.escape(section + name)}\b", problem) for name in misfit.names):
+    is_listed = mistake.keys[:1] in {("models",), ("slices",)}
+    section = "" if is_listed else "".join(f"{key}." for key in mistake.keys[:-1])
+    if not any(re.search(rf"\b{re.escape(section + name)}\b", problem) for name in mistake.names):
         return False
     model = re.match(r"models `([^`]*)`", problem)
-    return not (model and misfit.keys[0] == "models") or names[int(misfit.keys[1])] == model[1]
+    return not (model and mistake.keys[0] == "models") or names[int(mistake.keys[1])] == model[1]
 
 
 def _source(
@@ -192,7 +192,7 @@ def _override(
 ) -> tuple[dict[str, tuple[Key, ...]], list[str]]:
     """Set what the environment sets; return the options by the names of their variables, and the mistakes."""
     found: dict[str, tuple[Key, ...]] = {}
-    mistakes = []
+    wrong = []
     for name, text in env.items():
         if not name.startswith(PREFIX):
             continue
@@ -200,10 +200,10 @@ def _override(
         try:
             _set(document, parents, option, text)
         except ValueError as error:
-            mistakes.append(f"{name}: {error}")
+            wrong.append(f"{name}: {error}")
         else:
             found[name] = (*parents, option)
-    return found, mistakes
+    return found, wrong
 
 
 def _set(document: dict[str, Any], parents: Sequence[str], option: str, text: str) -> None:

@@ -1,5 +1,6 @@
 """Text of the annotated `config.toml` and of the configuration reference page, from the options' own descriptions."""
 
+import re
 import textwrap
 import typing
 from collections.abc import Iterator
@@ -123,14 +124,16 @@ def default_toml() -> str:
         "# see the options that end in _file.",
         "",
         _FIRST,
-        "# EVERY OPTION WITH ITS DEFAULT. Units are in brackets.",
+        "# EVERY OPTION WITH ITS DEFAULT. Units are in brackets. docs/reference/configuration.md says more of each: its",
+        "# bounds, and what an empty value or 0 means.",
         "",
     ]
     for section, kind in _sections():
         lines += [f"# {_first_line(kind)}", f"[{section}]"]
         for option in _options(section, kind):
             unit = f" [{option.unit}]" if option.unit else ""
-            lines += textwrap.wrap(f"{option.text}{unit}", 108, initial_indent="# ", subsequent_indent="# ")
+            text = f"{_first_sentence(option.text)}{unit}"
+            lines += textwrap.wrap(text, 108, initial_indent="# ", subsequent_indent="# ")
             lines.append(f"{option.name} = {option.default}")
         lines.append("")
     return "\n".join([*lines, _EXAMPLES])
@@ -246,6 +249,10 @@ def _toml(value: Any) -> str:
 
 def _first_line(kind: type[msgspec.Struct]) -> str:
     return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)(?<!e\.g\.)\s", text, maxsplit=1)[0]
 
 
 def _parameters(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:

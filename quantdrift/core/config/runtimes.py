@@ -50,7 +50,7 @@ _SCHEMES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
 _NO_ARRAY: Final = frozenset({"BYTES", "BF16"})
 
 
-def unfit(model: Model) -> Iterator[str]:
+def reference_problems(model: Model) -> Iterator[str]:
     """Return what does not go together in the references of `model`, each as a sentence that says what to change."""
     for reference in model.references:
         where = f"models `{model.name}`: the reference {reference.where(model.name) or 'without a path'}"
@@ -105,7 +105,7 @@ def _mapping(model: Model, reference: Reference) -> Iterator[str]:
 
 def _copy(model: Model, reference: Reference) -> Iterator[str]:
     copy = reference.copy
-    if not copy.is_there:
+    if not copy.is_configured:
         if copy != Copy():
             yield "[models.references.copy] needs `url` or `path`"
         return

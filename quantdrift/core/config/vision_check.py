@@ -7,7 +7,7 @@ from quantdrift.core.config.models import Model
 from quantdrift.core.config.vision import Activation, Column
 
 
-def misfits(model: Model) -> Iterator[str]:
+def vision_problems(model: Model) -> Iterator[str]:
     """Return what does not go together in the options of `model`, each as a sentence that says what to change."""
     if model.output and model.detection.boxes:
         yield f"models `{model.name}`: give only one of output and detection.boxes"

@@ -16,7 +16,7 @@ _ALIKE = 0.5
 """How similar a name must be to be suggested, from 0 to 1."""
 
 
-class Misfit(msgspec.Struct, frozen=True):
+class Mistake(msgspec.Struct, frozen=True):
     """An error at one place of a document.
 
     Parameters
@@ -45,14 +45,14 @@ def struct_in(kind: Any) -> type[msgspec.Struct] | None:
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
-def misfits(document: Any, kind: type[msgspec.Struct]) -> Iterator[Misfit]:
+def mistakes(document: Any, kind: type[msgspec.Struct]) -> Iterator[Mistake]:
     """Yield the errors of `document` as a `kind`: unknown and missing keys, wrong types, values out of bounds."""
     yield from _table(document, kind, (), "")
 
 
-def without(document: Any, wrong: Iterable[Misfit]) -> Any:
+def without(document: Any, wrong: Iterable[Mistake]) -> Any:
     """Return `document` without the places of `wrong`, so that the rest can be converted and checked."""
-    return _kept(document, (), {misfit.place for misfit in wrong})
+    return _kept(document, (), {mistake.place for mistake in wrong})
 
 
 def _kept(value: Any, keys: tuple[Key, ...], wrong: AbstractSet[tuple[Key, ...]]) -> Any:
@@ -63,10 +63,10 @@ def _kept(value: Any, keys: tuple[Key, ...], wrong: AbstractSet[tuple[Key, ...]]
     return value
 
 
-def _table(document: Any, kind: type[msgspec.Struct], keys: tuple[Key, ...], where: str) -> Iterator[Misfit]:
+def _table(document: Any, kind: type[msgspec.Struct], keys: tuple[Key, ...], where: str) -> Iterator[Mistake]:
     if not isinstance(document, dict):
         names = tuple(key for key in keys[-1:] if isinstance(key, str))
-        yield Misfit(keys, f"{where} = {_shown(document)}: it must be a table, [{where}]", keys, names)
+        yield Mistake(keys, f"{where} = {_shown(document)}: it must be a table, [{where}]", keys, names)
         return
     hints = typing.get_type_hints(kind, include_extras=True)
     required = {field.name for field in msgspec.structs.fields(kind) if field.required}
@@ -74,26 +74,26 @@ def _table(document: Any, kind: type[msgspec.Struct], keys: tuple[Key, ...], whe
         path = f"{where}.{key}" if where else key
         if key not in hints:
             text = f"unknown option `{path}`: {nearest(key, list(hints))}"
-            yield Misfit((*keys, key), text, (*keys, key), (key, _alike(key, list(hints)) or key))
+            yield Mistake((*keys, key), text, (*keys, key), (key, _alike(key, list(hints)) or key))
         elif inner := struct_in(hints[key]):
             yield from _inside(value, hints[key], inner, (*keys, key), path)
         else:
-            for misfit in _value(value, hints[key], (*keys, key), path):
-                yield msgspec.structs.replace(misfit, place=keys) if key in required else misfit
+            for mistake in _value(value, hints[key], (*keys, key), path):
+                yield msgspec.structs.replace(mistake, place=keys) if key in required else mistake
     for name in hints:
         if name in required and name not in document:
             # The entry is left out as a whole, so that nothing can refer to it.
-            yield Misfit(keys, f"{where}: `{name}` is missing", keys, ("model", "cross"))
+            yield Mistake(keys, f"{where}: `{name}` is missing", keys, ("model", "cross"))
 
 
 def _inside(
     value: Any, hint: Any, inner: type[msgspec.Struct], keys: tuple[Key, ...], path: str
-) -> Iterator[Misfit]:
+) -> Iterator[Mistake]:
     if struct_in(hint) is hint:
         yield from _table(value, inner, keys, path)
     elif not isinstance(value, list | tuple):
         text = f"{path} = {_shown(value)}: it must be a list of tables, [[{path}]]"
-        yield Misfit(keys, text, keys, (str(keys[-1]),))
+        yield Mistake(keys, text, keys, (str(keys[-1]),))
     else:
         for index, entry in enumerate(value):
             name = entry.get("name") if isinstance(entry, dict) else None
@@ -101,12 +101,12 @@ def _inside(
             yield from _table(entry, inner, (*keys, index), f"{path}[{which}]")
 
 
-def _value(value: Any, hint: Any, keys: tuple[Key, ...], path: str) -> Iterator[Misfit]:
+def _value(value: Any, hint: Any, keys: tuple[Key, ...], path: str) -> Iterator[Mistake]:
     try:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:
         text = f"{path} = {_shown(value)}: it must be {allowed(hint)}{_meant(value, hint)}"
-        yield Misfit(keys, text, keys, (str(keys[-1]),))
+        yield Mistake(keys, text, keys, (str(keys[-1]),))
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -88,7 +88,7 @@ class CandidateReplica:
 def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
     """Return the request for the replica configured with a reference; None if there is none."""
     copy = request.reference.copy
-    if not copy.is_there:
+    if not copy.is_configured:
         return None
     reference = Reference(
         runtime=Runtime.OPENAI if copy.url else Runtime.TRANSFORMERS,
