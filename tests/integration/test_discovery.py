@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import asyncpg
-import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
@@ -180,18 +179,18 @@ async def test_two_rounds_at_once_do_not_count_the_same_exchanges_twice(
 
 
 async def test_the_monitor_searches_when_it_leads_and_it_is_time(
-    database: Database, record: asyncpg.Connection, postgres_dsn: str
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standby does not; the leader does once a day, also after a restart; a stop ends it at once."""
     version = await write_version(record)
     await write_traffic(record, version, begin=NOW - DAY, end=NOW + 2 * DAY, n=4000, flips={}, seed=1)
     clock, stop, leads = ManualClock(NOW), Stop(), False
-    config = msgspec.structs.replace(CONFIG, monitor=msgspec.structs.replace(CONFIG.monitor, interval_s=0.01))
+    monkeypatch.setattr("quantdrift.monitor.discovery.schedule.TURN_S", 0.01)
     telemetry = Telemetry("test")
 
     def discoverer(stop: Stop) -> Discoverer:
         return Discoverer(
-            config=config,
+            config=CONFIG,
             dsn=postgres_dsn,
             database=database,
             telemetry=telemetry,

@@ -172,7 +172,7 @@ def test_the_local_switch_wins(local: dict[str, float]) -> None:
 
 def test_the_epoch_changes_with_time_under_one_directive() -> None:
     """A sticky sample is no fixed panel, also while no new directive comes."""
-    directives = PolicyHistory(Sampling())
+    directives = PolicyHistory(Sampling(replays_per_s=1.0))
     directives.follow(
         PolicyMessage(
             policy=named(
