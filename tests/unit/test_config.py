@@ -91,7 +91,10 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
     ("text", "complaint"),
     [
         (MODEL.replace('path = "m.onnx"\n', ""), "without a path.*runtime `onnx` needs `path`"),
-        (MODEL + 'factory = "a:b"', "m.onnx: `factory` belongs to runtime `torch`, and the runtime here is `onnx`"),
+        (
+            MODEL + 'factory = "a:b"',
+            "m.onnx: `factory` belongs to runtime `torch`, and the runtime here is `onnx`",
+        ),
         (MODEL + "compile = true", "`compile` belongs to runtime `torch`"),
         (
             MODEL + 'runtime = "tensorrt"',
@@ -197,7 +200,10 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
         (MODEL.replace("[[models.ref", 'adapter = "xml"\n[[models.ref'), "adapter"),
         (MODEL.replace("[[models.ref", 'labels = ["a", "a"]\n[[models.ref'), "labels names a class twice"),
         (MODEL + '[[models.inputs]]\nname = "x"\ndatatype = "FLOAT"', "datatype"),
-        (MODEL + '[[models.inputs]]\nname = "x"\ndatatype = "FP32"\nshape = [-2]', "a dimension must be its size, or -1"),
+        (
+            MODEL + '[[models.inputs]]\nname = "x"\ndatatype = "FP32"\nshape = [-2]',
+            "a dimension must be its size, or -1",
+        ),
         (MODEL + '[[models.outputs]]\nname = "x"\ndatatype = "FP32"\n' * 2, "names `x` 2 times"),
         ('[[sampling.header_strata]]\nname = "default"\nrate = 1.0', "`default` is reserved"),
         ('[[sampling.header_strata]]\nname = "a"\nrate = 2.0', "`rate` must be a number from 0 to 1"),

@@ -52,7 +52,10 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ),
         ('task = "regression"\n[models.regression]\nquantiles = [0.9, 0.1]', "rising"),
         ('task = "regression"\n[models.regression]\nfloor = 0.0', "floor"),
-        ('task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]', "give only one of output and tensor.outputs"),
+        (
+            'task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]',
+            "give only one of output and tensor.outputs",
+        ),
         ('task = "tensor"\n[models.tensor]\noutputs = ["b", "b"]', "twice"),
         ('task = "tensor"\n[models.tensor]\nelement_type = "INT8"', "element_type"),
         ('task = "detection"\n[models.detection]\nboxes = "b"', "`boxes` needs `scores`"),
