@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from urllib.parse import unquote
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.config.strata import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
+from quantdrift.core.slices import time_attributes
 from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS
@@ -88,6 +90,7 @@ class Recorder:
         self._rows = live_config.rows
         self._identity = identity
         self._limit = config.sidecar.max_exchange_bytes
+        self._time_zone = ZoneInfo(config.capture.time_zone)
         self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
@@ -152,12 +155,14 @@ class Recorder:
         margin = None
         if self._second_phase.needs_margin:
             margin = candidate_margin(reply.outputs, model, route.protocol)
-        draw = self._second_phase.draw(group or meta.id, meta.pi1, {MODEL: model.name, **attributes}, margin)
+        captured_at = datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC)
+        known = {MODEL: model.name, **attributes, **time_attributes(captured_at, self._time_zone)}
+        draw = self._second_phase.draw(group or meta.id, meta.pi1, known, margin)
         if not draw.kept:
             return None
         return Exchange(
             id=meta.id,
-            captured_at=datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC),
+            captured_at=captured_at,
             source=self._identity.source,
             model=model.name,
             version=self._version(reply.version or query.version or unquote(route.version), model),

@@ -166,6 +166,23 @@ def test_every_loss_has_its_reason(loss: Loss, given: dict[str, Any]) -> None:
     assert caught.value.loss is loss
 
 
+@pytest.mark.parametrize(("zone", "kept"), [("UTC", False), ("Asia/Tokyo", True)])
+def test_a_boost_of_the_weekend_takes_what_was_captured_then(zone: str, *, kept: bool) -> None:
+    """Friday, 20:00 UTC, is Saturday in Tokyo; the record has no attribute for it."""
+    friday_ns = int(datetime(2026, 11, 20, 20, 0, tzinfo=UTC).timestamp()) * 1_000_000_000
+    boost = BodyStratum(name="weekend", rate=1.0, where=(Predicate(key="time.week", equals="weekend"),))
+    config = msgspec.structs.replace(
+        CONFIG,
+        capture=msgspec.structs.replace(CONFIG.capture, time_zone=zone),
+        sampling=msgspec.structs.replace(CONFIG.sampling, body_strata=(boost,)),
+    )
+    meta, request, response = raw_exchange()
+    meta = msgspec.structs.replace(meta, captured_at_ns=friday_ns)
+    exchange = Recorder(LiveConfig.of(config), ORIGIN).record(meta, request, response)
+    assert (exchange is not None) == kept
+    assert exchange is None or not any(key.startswith("time.") for key in exchange.attributes)
+
+
 def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
     """Also when another is in force by then; one that nobody knows any more costs the exchange, and is counted."""
     rates = (0.5, 0.25)
