@@ -73,7 +73,7 @@ class Transitions:
                     episode=Episode.NONE,
                     metric=Metric(entry.loudest().metric),
                     onset_us=self._state.now_us,
-                    details={"reason": reason},
+                    reason=reason,
                 )
             )
         if touched or changed or reason != entry.reason:
