@@ -15,12 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from quantdrift.core.config.schema import Config
-from quantdrift.drift.evidence.group import Members, group_value
 from quantdrift.drift.evidence.header import POLICY
-from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
-from quantdrift.monitor.fold.groups import Columns, Observation, SliceGroups, exchanges
-from quantdrift.monitor.fold.groups import changes as stretches
+from quantdrift.monitor.fold.groups import Columns, Observation, SliceGroups, exchanges, slice_groups
 from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Key
@@ -196,38 +194,13 @@ class Fold:
         return observed, event_us
 
     def _groups(self, observed: Sequence[Observation], columns: Columns, cap: FloatArray) -> SliceGroups:
-        """Return what each slice is shown; what is retired, and a group that shows nothing, is left out."""
-        which = np.array([one.counts for one in observed])[columns.observation]
+        """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
+        which = np.array([one.closed or not one.rows[0].group_key for one in observed])[columns.observation]
         if self.state.retired:
-            # Captured, or put into it, before the workers heard of it.
+            # Captured, or assigned to it, before the workers learned that it is retired.
             ignored = [slice_id for slice_id in self.state.retired if self.state.ignores(slice_id)]
             which &= ~np.isin(columns.slice_id, ignored)
-        item, ends = columns.groups(which)
-        slice_id, observation = columns.slice_id[which], columns.observation[which]
-        policy_id = np.array([one.rows[0].policy_id for one in observed], dtype=np.int64)[observation]
-        closed = np.array([one.closed for one in observed])[observation]
-        starts = stretches(slice_id, policy_id)
-        rates = [
-            self.state.rates(*key)
-            for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)
-        ]
-        of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
-        smallest, first, second = (
-            np.array([getattr(one, name) for one in rates], dtype=np.float64)[of]
-            for name in ("smallest", "first", "second")
-        )
-        weighted = np.array([one.weighted for one in rates], dtype=np.bool_)[of]
-        members = Members(item, ends, smallest, closed, first, second)
-        groups = SliceGroups(
-            columns,
-            which=which,
-            members=members,
-            items=columns.items(cap),
-            policy_id=policy_id,
-            weighted=weighted & ~closed,
-        )
-        _tell_refused(columns, members, slice_id, groups.refused)
-        return groups
+        return slice_groups(observed, columns, which, cap, self.state.rates)
 
     def _live(
         self, groups: SliceGroups, observed: Sequence[Observation], event_us: Sequence[int]
@@ -396,16 +369,3 @@ class Fold:
         if len(signals) == len(self.state.slices[key].watch.states):
             end(self.state, key, reason)
         self.state.remove(key, signals)
-
-
-def _tell_refused(columns: Columns, members: Members, slice_id: IntArray, refused: BoolArray) -> None:
-    """Say which groups are no observations: what their sidecars said of their sampling does not fit together."""
-    for group in np.flatnonzero(refused).tolist():
-        places = members.item[members.ends[group - 1] if group else 0 : members.ends[group]].tolist()
-        rows = [columns.rows[place] for place in places]
-        try:
-            group_value([0.0] * len(rows), [row.pi for row in rows], members.smallest[group], len(rows))
-        except ValueError as error:
-            _LOG.warning(
-                "exchange %s says nothing of slice %d: %s", rows[0].exchange_id, slice_id[group], error
-            )

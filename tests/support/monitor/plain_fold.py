@@ -14,10 +14,11 @@ from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Change, Groups, Series, SignalKey, advance
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.groups import exchanges, shown, slices_of
+from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, RollupRow, Snapshot
+from tests.support.monitor.plain_groups import shown, slices_of
 
 EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 MEANS = ("flip", "topk", "js", "divergence", "margin")
