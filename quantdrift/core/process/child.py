@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 
 # Runs in the child before the program, because no Python code may run between fork and exec of a threaded parent.
@@ -77,7 +78,7 @@ class Child:
     final
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
-        Limit of the growing pause before a restart.
+        Limit of the pauses before restarts.
     told
         Called after each end with how it ended ("ended with exit code 1"), its exit code (None if it could not be
         started), and the pause before the restart. None: log these.
@@ -112,7 +113,7 @@ class Child:
         self._fds = tuple(fds)
         self._environment = dict(environment)
         self._on_death = on_death
-        self._longest_pause_s = longest_pause_s
+        self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._told = told or self._log
         self._heard = dict(heard or {})
         self._process: asyncio.subprocess.Process | None = None
@@ -127,23 +128,23 @@ class Child:
             The last exit code, once it ended on request or with the exit code `final`.
         """
         loop = asyncio.get_running_loop()
-        pause_s = _FIRST_PAUSE_S
         while True:
             started_s = loop.time()
             try:
                 code = await self._run_once()
             except OSError as error:  # out of memory, processes or files: a retry may succeed
+                pause_s = self._backoff.next_s()
                 self._told(f"cannot be started ({error})", None, pause_s)
             else:
                 if self._ending.is_set() or code == self.final:
                     return code
                 self._on_death()
                 if loop.time() - started_s >= _STEADY_S:
-                    pause_s = _FIRST_PAUSE_S
+                    self._backoff.reset()
+                pause_s = self._backoff.next_s()
                 self._told(ending(code), code, pause_s)
             if await self._ending.wait(pause_s):
                 return 0
-            pause_s = min(pause_s * 2, self._longest_pause_s)
 
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
@@ -171,7 +172,7 @@ class Child:
         return code
 
     def _log(self, how: str, _code: int | None, pause_s: float) -> None:
-        _LOG.error("%s %s; restarting in %g s", self.name, how, pause_s)
+        _LOG.error("%s %s; restarting in %.1f s", self.name, how, pause_s)
 
     def terminate(self) -> None:
         """Ask it to end."""

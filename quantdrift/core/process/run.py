@@ -6,7 +6,10 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 
+from quantdrift.core.process.backoff import Backoff
+
 _LOG = logging.getLogger(__name__)
+_LONGEST_PAUSE_S = 30.0
 
 
 class Stop:
@@ -70,17 +73,17 @@ def _give_up(grace_s: float) -> None:
 async def supervise(
     name: str, work: Callable[[], Awaitable[None]], stop: Stop, *, retry_s: float = 1.0
 ) -> None:
-    """Run `work` until `stop`; after an error, log it and run it again after a growing pause (at most 30 s).
+    """Run `work` until `stop`; after an error, log it and run it again after a growing pause of at most 30 s.
 
     This is one of the two places that catch every exception, so that one error does not end the process.
     """
-    pause_s = retry_s
+    backoff = Backoff(retry_s, max(retry_s, _LONGEST_PAUSE_S))
     while not stop.is_set():
         try:
             await work()
         except Exception:  # noqa: BLE001 - the top of a supervised task
-            _LOG.exception("%s failed; retrying in %g s", name, pause_s)
+            pause_s = backoff.next_s()
+            _LOG.exception("%s failed; retrying in %.1f s", name, pause_s)
             await stop.wait(pause_s)
-            pause_s = min(pause_s * 2, 30.0)
         else:
-            pause_s = retry_s
+            backoff.reset()
