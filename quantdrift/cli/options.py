@@ -40,6 +40,15 @@ def user_name() -> str:
         return f"uid {os.getuid()}"
 
 
+BY = click.option(
+    "--by",
+    default=user_name,
+    show_default="your user name",
+    help="Name of the person who decides; it is stored.",
+)
+REASON = click.option("--reason", default="", help="Reason; it is stored.")
+
+
 def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
     """Set up logging under the command's name; return the configuration and the secrets of `role`."""
     config = load(config_path)
