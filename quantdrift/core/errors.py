@@ -1,5 +1,6 @@
 """The base classes of all errors, by who must act: a person, a retry, or the quarantine."""
 
+import os
 from enum import StrEnum
 
 
@@ -16,6 +17,15 @@ class OperatorError(QuantdriftError):
 
 class RetryError(QuantdriftError):
     """A temporary condition (a server is unavailable, a lock is held): the caller retries later."""
+
+
+def os_error_text(error: OSError) -> str:
+    """Return the text of an error of a socket or file, for people."""
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno).lower()  # its own text repeats the address in Python notation
+    if error.strerror:
+        return error.strerror
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 class QuarantineReason(StrEnum):
