@@ -47,7 +47,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
         stop = Stop()
         loop = asyncio.get_running_loop()
 
-        def asked(number: int) -> None:
+        def on_signal(number: int) -> None:
             if stop.is_set():
                 os._exit(128 + number)
             _LOG.info("%s received: finishing", signal.Signals(number).name)
@@ -55,7 +55,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
             loop.call_later(grace_s, _give_up, grace_s)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked, number)
+            loop.add_signal_handler(number, on_signal, number)
         return await main(stop)
 
     try:
