@@ -1,7 +1,10 @@
 """The base classes of all errors, by who must act: a person, a retry, or the quarantine."""
 
 import os
+import re
 from enum import StrEnum
+
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class QuantdriftError(Exception):
@@ -21,8 +24,10 @@ class RetryError(QuantdriftError):
 
 def os_error_text(error: OSError) -> str:
     """Return the text of an error of a socket or file, for people."""
-    if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno).lower()  # its own text repeats the address in Python notation
+    # The text of a failed connection has the address in Python notation; of a name with several addresses, all of them.
+    code = _ERRNO.search(str(error))
+    if code is not None and (isinstance(error, ConnectionError) or error.errno is None):
+        return os.strerror(int(code[1])).lower()
     if error.strerror:
         return error.strerror
     return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
