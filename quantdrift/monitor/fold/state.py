@@ -243,6 +243,11 @@ class FoldState:
             )
         return found
 
+    def session_attribute(self, key: Key) -> str:
+        """Return the attribute whose requests are alike in a slice although it is not declared; empty: there is none."""
+        attribute = self.catalog.undeclared_sessions.get(key, "")
+        return "" if attribute == f"header.{self._config.sampling.sticky_header}" else attribute
+
     def recent_counts(self, strata: tuple[str, ...], model: str) -> RecentCounts:
         """Return what was offered and lost of a model in the recent hour; see `look`."""
         found = self._counts.get((strata, model))
