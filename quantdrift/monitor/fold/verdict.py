@@ -17,7 +17,7 @@ from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
-from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.monitor.fold.slice_state import SUPERSEDED, Key, SliceState
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
@@ -25,7 +25,6 @@ LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
-SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 RETIRED = "retired: nothing was compared for 30 days"
 LOST = "loss: too many of its samples were lost in the last hour"
 UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
