@@ -24,6 +24,7 @@ from quantdrift.core.telemetry import (
     grpc_headers,
 )
 from quantdrift.monitor.compilation import compile_loops
+from quantdrift.monitor.dependence import SessionSearch
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
@@ -86,7 +87,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
 
 
 class Monitor:
-    """The tasks of the process: lead and fold, send events, maintain the database, search slices, make policies.
+    """The tasks of the process: lead and fold, send events, maintain the database, search slices and sessions, make policies.
 
     `serve` constructs it with its parts.
     """
@@ -127,6 +128,13 @@ class Monitor:
         self._refits = ClusterFits(
             config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._gauges.leads
         )
+        self._session_search = SessionSearch(
+            database=database,
+            clock=clock,
+            stop=stop,
+            leads=lambda: self._gauges.leads,
+            wait_s=config.monitor.interval_s,
+        )
         self._policy = PolicyMaker(
             config=config,
             database=database,
@@ -159,6 +167,7 @@ class Monitor:
             "outbox": self._outbox_turn,
             "maintenance": self._maintain_turn,
             "discovery": self._discoverer.turn,
+            "sessions": self._session_search.turn,
             "clusters": self._refits.turn,
             "policy": self._policy.turn,
         }
