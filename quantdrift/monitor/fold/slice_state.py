@@ -1,8 +1,8 @@
 """One slice of one candidate version in the fold, and the rows that are written of many."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -257,83 +257,74 @@ def new_slice(
     return SliceState(SliceWatch(table=table), verdict, thresholds)
 
 
-_SHOWN = [fields.M, fields.N, fields.CREATED_AT, fields.LAST_AT]
-
-
 def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[DetectorRow]:
     """Return the detectors of slices as they are stored, slice after slice, by metric and kind."""
     rows = np.array([one.row for one in slices], dtype=np.intp)
     table.survey_all(rows)
-    found: list[list[DetectorRow]] = [[] for _ in slices]
-    for signal in table.keys:
-        has = table.has[signal][rows]
-        chosen = range(len(rows)) if has.all() else np.flatnonzero(has).tolist()
-        of = rows[has]
-        states, metric, kind = table.states[signal], signal.metric, signal.kind
-        for place, state, (budget, n, created, last), evidence, noise, fold_seq in zip(
-            chosen,
-            dump_rows(kind, states, of.tolist()),
-            states[of[:, None], _SHOWN].tolist(),
-            table.evidence[signal][of].tolist(),
-            table.noise[signal][of].tolist(),
-            table.fold_seq[of].tolist(),
-            strict=True,
-        ):
-            version_id, slice_id = slices[place].key
-            found[place].append(
-                DetectorRow(
-                    model_version_id=version_id,
-                    slice_id=slice_id,
-                    metric=metric,
-                    kind=kind,
-                    state=state,
-                    budget=budget,
-                    n_groups=int(n),
-                    evidence=evidence,
-                    fold_seq=fold_seq,
-                    created_us=int(created),
-                    last_us=int(last),
-                    retired_us=None,
-                    noise=noise,
-                )
-            )
-    return [row for of_slice in found for row in of_slice]
+    of_signals = [_rows_of_signal(table, rows, slices, signal) for signal in table.keys]
+    if all(len(of) == len(rows) for of in of_signals):
+        return list(itertools.chain.from_iterable(zip(*of_signals, strict=True)))
+    have = [iter(of) for of in of_signals]
+    columns = np.array([table.has[signal][rows] for signal in table.keys]).T.tolist()
+    return [next(of) for of_slice in columns for of, has in zip(have, of_slice, strict=True) if has]
+
+
+def _rows_of_signal(
+    table: FoldTable, rows: IntArray, slices: Sequence[SliceState], signal: SignalKey
+) -> list[DetectorRow]:
+    """Return the detectors of one signal, of those slices that have it."""
+    has, states = table.has[signal][rows], table.states[signal]
+    keys = [one.key for one in slices] if has.all() else [one.key for one in itertools.compress(slices, has)]
+    rows = rows[has]
+    header = states[:, : fields.HEADER][rows]
+    whole = header[:, [fields.N, fields.CREATED_AT, fields.LAST_AT]].astype(np.int64).T.tolist()
+    return list(
+        map(
+            DetectorRow,
+            [version_id for version_id, _ in keys],
+            [slice_id for _, slice_id in keys],
+            itertools.repeat(signal.metric),
+            itertools.repeat(signal.kind),
+            dump_rows(signal.kind, states, rows.tolist()),
+            header[:, fields.M].tolist(),
+            whole[0],
+            table.evidence[signal][rows].tolist(),
+            table.fold_seq[rows].tolist(),
+            whole[1],
+            whole[2],
+            itertools.repeat(None),
+            table.noise[signal][rows].tolist(),
+        )
+    )
 
 
 def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thresholds) -> list[VerdictRow]:
     """Return the verdicts on slices as they are stored; rows that are not up to date are made."""
-    stale = [one for one in slices if table.stale[one.row]]
-    if stale:
-        rows = np.array([one.row for one in stale], dtype=np.intp)
+    every = np.array([one.row for one in slices], dtype=np.intp)
+    stale = table.stale[every]
+    if stale.any():
+        rows, old = every[stale], list(itertools.compress(slices, stale.tolist()))
         table.survey_all(rows)
-        columns = zip(
-            stale,
-            _estimates(table, rows),
+        evidence, threshold = table.total[rows], table.page_thresholds(rows, thresholds)
+        for place in np.flatnonzero(~table.unweighed[rows]).tolist():
+            evidence[place], threshold[place] = old[place].written.evidence, old[place].written.threshold
+        made = map(
+            VerdictRow,
+            [one.key[0] for one in old],
+            [one.key[1] for one in old],
+            [one.said for one in old],
+            [one.reason for one in old],
+            [one.since_us for one in old],
             table.n_groups[rows].tolist(),
-            table.unweighed[rows].tolist(),
-            table.total[rows].tolist(),
-            table.page_thresholds(rows, thresholds).tolist(),
+            evidence.tolist(),
+            threshold.tolist(),
+            _estimates(table, rows),
             table.last_us[rows].tolist(),
             table.updated_us[rows].tolist(),
             table.fold_seq[rows].tolist(),
-            strict=True,
         )
-        for one, estimate, n_groups, unweighed, total, threshold, last_us, updated_us, fold_seq in columns:
-            before = one.written
-            one.written = VerdictRow(
-                model_version_id=before.model_version_id,
-                slice_id=before.slice_id,
-                verdict=one.said,
-                reason=one.reason,
-                since_us=one.since_us,
-                n_groups=n_groups,
-                evidence=total if unweighed else before.evidence,
-                threshold=threshold if unweighed else before.threshold,
-                estimate=estimate,
-                last_us=last_us,
-                updated_us=updated_us,
-                fold_seq=fold_seq,
-            )
+        for one, row in zip(old, made, strict=True):
+            one.written = row
         table.stale[rows] = table.unweighed[rows] = False
     return [one.written for one in slices]
 
@@ -343,44 +334,40 @@ def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, flo
 
     What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`.
     """
-    found: list[dict[str, dict[str, float]]] = [{} for _ in rows]
+    found: list[dict[str, dict[str, float]]] = [{} for _ in range(len(rows))]
+    learns = table.missing[rows] > 0
     for signal in table.keys:
+        has, states = table.has[signal][rows], table.states[signal]
         if signal.kind == BUDGET.kind:
-            _add_means(table, rows, signal, found)
-        elif len(lacking := np.flatnonzero(table.has[signal][rows] & (table.missing[rows] > 0))):
-            n = DETECTORS[signal.kind].missings(table.states[signal][rows[lacking]])
+            of_those = itertools.compress(found, has.tolist())
+            for of_slice, shown in zip(of_those, _means(table, rows[has], signal), strict=True):
+                of_slice[signal.metric] = shown
+        elif len(lacking := np.flatnonzero(has & learns)):
+            n = DETECTORS[signal.kind].missings(states[rows[lacking]])
             for place, missing in zip(lacking.tolist(), n.tolist(), strict=True):
                 if missing:
                     found[place].setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
     return found
 
 
-def _add_means(table: FoldTable, rows: IntArray, signal: SignalKey, found: list[dict[str, Any]]) -> None:
-    """Add what a budget's signal shows of each row that has it."""
-    places = np.flatnonzero(table.has[signal][rows])
-    rows, states = rows[places], table.states[signal]
-    scale, noise = states[:, fields.SCALE][rows], table.noise[signal][rows]
-    budget, extra = (states[:, fields.M][rows] - noise) * scale, noise * scale
-    alerting = table.phase[rows] != 0
-    columns: Iterable[Any] = zip(
-        places.tolist(),
-        budget.tolist(),
-        extra.tolist(),
-        BUDGET.recents(states, rows).tolist(),
-        alerting.tolist(),
-        rows.tolist(),
-        strict=True,
-    )
-    for place, accepted, added, (mean, low, high, n), alerts, row in columns:
-        shown: dict[str, float] = {"budget": accepted}
-        if added:
-            shown["noise"] = added
-        if n:
-            shown["mean"], shown["low"], shown["high"] = mean, low, high
-            shown["n"] = int(n)
-        if alerts and (since := BUDGET.since_change(states[row])):
-            shown["severity"] = since.low
-        if signal.metric in found[place]:
-            found[place][signal.metric] |= shown
-        else:
-            found[place][signal.metric] = shown
+def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str, float]]:
+    """Return what a budget's signal shows of each row; all have it."""
+    states, added = table.states[signal], table.noise[signal][rows]
+    scale, recent = states[:, fields.SCALE][rows], BUDGET.recents(states, rows)
+    budget, n = (states[:, fields.M][rows] - added) * scale, recent[:, 3].astype(np.int64)
+    shown: list[dict[str, float]] = [
+        {"budget": accepted, "mean": mean, "low": low, "high": high, "n": groups}
+        for accepted, (mean, low, high, _), groups in zip(
+            budget.tolist(), recent.tolist(), n.tolist(), strict=True
+        )
+    ]
+    for place in np.flatnonzero((n == 0) | (added != 0) | (table.phase[rows] != 0)).tolist():
+        usual = shown[place]
+        shown[place] = own = {"budget": usual["budget"]}
+        if added[place]:
+            own["noise"] = float(added[place] * scale[place])
+        if n[place]:
+            own |= {name: usual[name] for name in ("mean", "low", "high", "n")}
+        if table.phase[rows[place]] and (since := BUDGET.since_change(states[rows[place]])):
+            own["severity"] = since.low
+    return shown
