@@ -7,9 +7,8 @@ is paused until then, so one breach is one alarm.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
 from typing import NamedTuple, Self
 
 import msgspec
@@ -122,7 +121,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True, gc=False):
-    """What the states of a watch say together; worked out for many watches at a time when they are advanced.
+    """What the states of a slice say together.
 
     Parameters
     ----------
@@ -151,13 +150,201 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     due_us: float
 
 
-@lru_cache(maxsize=1024)
-def _in_order(keys: tuple[SignalKey, ...]) -> list[SignalKey]:
-    return sorted(keys)
+class SliceTable:
+    """The states of many slices: one array for each signal, in which each slice has a row, and columns of what they say.
+
+    A row keeps its number until it is freed. Arrays grow by doubling: a view of a row must not be kept while a row may
+    be added.
+
+    Attributes
+    ----------
+    states
+        Per signal (rows, size); the row of a slice without the signal says nothing.
+    has
+        Per signal (rows,) which slices have it.
+    n_signals
+        (rows,) how many signals each has.
+    phase
+        (rows,) place of the phase in `PHASES`.
+    surveyed
+        (rows,) whether the columns below are those of the states: whoever changes a state sets it to False.
+    evidence
+        Per signal (rows,) as in `Survey`.
+    total, page_mass, n_groups, policy_id, missing, due_us
+        (rows,) as in `Survey`.
+    """
+
+    def __init__(self) -> None:
+        self.n_rows = 0
+        self._free: list[int] = []
+        self.keys: list[SignalKey] = []
+        self.states: dict[SignalKey, FloatArray] = {}
+        self.has: dict[SignalKey, BoolArray] = {}
+        self.evidence: dict[SignalKey, FloatArray] = {}
+        self.n_signals: IntArray = np.zeros(1, dtype=np.intp)
+        self.phase: IntArray = np.zeros(1, dtype=np.intp)
+        self.surveyed: BoolArray = np.zeros(1, dtype=np.bool_)
+        self.total: FloatArray = np.zeros(1)
+        self.page_mass: FloatArray = np.zeros(1)
+        self.n_groups: IntArray = np.zeros(1, dtype=np.intp)
+        self.policy_id: IntArray = np.zeros(1, dtype=np.intp)
+        self.missing: IntArray = np.zeros(1, dtype=np.intp)
+        self.due_us: FloatArray = np.zeros(1)
+
+    def add_row(self) -> int:
+        """Return the number of a row without signals."""
+        if self._free:
+            return self._free.pop()
+        if self.n_rows == len(self.total):
+            self._double()
+        self.n_rows += 1
+        return self.n_rows - 1
+
+    def free_row(self, row: int) -> None:
+        """Let a row be used for another slice."""
+        for key in self.keys:
+            self.remove(row, key)
+        self._free.append(row)
+
+    def put(self, row: int, key: SignalKey, state: FloatArray) -> None:
+        """Write the state of a signal, (size,), which the row may not have yet."""
+        if key not in self.states:
+            n = len(self.total)
+            self.states[key], self.has[key] = np.zeros((n, len(state))), np.zeros(n, dtype=np.bool_)
+            self.evidence[key] = np.zeros(n)
+            self.keys = sorted(self.states)
+        self.states[key][row] = state
+        self.n_signals[row] += not self.has[key][row]
+        self.has[key][row] = True
+        self.surveyed[row] = False
+
+    def remove(self, row: int, key: SignalKey) -> None:
+        """Remove a signal of a row, if it has it."""
+        self.n_signals[row] -= bool(self.has[key][row])
+        self.has[key][row] = False
+        self.surveyed[row] = False
+
+    def signals(self, row: int) -> list[SignalKey]:
+        """Return the signals of a row, in their order."""
+        return [key for key in self.keys if self.has[key][row]]
+
+    def survey(self, row: int) -> Survey:
+        """Return what the states of a row say together."""
+        keys = self.signals(row)
+        if not self.surveyed[row]:
+            self._survey(row, keys)
+        return Survey(
+            evidence=tuple(self.evidence[key].item(row) for key in keys),
+            total=self.total.item(row),
+            page_mass=self.page_mass.item(row),
+            n_groups=self.n_groups.item(row),
+            policy_id=self.policy_id.item(row),
+            missing=self.missing.item(row),
+            due_us=self.due_us.item(row),
+        )
+
+    def survey_all(self, rows: IntArray) -> None:
+        """Make sure that the columns of some rows are those of their states."""
+        for row in rows[~self.surveyed[rows]].tolist():
+            self._survey(row, self.signals(row))
+
+    def page_thresholds(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
+        """Return what the summed evidence of rows that are surveyed must reach to page now."""
+        found: FloatArray = np.maximum(thresholds.page, thresholds.mass_ratio * self.page_mass[rows])
+        return found
+
+    def _survey(self, row: int, keys: Sequence[SignalKey]) -> None:
+        total = page_mass = 0.0
+        n_groups = policy_id = missing = 0
+        for key in keys:
+            detector, state = DETECTORS[key.kind], self.states[key][row]
+            evidence = self.evidence[key][row] = detector.evidence(state)
+            total += evidence
+            page_mass += detector.page_mass(state)
+            n_groups = max(n_groups, int(state[signal.N_TOTAL]))
+            policy_id = max(policy_id, int(state[signal.POLICY]))
+            missing = max(missing, detector.missing(state))
+        self.total[row], self.page_mass[row] = total, page_mass
+        self.n_groups[row], self.policy_id[row], self.missing[row] = n_groups, policy_id, missing
+        self.due_us[row] = -math.inf
+        self.surveyed[row] = True
+
+    def survey_from(self, rows: IntArray, states: Mapping[SignalKey, FloatArray]) -> None:
+        """Set the columns of rows that all have the same signals, from these states, (rows, size) each."""
+        n = len(rows)
+        total, page_mass = np.zeros((2, n))
+        header, missing = np.zeros((n, 2)), np.zeros(n, dtype=np.intp)
+        due_us = np.full(n, np.inf)
+        for key in sorted(states):
+            detector, of = DETECTORS[key.kind], states[key]
+            evidence = detector.evidences(of)
+            self.evidence[key][rows] = evidence
+            total += evidence
+            page_mass += of[:, signal.PAGE_MASS]
+            np.maximum(header, of[:, _COUNTED], out=header)
+            np.minimum(due_us, detector.due_us(of), out=due_us)
+            np.maximum(missing, detector.missings(of), out=missing)
+        self.total[rows], self.page_mass[rows], self.missing[rows] = total, page_mass, missing
+        self.n_groups[rows], self.policy_id[rows] = header[:, 0], header[:, 1]
+        self.due_us[rows] = due_us
+        self.surveyed[rows] = True
+
+    def _double(self) -> None:
+        """Give every array twice as many rows."""
+        for of_signals in (self.states, self.has, self.evidence):
+            for key, column in of_signals.items():
+                of_signals[key] = doubled(column)
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, doubled(column))
+
+
+_COUNTED = [signal.N_TOTAL, signal.POLICY]
+
+
+def doubled(column: np.ndarray) -> np.ndarray:
+    """Return a column with as many rows more, of zeros."""
+    return np.concatenate([column, np.zeros_like(column)])
+
+
+class SliceStates(MutableMapping[SignalKey, FloatArray]):
+    """The states of one slice by signal. One that is read is a view of its row, to be changed in place."""
+
+    __slots__ = ("_row", "_table")
+
+    def __init__(self, table: SliceTable, row: int) -> None:
+        self._table, self._row = table, row
+
+    def __getitem__(self, key: SignalKey) -> FloatArray:
+        """Return the state of a signal."""
+        if key not in self:
+            raise KeyError(key)
+        state: FloatArray = self._table.states[key][self._row]
+        return state
+
+    def __setitem__(self, key: SignalKey, state: FloatArray) -> None:
+        """Write a copy of the state of a signal, new or not."""
+        self._table.put(self._row, key, state)
+
+    def __delitem__(self, key: SignalKey) -> None:
+        """Remove a signal."""
+        self._table.remove(self._row, key)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether the slice has a signal."""
+        return key in self._table.has and bool(self._table.has[key][self._row])
+
+    def __iter__(self) -> Iterator[SignalKey]:
+        """Yield the signals in their order."""
+        return iter(self._table.signals(self._row))
+
+    def __len__(self) -> int:
+        """Return how many signals there are."""
+        return self._table.n_signals.item(self._row)
 
 
 class SliceWatch:
-    """A slice's phase and the states of its signals. `advance` changes it in place.
+    """A slice's phase and the states of its signals: a row of a table. `advance` changes it in place.
 
     Whoever else changes a state calls `touched`.
 
@@ -166,46 +353,52 @@ class SliceWatch:
     phase
         Where it stands.
     states
-        One row per signal.
+        One per signal, copied into the table.
+    table
+        Where they are; None: a table of its own, until it is advanced with others.
     """
 
     def __init__(
-        self, phase: Phase = Phase.WATCHING, states: dict[SignalKey, FloatArray] | None = None
+        self,
+        phase: Phase = Phase.WATCHING,
+        states: Mapping[SignalKey, FloatArray] | None = None,
+        table: SliceTable | None = None,
     ) -> None:
-        self.phase = phase
-        self.states = states if states is not None else {}
-        self._survey: Survey | None = None
+        self._place(table or SliceTable(), phase, states or {})
 
-    def ordered(self) -> list[tuple[SignalKey, FloatArray]]:
-        """Return the signals with their states, in the order of their keys."""
-        return [(key, self.states[key]) for key in _in_order(tuple(self.states))]
+    def _place(self, table: SliceTable, phase: Phase, states: Mapping[SignalKey, FloatArray]) -> None:
+        self.table, self.row = table, table.add_row()
+        self.states = SliceStates(table, self.row)
+        self.states.update(states)
+        self.phase = phase
+        self.touched()
+
+    def move(self, table: SliceTable) -> None:
+        """Move to another table."""
+        self._place(table, self.phase, self.states)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the slice stands."""
+        return PHASES[self.table.phase.item(self.row)]
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self.table.phase[self.row] = PHASES.index(phase)
 
     def survey(self) -> Survey:
         """Return what the states say together."""
-        if self._survey is None:
-            keys = sorted(self.states)
-            evidence = tuple(DETECTORS[key.kind].evidence(self.states[key]) for key in keys)
-            self._survey = Survey(
-                evidence=evidence,
-                total=sum(evidence),
-                page_mass=sum(DETECTORS[key.kind].page_mass(self.states[key]) for key in keys),
-                n_groups=max((int(self.states[key][signal.N_TOTAL]) for key in keys), default=0),
-                policy_id=max((int(self.states[key][signal.POLICY]) for key in keys), default=0),
-                missing=max((DETECTORS[key.kind].missing(self.states[key]) for key in keys), default=0),
-                due_us=-math.inf,
-            )
-        return self._survey
+        return self.table.survey(self.row)
 
-    def touched(self, survey: Survey | None = None) -> None:
-        """Note that a state has changed, and what the states say now where that is known."""
-        self._survey = survey
+    def touched(self) -> None:
+        """Note that a state has changed."""
+        self.table.surveyed[self.row] = False
 
     def add(self, key: SignalKey, state: FloatArray) -> None:
         """Watch one more signal; where an alarm lasts it too must recover before it resolves."""
         self.states[key] = state
-        self.touched()
         if self.phase is not Phase.WATCHING:
-            DETECTORS[key.kind].alarmed(state, page=self.phase is Phase.FIRING)
+            DETECTORS[key.kind].alarmed(self.states[key], page=self.phase is Phase.FIRING)
 
     def stand_down(self, *, mass: float, at_us: int) -> None:
         """End an alert that nothing more can be said about: watch again, from nothing."""
@@ -221,6 +414,9 @@ class SliceWatch:
     def page_threshold(self, thresholds: Thresholds) -> float:
         """Return what the summed evidence must reach to page now."""
         return max(thresholds.page, thresholds.mass_ratio * self.survey().page_mass)
+
+
+PHASES = tuple(Phase)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -279,7 +475,11 @@ def advance_joined(
         When evidence is an alarm.
     """
     changes: list[Change] = []
-    scratch: dict[str, FloatArray] = {}
+    scratch: dict[SignalKey, FloatArray] = {}
+    if any(watch.table is not watches[0].table for watch in watches):
+        table = SliceTable()
+        for watch in watches:
+            watch.move(table)
     stops = ends.tolist()
     pending = [
         _Part(index, start, stop)
@@ -287,16 +487,28 @@ def advance_joined(
         if start < stop
     ]
     while pending:
-        alike: dict[tuple[SignalKey, ...], list[_Part]] = {}
-        for part in pending:
-            alike.setdefault(tuple(watches[part.watch].states), []).append(part)
+        alike = _alike(watches, pending)
         pending = []
         for keys, parts in alike.items():
             for first in range(0, len(parts), SIDE_BY_SIDE):
-                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], _in_order(keys), scratch)
+                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], keys, scratch)
                 pending += run.finish(thresholds, changes)
     changes.sort(key=lambda change: (change.order, change.watch))
     return changes
+
+
+def _alike(
+    watches: Sequence[SliceWatch], parts: Sequence["_Part"]
+) -> dict[tuple[SignalKey, ...], list["_Part"]]:
+    """Return the parts by the signals of their watches."""
+    table = watches[0].table
+    rows = np.array([watches[part.watch].row for part in parts], dtype=np.intp)
+    if (table.n_signals[rows] == len(table.keys)).all():
+        return {tuple(table.keys): list(parts)}
+    found: dict[tuple[SignalKey, ...], list[_Part]] = {}
+    for part, row in zip(parts, rows.tolist(), strict=True):
+        found.setdefault(tuple(table.signals(row)), []).append(part)
+    return found
 
 
 def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
@@ -350,18 +562,6 @@ class _Part(NamedTuple):
     stop: int
 
 
-class _Kind(NamedTuple):
-    """The signals of one kind in a run: their keys, and what they go through, watch after watch of each key."""
-
-    keys: list[SignalKey]
-    flow: SequenceRun
-
-    @property
-    def course(self) -> FloatArray:
-        """The course of the flow, (5, keys, groups)."""
-        return self.flow.course.reshape(len(self.flow.course), len(self.keys), -1)
-
-
 class _Run:
     """Some groups of watches with the same signals, side by side."""
 
@@ -370,53 +570,36 @@ class _Run:
         watches: Sequence[SliceWatch],
         groups: Groups,
         parts: list[_Part],
-        keys: list[SignalKey],
-        scratch: dict[str, FloatArray],
+        keys: Sequence[SignalKey],
+        scratch: dict[SignalKey, FloatArray],
     ) -> None:
         self._watches, self._groups, self._scratch = watches, groups, scratch
         self._parts, self._keys = parts, keys
-        self._states = [watches[part.watch].states for part in parts]
+        self._table = watches[0].table
+        self._rows: IntArray = np.array([watches[part.watch].row for part in parts], dtype=np.intp)
         self._lengths = [part.stop - part.start for part in parts]
         self._ends: IntArray = np.cumsum(self._lengths, dtype=np.intp)
         self._given = groups.of(parts)
-        self._kinds: list[_Kind] = []
+        self._runs = {key: self._follow(key) for key in keys}
+        # Of all signals together, (5, groups), kind after kind; what recovery sums to is never asked for.
+        self._course: FloatArray = np.zeros((N_ROWS, len(self._given.mass)))
         for kind in DETECTORS:
-            if of := [key for key in keys if key.kind == kind]:
-                self._kinds.append(_Kind(of, self._follow(kind, of)))
-        # Of all signals together, (5, groups); what recovery sums to is never asked for.
-        self._course: FloatArray = sum(
-            (kind.course.sum(axis=1) for kind in self._kinds),
-            start=np.zeros((N_ROWS, len(self._given.mass))),
-        )
+            if of := [self._runs[key].course for key in keys if key.kind == kind]:
+                self._course += sum(of[1:], start=of[0])
 
-    def _follow(self, kind: str, keys: list[SignalKey]) -> SequenceRun:
-        """Let the signals of one kind follow their groups."""
-        detector, n, given = DETECTORS[kind], len(keys), self._given
-        steps = len(given.mass)
-        # They are copied to one place for all runs, which the processor's cache knows, and back if the watch goes on.
-        rows = [states[key] for key in keys for states in self._states]
-        room = self._scratch.get(kind)
-        if room is None or len(room) < len(rows) * detector.size:
-            room = self._scratch[kind] = np.empty(len(rows) * detector.size)
-        states = np.concatenate(rows, out=room[: len(rows) * detector.size])
-        series = [given.series.get(key) or _nothing(steps, detector.width) for key in keys]
-        if n == 1:
-            trail = GroupSequence(
-                ends=self._ends,
-                x=series[0].x,
-                seen=_seen(series),
-                mass=given.mass,
-                at_us=given.at_us,
-            )
-        else:
-            trail = GroupSequence(
-                ends=np.concatenate([self._ends + turn * steps for turn in range(n)]),
-                x=np.concatenate([one.x for one in series]),
-                seen=_seen(series),
-                mass=np.concatenate((given.mass,) * n),
-                at_us=np.concatenate((given.at_us,) * n),
-            )
-        return detector.follow(states.reshape(-1, detector.size), trail)
+    def _follow(self, key: SignalKey) -> SequenceRun:
+        """Let one signal of each watch follow its groups, in a copy of the states, which the processor's cache knows."""
+        detector, given, rows = DETECTORS[key.kind], self._given, self._rows
+        room = self._scratch.get(key)
+        if room is None or len(room) < len(rows):
+            room = self._scratch[key] = np.empty((max(len(rows), SIDE_BY_SIDE), detector.size))
+        states = np.take(self._table.states[key], rows, axis=0, out=room[: len(rows)], mode="clip")
+        series = given.series.get(key) or _nothing(len(given.mass), detector.width)
+        seen = np.ones(len(series.x), dtype=np.bool_) if series.seen is None else series.seen
+        return detector.follow(
+            states,
+            GroupSequence(ends=self._ends, x=series.x, seen=seen, mass=given.mass, at_us=given.at_us),
+        )
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
         """Move each watch to the end of the run, unless it changes before; return what is left to do.
@@ -424,54 +607,24 @@ class _Run:
         A watch that changes before goes the same way again, up to there.
         """
         stops = self._stops(thresholds)
-        early = {place for place, stop in stops.items() if stop < self._parts[place].stop}
-        for keys, flow in self._kinds:
-            for key, rows in zip(keys, flow.states.reshape(len(keys), len(self._parts), -1), strict=True):
-                for place, (states, row) in enumerate(zip(self._states, rows, strict=True)):
-                    if place not in early:
-                        states[key][:] = row
-        for part, survey in zip(self._parts, self._surveys(), strict=True):
-            self._watches[part.watch].touched(survey)
+        early = [place for place, stop in stops.items() if stop < self._parts[place].stop]
+        rows, states = self._rows, {key: run.states for key, run in self._runs.items()}
+        if early:
+            whole = np.ones(len(rows), dtype=np.bool_)
+            whole[early] = False
+            rows, states = rows[whole], {key: of[whole] for key, of in states.items()}
+        for key, of in states.items():
+            self._table.states[key][rows] = of
+        self._table.survey_from(rows, states)
         left = []
         for place, stop in stops.items():
             if place in early:
                 part = self._parts[place]
-                self._watches[part.watch].touched()
                 run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys, self._scratch)
                 left += [*run.finish(thresholds, changes), part._replace(start=stop)]
             else:
                 changes.append(self._change(place, thresholds))
         return left
-
-    def _surveys(self) -> list[Survey]:
-        """Return what the states of each part say together, after the run."""
-        n = len(self._parts)
-        if not self._keys:
-            return [SliceWatch().survey()] * n
-        evidence: dict[SignalKey, list[float]] = {}
-        mass: dict[SignalKey, list[float]] = {}
-        header, missing = np.zeros((2, n)), np.zeros(n, dtype=np.intp)
-        due_us = np.full(n, np.inf)
-        for keys, flow in self._kinds:
-            detector, states = DETECTORS[keys[0].kind], flow.states
-            shape = (len(keys), n)
-            evidence |= zip(keys, detector.evidences(states).reshape(shape).tolist(), strict=True)
-            mass |= zip(keys, states[:, signal.PAGE_MASS].reshape(shape).tolist(), strict=True)
-            columns = states[:, [signal.N_TOTAL, signal.POLICY]].reshape(*shape, 2)
-            np.maximum(header, columns.max(axis=0).T, out=header)
-            np.minimum(due_us, detector.due_us(states).reshape(shape).min(axis=0), out=due_us)
-            np.maximum(missing, detector.missings(states).reshape(shape).max(axis=0), out=missing)
-        return [
-            Survey(of, sum(of), sum(masses), int(n_groups), int(policy_id), lacking, due)
-            for of, masses, n_groups, policy_id, lacking, due in zip(
-                zip(*(evidence[key] for key in self._keys), strict=True),
-                zip(*(mass[key] for key in self._keys), strict=True),
-                *header.tolist(),
-                missing.tolist(),
-                due_us.tolist(),
-                strict=True,
-            )
-        ]
 
     def _stops(self, thresholds: Thresholds) -> dict[int, int]:
         """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
@@ -488,15 +641,13 @@ class _Run:
         ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (
             self._course[TICKET] >= ticket_mass
         )
-        phases = [self._watches[part.watch].phase for part in self._parts]
-        if all(phase is Phase.WATCHING for phase in phases):
+        phase = self._table.phase[self._rows]
+        if not phase.any():
             return page | ticket
         watching, firing = (
-            np.repeat([phase is one for phase in phases], self._lengths)
-            for one in (Phase.WATCHING, Phase.FIRING)
+            np.repeat(phase == PHASES.index(one), self._lengths) for one in (Phase.WATCHING, Phase.FIRING)
         )
-        least = [kind.course[RECOVERY].min(axis=0) for kind in self._kinds]
-        over = np.min(least, axis=0) >= RESOLVED
+        over = np.min([run.course[RECOVERY] for run in self._runs.values()], axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))
 
     def _change(self, place: int, thresholds: Thresholds) -> Change:
@@ -509,10 +660,8 @@ class _Run:
             after = Phase.FIRING
         else:
             after = Phase.WARNING if watch.phase is Phase.WATCHING else Phase.WATCHING
-        evidence: dict[SignalKey, float] = {}
-        for kind in self._kinds:
-            source = {Phase.WATCHING: RECOVERY, Phase.WARNING: TICKET, Phase.FIRING: PAGE}[after]
-            evidence |= zip(kind.keys, kind.course[source, :, last].tolist(), strict=True)
+        source = {Phase.WATCHING: RECOVERY, Phase.WARNING: TICKET, Phase.FIRING: PAGE}[after]
+        evidence = {key: run.course.item(source, last) for key, run in self._runs.items()}
         threshold = {
             Phase.WATCHING: RESOLVED,
             Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._course[TICKET_MASS, last]),
@@ -541,12 +690,3 @@ class _Run:
 def _nothing(steps: int, width: int) -> Series:
     """Return a signal's part in groups in which it was not observed."""
     return Series(x=np.zeros((steps, width)), seen=np.zeros(steps, dtype=np.bool_))
-
-
-def _seen(series: Sequence[Series]) -> BoolArray:
-    """Return where there is an observation, series after series."""
-    if all(one.seen is None for one in series):
-        return np.ones(sum(len(one.x) for one in series), dtype=np.bool_)
-    return np.concatenate(
-        [np.ones(len(one.x), dtype=np.bool_) if one.seen is None else one.seen for one in series]
-    )

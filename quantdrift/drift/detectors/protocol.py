@@ -157,5 +157,6 @@ def compile_all() -> None:
         states = np.zeros((1, detector.size))
         detector.follow(states, groups)
         detector.evidences(states)
+    BUDGET.recents(np.zeros((1, BUDGET.size)), np.zeros(1, dtype=np.intp))
     group.compile_all()
     note_kept()

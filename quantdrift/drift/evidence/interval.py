@@ -90,6 +90,26 @@ def estimate(sums: FloatArray, scale: float = 1.0) -> Estimate | None:
     return Estimate(mean=mean * scale, low=low * scale, high=high * scale, n=int(n))
 
 
+def estimates(sums: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return mean, low, high and n of `estimate` of many windows, (N, 4), to the bit; n is 0 where nothing was observed."""
+    found = np.zeros((len(sums), 4))
+    _estimates(sums, scale, found)
+    return found
+
+
+@compiled
+def _estimates(sums: FloatArray, scale: FloatArray, found: FloatArray) -> None:
+    for row in range(len(sums)):
+        if sums[row, _N] > 0.0:
+            mean, low, high = _bounds(sums[row])
+            found[row, 0], found[row, 1], found[row, 2] = (
+                mean * scale[row],
+                low * scale[row],
+                high * scale[row],
+            )
+            found[row, 3] = sums[row, _N]
+
+
 @compiled
 def _bounds(sums: FloatArray) -> tuple[float, float, float]:
     """Return mean, lower and upper bound of a window that holds something."""

@@ -51,5 +51,11 @@ def since_change(part: FloatArray, scale: float) -> interval.Estimate | None:
     return _estimate(part, SINCE, scale)
 
 
+def recents(parts: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return mean, low, high and n of `recent` of many signals with windows `parts`, (N, SIZE): (N, 4), n 0 for None."""
+    older = np.ascontiguousarray(parts[:, OLDER * interval.SUMS : (OLDER + 1) * interval.SUMS])
+    return interval.estimates(older, scale)
+
+
 def _estimate(part: FloatArray, number: int, scale: float) -> interval.Estimate | None:
     return interval.estimate(part[number * interval.SUMS : (number + 1) * interval.SUMS], scale)
