@@ -325,10 +325,10 @@ async def _refuse_itself(config: Config) -> None:
         return
     try:
         async with asyncio.timeout(_RESOLVE_S):
-            found = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
+            addresses = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
     except OSError:
         return
-    for _, _, _, _, where in found:
+    for _, _, _, _, where in addresses:
         host = str(where[0])
         if _is_own(host) and Address(host, backend.port).reaches(listen, is_own=True):
             raise OperatorError(

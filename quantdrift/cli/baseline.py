@@ -99,23 +99,23 @@ def list_(
 
     async def ask() -> list[BaselineFact]:
         async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-            found = await baselines(
+            rows = await baselines(
                 connection, model=model, version=version, slice_name=slice_name, history=history
             )
-            if model and not found:  # an unknown model, version or slice is refused by name
+            if model and not rows:  # an unknown model, version or slice is refused by name
                 await find_version(connection, model, version)
                 await find_slices(connection, model, [slice_name] if slice_name else [])
-            return found
+            return rows
 
-    found = asyncio.run(ask())
+    listed = asyncio.run(ask())
     if as_json:
-        emit(found)
-    elif not found and (model or version or slice_name):
+        emit(listed)
+    elif not listed and (model or version or slice_name):
         click.echo("No such baselines yet: `quantdrift baseline list` shows all of them.")
-    elif not found:
+    elif not listed:
         click.echo("No baselines yet: a slice learns one from about 5,000 exchanges.")
     else:
-        click.echo(columns(_HEAD, [_row(one) for one in found]))
+        click.echo(columns(_HEAD, [_row(one) for one in listed]))
 
 
 _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by", "when (UTC)", "why")
@@ -206,10 +206,10 @@ def accept(
                     database, config, scope, since=_utc(since), until=_utc(until), pool=pool, progress=step
                 )
 
-    found = asyncio.run(run(Steps(quiet=as_json)))
-    n_accepted = sum(one.recorded for one in found)
+    signals = asyncio.run(run(Steps(quiet=as_json)))
+    n_accepted = sum(one.recorded for one in signals)
     if as_json:
-        emit(found)
+        emit(signals)
     else:
         rows = [
             (
@@ -219,16 +219,16 @@ def accept(
                 f"{one.n_groups:,}",
                 _outcome(one.missing, watched=one.watched),
             )
-            for one in found
+            for one in signals
         ]
         click.echo(columns(("slice", "metric", "kind", "groups", ""), rows))
         click.echo(
-            f"{n_accepted} of {len(found)} signals have a new baseline; it applies from the monitor's next batch."
+            f"{n_accepted} of {len(signals)} signals have a new baseline; it applies from the monitor's next batch."
         )
     if not n_accepted:
         raise OperatorError(
             "no signal has enough comparisons for a baseline: nothing was stored"
-            if any(one.watched for one in found)
+            if any(one.watched for one in signals)
             else f"the monitor watches none of these signals of {model} {version or '(the newest version)'}: nothing was "
             "stored. A slice without traffic for 30 days loses its baseline, and learns a new one when it returns"
         )
@@ -360,9 +360,9 @@ def import_(
         async with Database(secrets.dsn, config.storage) as database:
             return await decisions.import_(database, config, scope, figures)
 
-    found = asyncio.run(run())
+    imported = asyncio.run(run())
     if as_json:
-        emit(found)
+        emit(imported)
     else:
         rows = [
             (
@@ -371,7 +371,7 @@ def import_(
                 "configuration" if one.upper is None else f"{one.upper:g}",
                 f"{one.n:,}",
             )
-            for one in found
+            for one in imported
         ]
         click.echo(columns(("slice", "metric", "budget", "n"), rows))
         click.echo(

@@ -125,11 +125,11 @@ async def _fit(
     async with Database(secrets.dsn, config.storage) as database:
         async with database.begin() as connection:
             there = await spaces(connection)
-        found = [space for space in configured(config, there) if model in {"", space.model}]
-        if not found:
-            raise OperatorError(_reason(config, model, found))
+        spaces_to_fit = [space for space in configured(config, there) if model in {"", space.model}]
+        if not spaces_to_fit:
+            raise OperatorError(_reason(config, model, spaces_to_fit))
         made = []
-        for space in found:
+        for space in spaces_to_fit:
             progress(f"fitting {space.n_vectors:,} vectors of {space.model} in `{space.space}`")
             made.append(await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run))
     stored = "not stored" if dry_run else "stored"
@@ -157,14 +157,14 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
         click.echo(f"warning: skipped {which}: {error}", err=True)
 
     async with Database(secrets.dsn, config.storage) as database:
-        found = await newest_clusterings(database, model, unreadable=left_out)
+        clusterings = await newest_clusterings(database, model, unreadable=left_out)
         async with database.begin() as connection:
             there = [
                 space for space in configured(config, await spaces(connection)) if model in {"", space.model}
             ]
-    if not found and n_left_out:
+    if not clusterings and n_left_out:
         raise OperatorError("no clustering can be read: fit new ones with `quantdrift slices fit --anew`")
-    if not found:
+    if not clusterings:
         _known(config, model)
     overviews = [
         _overview(
@@ -173,7 +173,7 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
             f"by {one.made_by} on {one.made_at:%Y-%m-%d %H:%M} from {one.n_vectors:,} vectors captured"
             f" {one.from_at:%Y-%m-%d} to {one.to_at:%Y-%m-%d}",
         )
-        for one in found
+        for one in clusterings
     ]
     return overviews, there
 

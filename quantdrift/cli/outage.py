@@ -105,8 +105,8 @@ class LastWords:
 
 
 def _logged(text: str) -> dict[str, str] | None:
-    if found := _LOGGED.match(text):
-        return found.groupdict()
+    if match := _LOGGED.match(text):
+        return match.groupdict()
     if not text.startswith("{"):
         return None
     try:

@@ -139,11 +139,11 @@ def plan(
         pods=pods,
     )
     with Steps(quiet=as_json) as step:
-        found = forecast(config, policy_of(config.sampling, "plan"), traffic, question, step)
+        result = forecast(config, policy_of(config.sampling, "plan"), traffic, question, step)
     if as_json:
-        emit(found)
+        emit(result)
     else:
-        click.echo(_text(found))
+        click.echo(_text(result))
 
 
 def _model(config: Config, name: str) -> str:
@@ -250,33 +250,33 @@ def _open(rule: Slice) -> bool:
     return bool(rule.header or rule.parameter or rule.json) and not rule.values
 
 
-def _text(found: "Forecast") -> str:
-    policy = "the allocation's rates" if found.allocated else "the configured rates"
+def _text(plan: "Forecast") -> str:
+    policy = "the allocation's rates" if plan.allocated else "the configured rates"
     lines = [
-        f"model {found.model}: {_count(found.requests_per_s)} requests/s, {policy}: "
-        f"{found.granted * found.replays_per_s:.3g} replays/s"
-        + (f", {found.gpu_share:.2g} GPU" if found.gpu_share is not None else ""),
-        f"to detect: flips from {found.budget:.2%} (the budget) to {found.shifted:.2%}",
-        f"before the shift: {found.quiet_days:g} days without drift",
-        f"false pages: at most {found.pages_per_30_days:g} in 30 days, shared by {found.n_detectors} detectors",
+        f"model {plan.model}: {_count(plan.requests_per_s)} requests/s, {policy}: "
+        f"{plan.granted * plan.replays_per_s:.3g} replays/s"
+        + (f", {plan.gpu_share:.2g} GPU" if plan.gpu_share is not None else ""),
+        f"to detect: flips from {plan.budget:.2%} (the budget) to {plan.shifted:.2%}",
+        f"before the shift: {plan.quiet_days:g} days without drift",
+        f"false pages: at most {plan.pages_per_30_days:g} in 30 days, shared by {plan.n_detectors} detectors",
         "",
     ]
-    width = max(len(one.slice) for one in found.slices)
+    width = max(len(one.slice) for one in plan.slices)
     quantiles = ("10 %", "50 %", "90 %")
     head = f"{'slice':<{width}}  {'share':>8}  {'samples/h':>10}"
     lines.append(f"{head}  {'samples to page':^24}  {'time to page':^26}".rstrip())
     samples, times = (f"{n:>8}" for n in quantiles), (f"{n:>8}" for n in quantiles)
     lines.append(f"{'':<{len(head)}}  {''.join(samples)}  {' '.join(times)}")
-    lines += [_row(one, width) for one in found.slices]
-    blind = [one for one in found.slices if not one.observable]
+    lines += [_row(one, width) for one in plan.slices]
+    blind = [one for one in plan.slices if not one.observable]
     if blind:
         lines += [
             "",
-            f"NOT OBSERVABLE: nine of ten such shifts would not page within {found.horizon_days:g} days",
+            f"NOT OBSERVABLE: nine of ten such shifts would not page within {plan.horizon_days:g} days",
         ]
         lines += [f"  {one.slice}: {_wanted(one)}" for one in blind]
-    if found.notes:
-        lines += ["", "Notes:", *(f"  - {note}" for note in found.notes)]
+    if plan.notes:
+        lines += ["", "Notes:", *(f"  - {note}" for note in plan.notes)]
     return "\n".join(lines)
 
 

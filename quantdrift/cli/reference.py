@@ -198,17 +198,17 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
     if not reference.canaries:
         return result
     try:
-        found = _deviations(config, model, reference)
+        deviations = _deviations(config, model, reference)
     except RetryError as error:
         return msgspec.structs.replace(result, outcome=Outcome.AWAY, detail=str(error))
     except (OperatorError, QuarantineError) as error:
         return msgspec.structs.replace(result, outcome=Outcome.FAILED, detail=str(error))
-    good = all(one.ratio <= result.tolerance for one in found)
+    good = all(one.ratio <= result.tolerance for one in deviations)
     return msgspec.structs.replace(
         result,
         outcome=Outcome.REPRODUCED if good else Outcome.FAILED,
-        deviations={one.output: one.ratio for one in found},
-        detail="" if good else max(found, key=lambda one: one.ratio).worst,
+        deviations={one.output: one.ratio for one in deviations},
+        detail="" if good else max(deviations, key=lambda one: one.ratio).worst,
     )
 
 

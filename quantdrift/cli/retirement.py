@@ -52,18 +52,18 @@ def retire(
       quantdrift slices retire 12 --reason "a load test"
     """
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    found = asyncio.run(_listed(config, secrets, model, which))
+    listed = asyncio.run(_listed(config, secrets, model, which))
 
     def decide(row: DiscoveryRow, _: tuple[DiscoveryRow, ...]) -> StoredRow:
         from quantdrift.monitor.discovery.retirement import retired_by_hand
 
         return retired_by_hand(row, config, reason)
 
-    done = asyncio.run(_change(config, secrets, found, by, decide))
+    done = asyncio.run(_change(config, secrets, listed, by, decide))
     told = "the monitor applies it with its next batch"
-    if found.verdict in {"warning", "firing"}:
+    if listed.verdict in {"warning", "firing"}:
         told += ", and ends its alert"
-    _tell(found, done, told, as_json=as_json)
+    _tell(listed, done, told, as_json=as_json)
 
 
 @click.command("restore")
@@ -87,29 +87,29 @@ def restore(
       quantdrift slices restore 12
     """
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    found = asyncio.run(_listed(config, secrets, model, which))
+    listed = asyncio.run(_listed(config, secrets, model, which))
 
     def decide(row: DiscoveryRow, rows: tuple[DiscoveryRow, ...]) -> StoredRow:
         from quantdrift.monitor.discovery.retirement import restored
 
         return restored(row, rows, config.discovery, SystemClock().now(), reason)
 
-    done = asyncio.run(_change(config, secrets, found, by, decide))
+    done = asyncio.run(_change(config, secrets, listed, by, decide))
     told = (
         "a search may find it again"
-        if found.id is None
+        if listed.id is None
         else "shadow workers assign items to it within a minute"
     )
-    _tell(found, done, told, as_json=as_json)
+    _tell(listed, done, told, as_json=as_json)
 
 
 async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:
-    found = pick(await listed_slices(config, secrets, model), which, model)
-    if found.discovery is None:
+    listed = pick(await listed_slices(config, secrets, model), which, model)
+    if listed.discovery is None:
         raise OperatorError(
-            f"`{found.name}` is not a discovered slice: remove it from the configuration instead"
+            f"`{listed.name}` is not a discovered slice: remove it from the configuration instead"
         )
-    return found
+    return listed
 
 
 async def _change(

@@ -52,12 +52,12 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     known = asyncio.run(listed_slices(config, secrets, model))
-    found = [one for one in known if everything or not one.ended]
-    left_out = len(known) - len(found)
+    listed = [one for one in known if everything or not one.ended]
+    left_out = len(known) - len(listed)
     if as_json:
-        emit({"slices": found, "n_left_out": left_out})
+        emit({"slices": listed, "n_left_out": left_out})
         return
-    click.echo(_table(found, model))
+    click.echo(_table(listed, model))
     if left_out:
         click.echo(f"{left_out} more are expired or retired; --all shows them")
 
@@ -91,12 +91,12 @@ def slices_search(config_path: Path, data: Path | None, model: str, dry_run: boo
     config, secrets = prepare(config_path, Role.MONITOR, data)
     with Steps(quiet=as_json) as step:
         step("searching")
-        found = asyncio.run(_searched(config, secrets, dry_run=dry_run))
-    shown = [one for one in found.searches if model in {"", one.version.model}]
+        result = asyncio.run(_searched(config, secrets, dry_run=dry_run))
+    shown = [one for one in result.searches if model in {"", one.version.model}]
     if as_json:
-        emit({"dry_run": dry_run, "allowance": found.allowed, "searches": [_as_json(one) for one in shown]})
+        emit({"dry_run": dry_run, "allowance": result.allowed, "searches": [_as_json(one) for one in shown]})
     else:
-        click.echo(_told(found, shown, dry_run=dry_run))
+        click.echo(_told(result, shown, dry_run=dry_run))
 
 
 @slices.command("show")
@@ -118,19 +118,19 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     import msgspec
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    found = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise = asyncio.run(_more(config, secrets, found))
-    unit = config.measure(found.model).unit
+    listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
+    signals, history, noise = asyncio.run(_more(config, secrets, listed))
+    unit = config.measure(listed.model).unit
     if as_json:
         more = {"signals": signals, "history": history, "noise": noise}
-        emit(msgspec.structs.asdict(found) | more)
+        emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
             "\n".join(
                 [
-                    _shown(found),
+                    _shown(listed),
                     *_history_lines(history),
-                    *signal_lines(signals, verdict=found.verdict, unit=unit),
+                    *signal_lines(signals, verdict=listed.verdict, unit=unit),
                     *noise_lines(noise, unit=unit),
                 ]
             )
@@ -150,18 +150,18 @@ def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
     OperatorError
         There is none, or several models have one.
     """
-    found = [
+    matches = [
         one
         for one in listed
         if which in {one.name, one.predicate} or (one.id is not None and which == str(one.id))
     ]
-    if not found:
+    if not matches:
         whose = f" of model `{model}`" if model else ""
         raise OperatorError(f"there is no slice `{which}`{whose}: `quantdrift slices list --all` lists them")
-    if len(found) > 1:
-        models = ", ".join(sorted({one.model for one in found}))
+    if len(matches) > 1:
+        models = ", ".join(sorted({one.model for one in matches}))
         raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
-    return found[0]
+    return matches[0]
 
 
 async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
@@ -181,14 +181,14 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-        found = await list_slices(connection, model=model, since=since)
-        if model and not found and config.model(model) is None:
+        slices = await list_slices(connection, model=model, since=since)
+        if model and not slices and config.model(model) is None:
             known = {one.model for one in await list_slices(connection, model="", since=since)}
             names = sorted(known | {one.name for one in config.models})
             raise OperatorError(
                 f"neither the database nor the configuration has a model `{model}`: {nearest(model, names)}"
             )
-        return found
+        return slices
 
 
 async def _more(
@@ -231,8 +231,8 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
         return await discover(database, config, SystemClock().now(), dry_run=dry_run)
 
 
-def _table(found: list[ListedSlice], model: str) -> str:
-    if not found:
+def _table(slices: list[ListedSlice], model: str) -> str:
+    if not slices:
         return (
             f"no slices of model `{model}`: none of its exchanges was compared"
             if model
@@ -248,7 +248,7 @@ def _table(found: list[ListedSlice], model: str) -> str:
             one.verdict or "-",
             one.name,
         )
-        for one in found
+        for one in slices
     ]
     return columns(("id", "model", "kind", "status", "share", "verdict", "slice"), rows)
 
@@ -294,10 +294,10 @@ def _evidence(verdict: str, evidence: float, threshold: float) -> str:
     return f"{evidence:.3g} of all signals together; pages at {threshold:.3g}"
 
 
-def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
+def _told(result: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
     if not shown:
         return "nothing to search: no version with a reference was compared within the last day"
-    frozen = {(row.model, row.predicate) for row in found.frozen}
+    frozen = {(row.model, row.predicate) for row in result.frozen}
     lines = []
     for one in shown:
         left_out = one.search.n_left_out
@@ -320,8 +320,8 @@ def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
             )
     will = "to be " if dry_run else ""
     lines += [
-        f"{row.model}: {row.name} is {will}{row.status.value}: {found.reasons.get(row.id, '')}"
-        for row in found.settled
+        f"{row.model}: {row.name} is {will}{row.status.value}: {result.reasons.get(row.id, '')}"
+        for row in result.settled
     ]
     return "\n".join(lines)
 

@@ -57,22 +57,24 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     models = sorted({one.model for one in slices})
     if model and slices and model not in models:
         raise OperatorError(f"no slice of a model `{model}` is watched: {nearest(model, models)}")
-    found = [slices[place] for place in places if model in {"", slices[place].model}]
+    entries = [slices[place] for place in places if model in {"", slices[place].model}]
     firing = [
         one
         for one in slices
-        if one.verdict == Verdict.FIRING.value and model in {"", one.model} and one not in found
+        if one.verdict == Verdict.FIRING.value and model in {"", one.model} and one not in entries
     ]
     if as_json:
-        emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found, "firing": firing})
+        emit(
+            {"alpha": alpha, "months": months, "n_watched": len(slices), "slices": entries, "firing": firing}
+        )
         return
     if not slices:
         click.echo("No slice is watched yet: no exchange has been compared.")
         return
-    if found:
-        click.echo(_table(found))
+    if entries:
+        click.echo(_table(entries))
         click.echo(
-            f"\n{len(found)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
+            f"\n{len(entries)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
         )
     else:
         click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
@@ -81,7 +83,7 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         click.echo(f"Already firing, by the bound on false pages: {names}.")
 
 
-def _table(found: "list[TriagedSlice]") -> str:
+def _table(entries: "list[TriagedSlice]") -> str:
     rows = [
         (
             one.model,
@@ -93,7 +95,7 @@ def _table(found: "list[TriagedSlice]") -> str:
             f"{one.n_groups:,}",
             _means(one),
         )
-        for one in found
+        for one in entries
     ]
     return columns(
         ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows

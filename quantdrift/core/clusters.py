@@ -324,10 +324,10 @@ def load_clustering(blob: bytes) -> Clustering:
     """
     if len(blob) < _HEAD.size or blob[:2] != _MAGIC:
         raise OperatorError(_damaged("it has no header"))
-    _, found, check = _HEAD.unpack_from(blob)
-    if found != FORMAT:
+    _, version, check = _HEAD.unpack_from(blob)
+    if version != FORMAT:
         raise OperatorError(
-            f"a clustering in the database has format {found}, but this release reads format {FORMAT}: "
+            f"a clustering in the database has format {version}, but this release reads format {FORMAT}: "
             "run the release that wrote it, or upgrade"
         )
     body = blob[_HEAD.size :]

@@ -103,24 +103,24 @@ class SliceAssigner:
         features
             Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
-        found: dict[str, SliceKey] = {}
+        keys: dict[str, SliceKey] = {}
         for rule in self._rules:
             if rule.feature:
                 value = features.get(feature_key(rule))
                 if value is not None and value == value:  # noqa: PLR0124 - NaN is in no bin
                     index = sum(value >= edge for edge in rule.edges)
-                    found[rule.name] = self._bins[rule.name][index]
+                    keys[rule.name] = self._bins[rule.name][index]
             elif (text := attributes.get(attribute_key(rule))) is not None and (
                 key := self._attribute_of(rule, text)
             ):
-                found[rule.name] = key
+                keys[rule.name] = key
         crossed = [
-            self._cross_of(rule, [found[name] for name in rule.cross])
+            self._cross_of(rule, [keys[name] for name in rule.cross])
             for rule in self._crossed
-            if found.keys() >= set(rule.cross)
+            if keys.keys() >= set(rule.cross)
         ]
         extra = (key for key in self.extra if all(holds(p, attributes, features) for p in key.where))
-        return [self._all, *found.values(), *crossed, *extra]
+        return [self._all, *keys.values(), *crossed, *extra]
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
         key = self._attribute.get((rule.name, value))

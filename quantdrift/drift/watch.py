@@ -475,11 +475,11 @@ class _Run:
 
     def _stops(self, thresholds: Thresholds) -> dict[int, int]:
         """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
-        found: dict[int, int] = {}
+        stops: dict[int, int] = {}
         for hit in np.flatnonzero(self._hits(thresholds)).tolist():
             place = int(np.searchsorted(self._ends, hit, side="right"))
-            found.setdefault(place, self._parts[place].stop - int(self._ends[place]) + hit + 1)
-        return found
+            stops.setdefault(place, self._parts[place].stop - int(self._ends[place]) + hit + 1)
+        return stops
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
         """Return where a phase changes, (groups,)."""

@@ -93,15 +93,15 @@ def _inversions(ranks: Ranks) -> Values:
     Such a pair has a highest differing bit, which is set in the first entry: for each bit, highest first, the pairs are
     counted that are equal in all higher bits.
     """
-    found = np.zeros(len(ranks))
+    n_inversions = np.zeros(len(ranks))
     for bit in reversed(range(int(ranks.shape[1]).bit_length())):
         above, ones = ranks >> (bit + 1), (ranks >> bit) & 1
         before = np.cumsum(ones, axis=1) - ones
         begins = np.diff(above, axis=1, prepend=-1) > 0
         of_group = before - np.maximum.accumulate(np.where(begins, before, 0), axis=1)
-        found += np.where(ones == 0, of_group, 0).sum(axis=1)
+        n_inversions += np.where(ones == 0, of_group, 0).sum(axis=1)
         ranks = np.take_along_axis(ranks, np.argsort(ranks >> bit, axis=1, kind="stable"), axis=1)
-    return found
+    return n_inversions
 
 
 Places = npt.NDArray[np.int64]
@@ -150,7 +150,7 @@ class RankingComparator:
         gains = _gains(p, kept)
         first = np.take_along_axis(gains, by_q[:, :1], axis=1)[:, 0]
         flip = np.where(both, first < gains.max(axis=1), True).astype(np.float64)
-        found = {
+        figures = {
             "kendall_distance": (1 - tau(q, p, kept)) / 2,
             "rbo": self._overlap(np.maximum(at_q, at_p), kept),
             "topk_overlap": _share(kept & (np.maximum(at_q, at_p) < k[:, np.newaxis]), k),
@@ -160,7 +160,7 @@ class RankingComparator:
             divergence=np.where(both, _loss(gains, by_q, by_p, k), np.nan),
             candidate_finite=q_finite,
             reference_finite=p_finite,
-            detail={name: np.where(both, values, np.nan) for name, values in found.items()},
+            detail={name: np.where(both, values, np.nan) for name, values in figures.items()},
         )
 
     def _overlap(self, depths: Places, kept: Flags) -> Values:
@@ -172,8 +172,8 @@ class RankingComparator:
         np.add.at(counts, (rows, depths[rows, columns]), 1.0)
         d = np.arange(1, n + 1)
         missing = np.where(d <= kept.sum(axis=1, keepdims=True), 1 - np.cumsum(counts, axis=1) / d, 0.0)
-        found: Values = 1 - (1 - p) / p * (missing * p**d).sum(axis=1)
-        return found
+        overlap: Values = 1 - (1 - p) / p * (missing * p**d).sum(axis=1)
+        return overlap
 
 
 def _finite(scores: Values, kept: Flags) -> Flags:

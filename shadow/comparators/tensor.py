@@ -133,18 +133,18 @@ class TensorComparator:
         QuarantineError
             Reason `output`: shapes differ, or one side holds texts and the other numbers.
         """
-        found = [_of_output(candidate[name], reference[name], name, self._options) for name in candidate]
-        q_finite = np.all([one.candidate_finite for one in found], axis=0)
-        p_finite = np.all([one.reference_finite for one in found], axis=0)
+        by_output = [_of_output(candidate[name], reference[name], name, self._options) for name in candidate]
+        q_finite = np.all([one.candidate_finite for one in by_output], axis=0)
+        p_finite = np.all([one.reference_finite for one in by_output], axis=0)
         both = q_finite & p_finite
-        error = np.where(both, np.max([one.error for one in found], axis=0), np.nan)
+        error = np.where(both, np.max([one.error for one in by_output], axis=0), np.nan)
         flip = np.where(q_finite, error > self._options.tolerance, True).astype(np.float64)
         with np.errstate(divide="ignore"):
             detail: dict[str, npt.NDArray[Any]] = {"sqnr_db": -20 * np.log10(error)}
-        detail |= {name: np.where(both, _worst(found, name), np.nan) for name in _WORST}
-        detail |= {name: _counted(found, name) for name in _COUNTS}
-        if len(found) > 1:
-            detail["by_output"] = _by_output(list(candidate), found, both)
+        detail |= {name: np.where(both, _worst(by_output, name), np.nan) for name in _WORST}
+        detail |= {name: _counted(by_output, name) for name in _COUNTS}
+        if len(by_output) > 1:
+            detail["by_output"] = _by_output(list(candidate), by_output, both)
         return Divergences(
             flip=np.where(p_finite, flip, np.nan),
             divergence=error,
@@ -227,25 +227,25 @@ def _relative(difference: Values, reference: Values) -> Values:
     return np.where(known, error / np.where(size > 0, size, 1.0), np.inf)
 
 
-def _worst(found: Sequence[_Found], name: str) -> Values:
+def _worst(outputs: Sequence[_Found], name: str) -> Values:
     """Return the largest value of a figure over all outputs; NaN where none has it."""
     worst: Values = np.fmax.reduce(
-        [one.figures.get(name, np.full(len(one.error), np.nan)) for one in found], axis=0
+        [one.figures.get(name, np.full(len(one.error), np.nan)) for one in outputs], axis=0
     )
     return worst
 
 
-def _counted(found: Sequence[_Found], name: str) -> npt.NDArray[Any]:
+def _counted(outputs: Sequence[_Found], name: str) -> npt.NDArray[Any]:
     """Return a count over all outputs; None, which is not stored, where it is zero."""
-    count = np.sum([one.figures.get(name, np.zeros(len(one.error))) for one in found], axis=0)
+    count = np.sum([one.figures.get(name, np.zeros(len(one.error))) for one in outputs], axis=0)
     detail: npt.NDArray[Any] = count.astype(np.int64).astype(object)
     detail[count == 0] = None
     return detail
 
 
-def _by_output(names: Sequence[str], found: Sequence[_Found], both: Flags) -> npt.NDArray[Any]:
+def _by_output(names: Sequence[str], outputs: Sequence[_Found], both: Flags) -> npt.NDArray[Any]:
     """Return the error of each output by its name, without infinite ones; None where a side is not finite."""
-    rows = zip(*(one.error.tolist() for one in found), strict=True)
+    rows = zip(*(one.error.tolist() for one in outputs), strict=True)
     detail = np.empty(len(both), dtype=object)
     detail[:] = [
         {name: error for name, error in zip(names, row, strict=True) if math.isfinite(error)} for row in rows

@@ -271,9 +271,9 @@ class ModelReaders:
 
     async def _wanted(self) -> frozenset[str]:
         try:
-            found = await self._list_models()
+            on_record = await self._list_models()
         except RetryError as error:
             _LOG.debug("%s", error)
             return self._models
         self._health.stream_answered()
-        return self._models.union(found)
+        return self._models.union(on_record)

@@ -96,14 +96,14 @@ class OtlpSpans:
 def _links(prepared: Iterable[PreparedExchange]) -> Iterable[Link]:
     n_links = 0
     for one in prepared:
-        found = _TRACEPARENT.fullmatch(one.exchange.trace)
-        if found is None or n_links == MOST_LINKS:
+        match = _TRACEPARENT.fullmatch(one.exchange.trace)
+        if match is None or n_links == MOST_LINKS:
             continue
         context = SpanContext(
-            trace_id=int(found[1], 16),
-            span_id=int(found[2], 16),
+            trace_id=int(match[1], 16),
+            span_id=int(match[2], 16),
             is_remote=True,
-            trace_flags=TraceFlags(int(found[3], 16)),
+            trace_flags=TraceFlags(int(match[3], 16)),
         )
         if context.is_valid:
             n_links += 1

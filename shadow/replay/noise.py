@@ -168,22 +168,22 @@ class Noise:
             took_s = self._clock.monotonic_s() - began_s
             self._budget_s -= took_s
             self._cost_s = min(took_s, _MOST_BUDGET_S)
-        for one, found in zip(chosen, outputs, strict=True):
-            self._replayed.put(_ReplayedSample(one, found))
+        for one, output in zip(chosen, outputs, strict=True):
+            self._replayed.put(_ReplayedSample(one, output))
 
     def take(self) -> tuple[NoiseItem, ...]:
         """Return the measurements of both sides since the last call."""
-        found: list[NoiseItem] = []
+        noise_items: list[NoiseItem] = []
         for answered in self._rechecks.take():
             self.counts[answered.model, Side.CANDIDATE, answered.outcome] += answered.n_items
-            found += answered.items
+            noise_items += answered.items
         while not self._replayed.empty():
             one, again = self._replayed.get()
             items = self._repeated.items(one.entry, again, one.first, one.rows)
             self._count(one.entry, "measured", len(items))
             self._count(one.entry, "failed", len(one.rows) - len(items))
-            found += items
-        return tuple(found)
+            noise_items += items
+        return tuple(noise_items)
 
     def _is_chosen(self, entry: PreparedExchange) -> bool:
         version = version_of(entry)

@@ -265,8 +265,8 @@ def _run_in_steps(
             }
         )
     names = [name for name in steps[0] if all(step[name].shape[:1] == (size,) for step in steps)]
-    found = {name: joined_steps([step[name] for step in steps], version_reference.model) for name in names}
-    return {name: output[:n_items] for name, output in found.items() if output is not None}
+    joined = {name: joined_steps([step[name] for step in steps], version_reference.model) for name in names}
+    return {name: output[:n_items] for name, output in joined.items() if output is not None}
 
 
 def _rows(array: Array, begin: int, size: int) -> Array:
@@ -286,7 +286,7 @@ def _compare(pairs: Sequence[OutputPair]) -> list[ReplayResult]:
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         alike.setdefault(pair.signature, []).append(index)
-    found: dict[int, ReplayResult] = {}
+    results: dict[int, ReplayResult] = {}
     for indices in alike.values():
         together = [pairs[index] for index in indices]
         batch_divergences = together[0].version_reference.comparator.compare(
@@ -295,10 +295,10 @@ def _compare(pairs: Sequence[OutputPair]) -> list[ReplayResult]:
         end = 0
         for index, pair in zip(indices, together, strict=True):
             begin, end = end, end + pair.n_items
-            found[index] = ReplayResult(
+            results[index] = ReplayResult(
                 batch_divergences=batch_divergences, rows=range(begin, end), embedding=pair.embedding
             )
-    return [found[index] for index in range(len(pairs))]
+    return [results[index] for index in range(len(pairs))]
 
 
 def _joined(sides: Sequence[Outputs]) -> Outputs:

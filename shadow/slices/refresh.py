@@ -54,11 +54,11 @@ class SliceRefresh:
                 error,
             )
             return
-        found = [one.clustering for one in stored]
-        self._now |= {(one.model, one.reference_digest, one.space): one for one in found}
+        clusterings = [one.clustering for one in stored]
+        self._now |= {(one.model, one.reference_digest, one.space): one for one in clusterings}
         self._learned.use_clusterings(self._now.values())
         self._newest = newest
-        for clustering in found:
+        for clustering in clusterings:
             _LOG.info(
                 "learned slices of model %s: version %d, %d clusters",
                 clustering.model,

@@ -215,9 +215,9 @@ def _metadata(text: str) -> dict[str, str]:
             break
         except _UNREADABLE:
             continue
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
         if all(isinstance(one, str) for one in values):
-            found[name.lower()] = ", ".join(values)
-    return found
+            metadata[name.lower()] = ", ".join(values)
+    return metadata

@@ -114,7 +114,9 @@ class Coverage:
                 compared=compared.get(stratum, 0) if by_stratum else None,
                 lost=_positive(lost[stratum]),
                 models={
-                    name: found for name, of in sorted(models[stratum].items()) if (found := _positive(of))
+                    name: positive
+                    for name, of in sorted(models[stratum].items())
+                    if (positive := _positive(of))
                 },
             )
             for stratum in sorted({*counts, *compared, *lost})

@@ -189,12 +189,12 @@ class Divergence:
                 )
                 .group_by(table.model_version_id, table.slice_id, each.c.bin)
             )
-        found: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * N_BINS)
+        weights: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * N_BINS)
         for row in rows:
-            found[row["model_version_id"], row["slice_id"]][int(row["bin"])] = float(row["weight"])
+            weights[row["model_version_id"], row["slice_id"]][int(row["bin"])] = float(row["weight"])
         return [
             SliceBins(version_id=version, slice_id=slice_id, bins=tuple(bins))
-            for (version, slice_id), bins in sorted(found.items())
+            for (version, slice_id), bins in sorted(weights.items())
         ]
 
     async def _items(

@@ -84,8 +84,8 @@ def _places() -> Iterator[Path]:
         yield Path(place) / "pginstall" / "bin"
     versions = [path for path in _DEBIAN.glob("*/bin") if path.parent.name.isdecimal()]
     yield from sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
-    if found := shutil.which("postgres"):
-        yield Path(found).resolve().parent
+    if on_path := shutil.which("postgres"):
+        yield Path(on_path).resolve().parent
 
 
 def _major(directory: Path) -> int | None:

@@ -316,5 +316,5 @@ def _telling(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and "HINT:" not in line]
     telling = [line for line in lines if any(level in line for level in ("FATAL:", "PANIC:", "error:"))]
     # The last lines of initdb are about its cleaning up: the reason is before them.
-    found = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
-    return _STAMP.sub("", found)
+    summary = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
+    return _STAMP.sub("", summary)

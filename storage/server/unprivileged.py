@@ -50,12 +50,12 @@ def choose_account(directory: Path, program: str) -> UnprivilegedUser:
         No account works here; the message says what to do.
     """
     setpriv = _tool("setpriv")
-    found = directory.stat()
+    owner = directory.stat()
     if os.geteuid() != 0:
         return UnprivilegedUser(prefix=(setpriv, *_DIE_WITH_OWNER, "--"), uid=os.geteuid(), gid=os.getegid())
     accounts = []
-    if found.st_uid != 0:
-        accounts.append(_user(setpriv, found.st_uid, found.st_gid))
+    if owner.st_uid != 0:
+        accounts.append(_user(setpriv, owner.st_uid, owner.st_gid))
     else:
         if not any(directory.iterdir()):
             accounts.append(_user(setpriv, _NOBODY, _NOBODY))

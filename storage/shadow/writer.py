@@ -272,9 +272,9 @@ async def _ids_of(
         return {}
     columns = [table.c[name] for name in names]
     known = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
-    found = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known)}
+    ids = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known)}
     # In one order everywhere, so that two workers never wait for each other.
-    for key in sorted(set(wanted) - set(found)):
+    for key in sorted(set(wanted) - set(ids)):
         row = dict(zip(names, key, strict=True))
         made = await connection.scalar(
             upsert(table).values(**row, **wanted[key]).on_conflict_do_nothing().returning(table.c.id)
@@ -282,8 +282,8 @@ async def _ids_of(
         if made is None:  # another worker was faster, and has committed by now
             made = await connection.scalar(select(table.c.id).filter_by(**row))
         assert isinstance(made, int)
-        found[key] = made
-    return found
+        ids[key] = made
+    return ids
 
 
 class _Allowance:

@@ -223,7 +223,7 @@ async def newest_clusterings(
     which = {"model": model, "digest": digest, "space": space}
     async with database.begin() as connection:
         rows = (await connection.execute(_NEWEST, which)).mappings().all()
-    found = []
+    clusterings = []
     for row in rows:
         try:
             clustering = load_clustering(bytes(row["content"]))
@@ -233,8 +233,8 @@ async def newest_clusterings(
             unreadable(_named(row), error)
             continue
         names = ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
-        found.append(Stored(clustering=clustering, **{name: row[name] for name in names}))
-    return found
+        clusterings.append(Stored(clustering=clustering, **{name: row[name] for name in names}))
+    return clusterings
 
 
 def _named(row: RowMapping) -> str:
@@ -373,8 +373,8 @@ async def prune(database: Database, *, before: datetime, most: int) -> int:
     """
     n_rows = await in_chunks(database, _OLD_VECTORS, {"before": before})
     async with database.begin() as connection:
-        found = await spaces(connection)
-    for space in found:
+        known_spaces = await spaces(connection)
+    for space in known_spaces:
         which = {"model": space.model, "digest": space.reference_digest, "space": space.space}
         async with database.begin() as connection:
             border = (await connection.execute(_SURPLUS, {**which, "most": most})).scalar()

@@ -48,8 +48,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def together(cls, parts: "Iterable[Sums]") -> "Sums":
         """Return the sums over several versions."""
-        found = list(parts)
-        return cls(**{name: sum(getattr(one, name) for one in found) for name in _SUMMED})
+        all_parts = list(parts)
+        return cls(**{name: sum(getattr(one, name) for one in all_parts) for name in _SUMMED})
 
     def of(self, metric: Metric) -> float:
         """Return the weighted sum of flips or of the divergence."""

@@ -176,7 +176,7 @@ async def load_state(connection: AsyncConnection, now: datetime) -> DiscoverySta
     return DiscoveryState(
         versions=tuple(SearchedVersion(**row) for row in versions),
         discoveries=await load_discoveries(connection),
-        slices={model: tuple(found) for model, found in slices.items()},
+        slices={model: tuple(of_model) for model, of_model in slices.items()},
         mark=await _mark(connection),
     )
 
@@ -279,8 +279,8 @@ async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str)
 
 
 async def _mark(connection: AsyncConnection) -> Mark:
-    found = await connection.execute(_MARK)
-    searched_at, tested_at, changed = found.one()
+    result = await connection.execute(_MARK)
+    searched_at, tested_at, changed = result.one()
     return searched_at, tested_at, changed
 
 
@@ -298,12 +298,12 @@ async def _slice_id(connection: AsyncConnection, row: DiscoveryRow) -> int:
         """),
         values,
     )
-    found = await connection.scalar(
+    slice_id = await connection.scalar(
         text("select id from slice where model = :model and predicate = :predicate"),
         {"model": row.model, "predicate": row.predicate},
     )
-    assert isinstance(found, int)
-    return found
+    assert isinstance(slice_id, int)
+    return slice_id
 
 
 async def _store(connection: AsyncConnection, row: DiscoveryRow) -> int:

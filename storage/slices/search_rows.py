@@ -90,8 +90,8 @@ async def searched_items(
 ) -> AsyncIterator[SearchedItem]:
     """Yield the newest items of a window, at most `most`, without keeping them all in memory."""
     parameters = {**window.parameters(), "most": most}
-    found = await connection.stream(_SEARCHED, parameters, execution_options={"yield_per": _AT_ONCE})
-    async for row in found.mappings():
+    result = await connection.stream(_SEARCHED, parameters, execution_options={"yield_per": _AT_ONCE})
+    async for row in result.mappings():
         yield SearchedItem(**row)
 
 
@@ -117,8 +117,8 @@ async def tested_items(
         {_FROM} and ({" or ".join(inside)})
         order by c.captured_at, c.exchange_id, c.item limit :most
     """)
-    found = await connection.stream(statement, parameters, execution_options={"yield_per": _AT_ONCE})
-    async for row in found.mappings():
+    result = await connection.stream(statement, parameters, execution_options={"yield_per": _AT_ONCE})
+    async for row in result.mappings():
         yield ComparisonRow(
             **{name: row[name] for name in _AS_STORED},
             exchange_id=row["exchange_id"],

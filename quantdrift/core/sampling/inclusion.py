@@ -64,17 +64,17 @@ def reachable_strata(where: tuple[Predicate, ...], policy: Policy) -> tuple[Head
     contains the whole slice. A stratum that is not known to be disjoint counts as reachable.
     """
     wanted = _wanted(where)
-    found: list[HeaderStratum] = []
+    strata: list[HeaderStratum] = []
     for stratum in policy.header_strata:
         if any(
             f"header.{name}" in wanted and wanted[f"header.{name}"] != value
             for name, value in stratum.headers.items()
         ):
             continue
-        found.append(stratum)
+        strata.append(stratum)
         if _takes_whole(stratum, wanted):
             break
-    return tuple(found)
+    return tuple(strata)
 
 
 def _wanted(where: tuple[Predicate, ...]) -> dict[str, str]:

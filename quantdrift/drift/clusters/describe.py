@@ -72,7 +72,7 @@ def traits_of(
                 inside[position][label] += weight
                 counts[position][label] += 1
     total = float(weights.sum())
-    found = []
+    result = []
     for position, sums in enumerate(inside):
         mass = float(weights[positions == position].sum())
         traits = [
@@ -85,11 +85,11 @@ def traits_of(
             for label, count in counts[position].items()
             if count >= LEAST_COUNT
         ]
-        found.append(_telling(traits))
-    return found
+        result.append(_telling(traits))
+    return result
 
 
 def _telling(traits: list[Trait]) -> tuple[Trait, ...]:
-    found = [trait for trait in traits if trait.lift >= LEAST_LIFT]
-    found.sort(key=lambda trait: (-trait.share * math.log(trait.lift), trait.label))
-    return tuple(found[:MOST_TRAITS])
+    frequent = [trait for trait in traits if trait.lift >= LEAST_LIFT]
+    frequent.sort(key=lambda trait: (-trait.share * math.log(trait.lift), trait.label))
+    return tuple(frequent[:MOST_TRAITS])

@@ -256,8 +256,8 @@ def _near(vectors: Float32) -> Bools:
     """Return which vectors, (n,), lie within `_FARTHEST` times the median distance from the median."""
     points = vectors.astype(np.float64)
     distance = np.sqrt(np.square(points - np.median(points, axis=0)).sum(axis=1))
-    found: Bools = distance <= _FARTHEST * max(float(np.median(distance)), _TINY)
-    return found
+    near: Bools = distance <= _FARTHEST * max(float(np.median(distance)), _TINY)
+    return near
 
 
 def _scaling(sample: Sample, *, per_column: bool) -> tuple[Float32, Float32]:
@@ -288,9 +288,9 @@ def _centroids(
         for init, n_init, factor in runs:
             means = MiniBatchKMeans(k, init=init, n_init=n_init, batch_size=_BATCH, random_state=seed)
             means.fit(points, sample_weight=weights / weights.mean())
-            found: Float64 = means.cluster_centers_.astype(np.float64)
-            if (reached := _cost(points, weights, found)) < cost:
-                best, cost = found, reached * factor
+            fitted: Float64 = means.cluster_centers_.astype(np.float64)
+            if (reached := _cost(points, weights, fitted)) < cost:
+                best, cost = fitted, reached * factor
     counts = np.bincount(_squares(points, best).argmin(axis=1), minlength=k)
     kept = counts >= min(_LEAST_IN_CLUSTER, counts.max())
     centroids: Float64 = best[kept]
@@ -381,12 +381,12 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
     traits = traits_of(inside, sample.weights, sample.labels, len(clustering.ids))
     distances = np.linalg.norm(clustering.scaled(sample.vectors) - clustering.centroids[positions], axis=1)
     total = float(sample.weights.sum())
-    found = []
+    clusters = []
     for position, one in enumerate(clustering.ids):
         members = np.flatnonzero(inside == position)
         nearest = members[np.argsort(distances[members], kind="stable")]
         exchanges = dict.fromkeys(sample.exchanges[place] for place in nearest[: 10 * _N_MEDOIDS].tolist())
-        found.append(
+        clusters.append(
             Cluster(
                 id=one,
                 n=len(members),
@@ -396,4 +396,4 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
                 medoids=tuple(exchanges)[:_N_MEDOIDS],
             )
         )
-    return tuple(sorted(found, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))
+    return tuple(sorted(clusters, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))

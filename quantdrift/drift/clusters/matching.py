@@ -36,9 +36,9 @@ def match_centroids(
     limit
         Farthest that a cluster may have moved, in spreads.
     """
-    found: list[int | None] = [None] * len(new)
+    matches: list[int | None] = [None] * len(new)
     if len(old) == 0 or len(new) == 0:
-        return found
+        return matches
     distances = np.linalg.norm(
         old[:, np.newaxis].astype(np.float64) - new[np.newaxis].astype(np.float64), axis=2
     )
@@ -46,5 +46,5 @@ def match_centroids(
     costs = np.minimum(distances / allowed, 1.0)
     for i, j in zip(*linear_sum_assignment(costs), strict=True):
         if costs[i, j] < 1.0:
-            found[int(j)] = int(i)
-    return found
+            matches[int(j)] = int(i)
+    return matches

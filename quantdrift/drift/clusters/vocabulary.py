@@ -35,7 +35,7 @@ def known_values(
     most_unseen
         Largest share of ordinary traffic with a value that was not met.
     """
-    found: dict[str, frozenset[str]] = {}
+    known: dict[str, frozenset[str]] = {}
     for key in keys:
         there = [
             (value, weight)
@@ -49,5 +49,5 @@ def known_values(
         once = sum(weight for value, weight in there if counts[value] == 1)
         largest = max(weight for _, weight in there)
         if (once + largest) / (total + largest) <= most_unseen:
-            found[key] = frozenset(counts)
-    return found
+            known[key] = frozenset(counts)
+    return known

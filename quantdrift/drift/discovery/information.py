@@ -96,9 +96,9 @@ def informative_keys(
     most
         How many.
     """
-    found = {key: attribute_information(items, key, least_share) for key in items.levels}
-    found |= {key: feature_information(items, key, n_bins) for key in items.numbers}
-    best = sorted(found, key=lambda key: (key not in first, -found[key], key))
+    information = {key: attribute_information(items, key, least_share) for key in items.levels}
+    information |= {key: feature_information(items, key, n_bins) for key in items.numbers}
+    best = sorted(information, key=lambda key: (key not in first, -information[key], key))
     return tuple(best[:most])
 
 

@@ -57,10 +57,10 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
     def members(self, where: Iterable[Predicate]) -> BoolArray:
         """Return which items, (N,), meet every condition of `where`."""
-        found = np.ones(len(self), dtype=bool)
+        members = np.ones(len(self), dtype=bool)
         for condition in where:
-            found &= self._meets(condition)
-        return found
+            members &= self._meets(condition)
+        return members
 
     def _meets(self, condition: Predicate) -> BoolArray:
         if condition.equals is not None:

@@ -277,14 +277,14 @@ class _Lattice:
                 sums.append(self._sums(inside, others))
             if not level:
                 return
-            found = np.concatenate(sums)
-            self._offer(level, found)
+            level_sums = np.concatenate(sums)
+            self._offer(level, level_sums)
             if depth < self._limits.depth:
-                level = self._prune(level, found)
+                level = self._prune(level, level_sums)
 
     def take(self) -> list[Found]:
         """Return the slices found, the best first, each scored on the items outside the ones before it."""
-        found: list[Found] = []
+        slices: list[Found] = []
         free = np.ones(len(self._members), dtype=bool)
         while self._pool:
             if self._give_up():
@@ -293,14 +293,14 @@ class _Lattice:
             self._pool = {entry: float(verdict[0]) for entry, verdict in scored.items() if verdict[0] > 0}
             if not self._pool:
                 break
-            if len(found) == self._limits.most_found:
+            if len(slices) == self._limits.most_found:
                 self.n_left_out += 1  # and all narrower slices
                 break
             best = max(self._pool, key=lambda entry: (self._pool[entry], -len(entry[1]), entry))
             signal, places = self._generalise(best, scored, free)
             score, mean, low, share = (float(value) for value in self._judge(signal, places, free))
             holds = self._holds(places)
-            found.append(
+            slices.append(
                 Found(
                     where=tuple(sorted((self._conditions[p] for p in places), key=lambda one: one.key)),
                     metric=self._signals[signal].metric,
@@ -314,7 +314,7 @@ class _Lattice:
                 )
             )
             free &= ~holds
-        return found
+        return slices
 
     def _weightiest(self, sums: FloatArray) -> IntArray:
         """Return the indices, rising, of the conditions with the most divergence of either metric."""

@@ -170,22 +170,22 @@ class Shares(NamedTuple):
 def group_means(column: FloatArray, items: Items, members: Members) -> Means:
     """Return `group_value` of many groups, the same bits as one by one; `column` of the items is the metric."""
     n = len(members.ends)
-    found = Means(np.zeros((n, 2)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
-    _means(column, items, members, found)
-    return found
+    means = Means(np.zeros((n, 2)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    _means(column, items, members, means)
+    return means
 
 
 def group_shares(items: Items, members: Members) -> Shares:
     """Return what many groups show to detectors without weights."""
     n = len(members.ends)
-    found = Shares(
+    shares = Shares(
         np.zeros((n, 2 * N_MARGIN_BINS)),
         np.zeros((n, N_TAIL_BINS)),
         np.zeros(n, dtype=np.bool_),
         np.zeros(n, dtype=np.bool_),
     )
-    _shares(items, members, found)
-    return found
+    _shares(items, members, shares)
+    return shares
 
 
 def compile_all() -> None:
@@ -198,7 +198,7 @@ def compile_all() -> None:
 
 
 @compiled
-def _means(column: FloatArray, items: Items, members: Members, found: Means) -> None:
+def _means(column: FloatArray, items: Items, members: Members, means: Means) -> None:
     begin = 0
     for group in range(len(members.ends)):
         n, vx, weight = 0, 0.0, 0.0
@@ -208,19 +208,19 @@ def _means(column: FloatArray, items: Items, members: Members, found: Means) -> 
                 continue
             v = 1.0 if members.session[group] else members.smallest[group] / items.pi[item]
             if not 0.0 < v <= 1.0 + ROUNDING:
-                found.refused[group] = True
+                means.refused[group] = True
             v = min(v, 1.0)
             n += 1
             vx += v * column[item]
             weight += v
-        if n > 0 and not found.refused[group]:
-            found.x[group, 0], found.x[group, 1] = vx / n, weight / n
-            found.seen[group] = True
+        if n > 0 and not means.refused[group]:
+            means.x[group, 0], means.x[group, 1] = vx / n, weight / n
+            means.seen[group] = True
         begin = members.ends[group]
 
 
 @compiled
-def _shares(items: Items, members: Members, found: Shares) -> None:
+def _shares(items: Items, members: Members, shares: Shares) -> None:
     begin = 0
     for group in range(len(members.ends)):
         end = members.ends[group]
@@ -236,13 +236,13 @@ def _shares(items: Items, members: Members, found: Shares) -> None:
                 continue
             if not np.isnan(items.flip[item]):
                 margin = items.margin_bin[item]
-                found.change[group, margin] += 1.0 / n_flips
-                found.change[group, N_MARGIN_BINS + margin] += items.flip[item] / n_flips
+                shares.change[group, margin] += 1.0 / n_flips
+                shares.change[group, N_MARGIN_BINS + margin] += items.flip[item] / n_flips
             if not np.isnan(items.divergence[item]):
-                found.tail[group, items.tail_bin[item]] += 1.0
-        found.seen_change[group], found.seen_tail[group] = n_flips > 0, n_tails > 0
+                shares.tail[group, items.tail_bin[item]] += 1.0
+        shares.seen_change[group], shares.seen_tail[group] = n_flips > 0, n_tails > 0
         for place in range(N_TAIL_BINS if n_tails > 1 else 0):
-            found.tail[group, place] /= n_tails
+            shares.tail[group, place] /= n_tails
         begin = end
 
 

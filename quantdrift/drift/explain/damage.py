@@ -114,11 +114,11 @@ def damage(before: Window, after: Window) -> Damage | None:
         Sample(x=window.x, weight=window.weight, cell=stratum[place], cluster=window.cluster)
         for window, place in zip(known, bins, strict=True)
     ]
-    found = split(samples[0], samples[1], N_BINS)
-    if found is None:
+    parts = split(samples[0], samples[1], N_BINS)
+    if parts is None:
         return None
     low = [float(window.weight[window.margin < LOW_MARGIN].sum() / window.weight.sum()) for window in known]
-    return Damage(split=found, low_margin_before=low[0], low_margin_after=low[1])
+    return Damage(split=parts, low_margin_before=low[0], low_margin_after=low[1])
 
 
 def strata(before: IntArray, after: FloatArray) -> IntArray:
@@ -135,7 +135,7 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
         (bins,) weight of the later one.
     """
     total = float(after.sum()) or 1.0
-    found = np.zeros(len(before), dtype=np.int64)
+    stratum_of = np.zeros(len(before), dtype=np.int64)
     number, held, share = 0, 0, 0.0
     last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
     first = len(before)
@@ -144,17 +144,17 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
         apart = held < _NEXT_TO_NONE or place - last > _NEAR
         if held >= LEAST or (strange and apart and n >= LEAST):
             if held < LEAST and number and first - below <= _NEAR:
-                found[found == number] = number - 1
+                stratum_of[stratum_of == number] = number - 1
             else:
                 number += 1
             held, share, first, below = 0, 0.0, len(before), last
-        found[place] = number
+        stratum_of[place] = number
         held, share = held + int(n), share + float(weight) / total
         if n:
             first, last = min(first, place), place
     if held < LEAST and share < _STRANGE and number:
-        found[found == number] = number - 1
-    return found
+        stratum_of[stratum_of == number] = number - 1
+    return stratum_of
 
 
 def _known(window: Window) -> Window:

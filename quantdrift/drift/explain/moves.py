@@ -71,14 +71,14 @@ def moves(before: Measured, after: Measured) -> Moves:
         old, new = _mean(before, name), _mean(after, name)
         if old.n >= FEWEST_BEFORE and new.n >= FEWEST_AFTER:
             looked.append((name, old, new))
-    found = []
+    moved = []
     for name, old, new in looked:
         variance = max(old.variance * old.n, new.variance * new.n) * (1 / old.n + 1 / new.n)
         least = float(stats.t.isf(LEVEL / 2 / len(looked), min(old.n, new.n) - 1))
         if abs(new.value - old.value) > least * math.sqrt(variance):
-            found.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
-    found.sort(key=lambda one: -abs(one.after - one.before) / one.se if one.se else -math.inf)
-    return Moves(found=tuple(found), n_measures=len(looked))
+            moved.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
+    moved.sort(key=lambda one: -abs(one.after - one.before) / one.se if one.se else -math.inf)
+    return Moves(found=tuple(moved), n_measures=len(looked))
 
 
 class _Mean(msgspec.Struct, frozen=True, kw_only=True):

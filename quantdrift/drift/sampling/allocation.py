@@ -381,14 +381,14 @@ def _boosts(demands: Sequence[Demand], layout: Layout) -> tuple[Boosts, IntArray
     """Return the boosts, and the index of each demand's boost, -1 where it cannot have one."""
     rows: dict[tuple[Predicate, ...], int] = {}
     names: list[str] = []
-    found = np.full(len(demands), -1, dtype=np.intp)
+    boost_rows = np.full(len(demands), -1, dtype=np.intp)
     for index, demand in enumerate(demands):
         if boostable(demand.where):
             if demand.where not in rows:
                 rows[demand.where] = len(rows)
                 names.append(demand.name)
-            found[index] = rows[demand.where]
-    return Boosts(names=tuple(names), wheres=tuple(rows), layout=layout), found
+            boost_rows[index] = rows[demand.where]
+    return Boosts(names=tuple(names), wheres=tuple(rows), layout=layout), boost_rows
 
 
 def _portion(weights: FloatArray) -> FloatArray:

@@ -32,7 +32,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    found
+    slices_found
         The result of the search.
     key
         Its text and name; those of a stored slice with the same items, where there is one.
@@ -105,8 +105,8 @@ def with_traffic(
         for place, inside in slices_of(items).items():
             if inside[0].captured_us < begins_us[place]:
                 continue
-            found = shown(place, inside, rates.of(catalog, place, policy_id), budgets[place])
-            value = found.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
+            signals = shown(place, inside, rates.of(catalog, place, policy_id), budgets[place])
+            value = signals.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
             if value is not None:
                 values[place].append((float(value[0]), float(value[1])))
     after = [
@@ -132,33 +132,33 @@ def decide(
     limits
         The option `most_slices`.
     """
-    found = [_over(row, retiring, now) for row in rows]
+    decided = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
-    for row in (one.row for one in found):
+    for row in (one.row for one in decided):
         n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
     waiting: dict[str, int] = {}
-    order = sorted(range(len(found)), key=lambda place: (-rows[place].evidence_ratio, rows[place].id))
+    order = sorted(range(len(decided)), key=lambda place: (-rows[place].evidence_ratio, rows[place].id))
     for place in order:
-        row = found[place].row
+        row = decided[place].row
         if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
             continue
         if n_slices[row.model] < limits.most_slices:
             n_slices[row.model] += 1
-            found[place] = _confirmed(row, now)
+            decided[place] = _confirmed(row, now)
         elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
-            found[place] = _ended(
+            decided[place] = _ended(
                 row, now, f"no place among discovery.most_slices became free within {EXPIRE_DAYS} days"
             )
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
             row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
-            found[place] = StoredRow(row=row)
-    return found, waiting
+            decided[place] = StoredRow(row=row)
+    return decided, waiting
 
 
 def origins(
     model: str,
-    found: Sequence[Found],
+    slices_found: Sequence[Found],
     items: Items,
     slices: Sequence[SliceKey],
     discoveries: Sequence[DiscoveryRow],
@@ -170,7 +170,7 @@ def origins(
 
     Parameters
     ----------
-    found
+    slices_found
         Results of the search.
     items
         The items that were searched.
@@ -185,7 +185,7 @@ def origins(
     ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
     known = {row.predicate: row for row in discoveries}
     result = []
-    for one in found:
+    for one in slices_found:
         holds, key = items.members(one.where), slice_of(model, one.where)
         same = [other for other, members in watched if overlap(holds, members) >= SAME]
         gone = [row for row, members in ended if overlap(holds, members) >= SAME]
@@ -207,8 +207,8 @@ def new_candidate(
     frozen_at: datetime,
 ) -> DiscoveryRow:
     """Return a new candidate, or a stored discovery as a candidate again; its test starts empty at `frozen_at`."""
-    found, known = origin.found, origin.known
-    scale = cap_of(found.metric, budget)
+    slice_, known = origin.found, origin.known
+    scale = cap_of(slice_.metric, budget)
     return DiscoveryRow(
         id=known.id if known else 0,
         model=version.model,
@@ -218,11 +218,11 @@ def new_candidate(
         status=Status.CANDIDATE,
         slice_id=known.slice_id if known else None,
         model_version_id=version.id,
-        metric=found.metric,
-        found_mean=found.mean * scale,
-        overall_mean=found.overall * scale,
-        found_share=found.share,
-        null_mean=found.bound * scale,
+        metric=slice_.metric,
+        found_mean=slice_.mean * scale,
+        overall_mean=slice_.overall * scale,
+        found_share=slice_.share,
+        null_mean=slice_.bound * scale,
         scale=scale,
         log_threshold=math.log(threshold),
         log_wealth=(0.0,) * N_BETS,

@@ -167,7 +167,7 @@ async def discover(
                 connection,
                 after=state.mark,
                 discoveries=[*changed, *(StoredRow(row=row, reason="found by a search") for row in new)],
-                searches=[_row(found, new, allowed, now) for found in searches],
+                searches=[_row(version_search, new, allowed, now) for version_search in searches],
             )
     return Round(
         at=now,
@@ -252,11 +252,11 @@ class _Work:
             least_share=limits.least_share,
             most_found=self._most_candidates,
         )
-        found = search(items, bounds, wanted, self._give_up)
+        result = search(items, bounds, wanted, self._give_up)
         return VersionSearch(
             version=version,
-            search=found,
-            origins=tuple(origins(version.model, found.found, items, slices, of_model)),
+            search=result,
+            origins=tuple(origins(version.model, result.found, items, slices, of_model)),
         )
 
     async def _rows(
@@ -315,8 +315,8 @@ def aggregate_high(items: Items, metric: Metric) -> float | None:
         means: FloatArray = np.bincount(items.group, weights=values, minlength=items.n_groups) / each
         return means
 
-    found = along(of_groups(np.where(seen, v * signal, 0.0)), of_groups(v), count > 0)
-    return found.high if found else None
+    estimate = along(of_groups(np.where(seen, v * signal, 0.0)), of_groups(v), count > 0)
+    return estimate.high if estimate else None
 
 
 def _freeze(
@@ -336,9 +336,9 @@ def _freeze(
     chosen: list[tuple[VersionSearch, Origin]] = []
     left: dict[str, int] = {}
     taken = set()
-    for found in searches:
-        model = found.version.model
-        for origin in found.new():
+    for version_search in searches:
+        model = version_search.version.model
+        for origin in version_search.new():
             if (model, origin.key.predicate) in taken:
                 continue  # found in two versions: it is tested on the first
             if places.get(model, 0) >= most_candidates:
@@ -346,7 +346,7 @@ def _freeze(
                 continue
             places[model] = places.get(model, 0) + 1
             taken.add((model, origin.key.predicate))
-            chosen.append((found, origin))
+            chosen.append((version_search, origin))
     if not chosen or allowed <= 0:
         return [], left
     at_stake = threshold(len(chosen), allowed)
@@ -354,26 +354,26 @@ def _freeze(
     return [
         new_candidate(
             origin,
-            found.version,
-            config.budget(found.version.model),
+            version_search.version,
+            config.budget(version_search.version.model),
             threshold=at_stake,
             now=now,
             frozen_at=frozen_at,
         )
-        for found, origin in chosen
+        for version_search, origin in chosen
     ], left
 
 
-def _row(found: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
+def _row(version_search: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
     return SearchRow(
-        model_version_id=found.version.id,
+        model_version_id=version_search.version.id,
         searched_at=now,
         allowance=allowed,
-        n_items=found.search.n_items,
-        n_scored=found.search.n_scored,
-        n_found=len(found.search.found),
-        n_frozen=sum(row.model_version_id == found.version.id for row in new),
-        n_left_out=found.search.n_left_out,
+        n_items=version_search.search.n_items,
+        n_scored=version_search.search.n_scored,
+        n_found=len(version_search.search.found),
+        n_frozen=sum(row.model_version_id == version_search.version.id for row in new),
+        n_left_out=version_search.search.n_left_out,
     )
 
 

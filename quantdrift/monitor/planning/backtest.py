@@ -163,14 +163,14 @@ class Backtest:
                 total = totals[key] = HourSums()
                 for sums in hours.values():
                     total.add(sums)
-        found = []
+        breaches = []
         for key, total in totals.items():
             for metric in (Metric.FLIP, Metric.DIVERGENCE):
                 breach = self._breach(key, metric, total, ALPHA / (2 * len(totals)))
                 if breach and key not in alerted:
                     in_record = any(one.key == key for one in recorded)
-                    found.append(msgspec.structs.replace(breach, recorded=in_record))
-        return found
+                    breaches.append(msgspec.structs.replace(breach, recorded=in_record))
+        return breaches
 
     def _breach(self, key: Key, metric: Metric, total: HourSums, delta: float) -> Breach | None:
         mean = total.mean(metric)

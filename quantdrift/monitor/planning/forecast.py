@@ -267,8 +267,8 @@ def forecast(
             strata=policy.header_strata,
             shares=tuple(strata[one.name] for one in policy.header_strata),
         )
-        found = allotted(policy, population, traffic.requests_per_s, question.replays_per_s)
-        policy, replays = found.policy, found.replays_per_s
+        allotment = allotted(policy, population, traffic.requests_per_s, question.replays_per_s)
+        policy, replays = allotment.policy, allotment.replays_per_s
     sampled = {key.predicate: mixture_of(key, policy, strata) for key, _ in shares}
     whole = sampled[shares[0][0].predicate]
     most = traffic.requests_per_s * whole.most if replays is None else replays
@@ -345,12 +345,12 @@ class _Study(msgspec.Struct, frozen=True, kw_only=True):
 
     def needed(self) -> float | None:
         """Return the samples per second with which nine of ten shifts page within the horizon."""
-        rate, found = 1.0, None
+        rate, delay_s = 1.0, None
         for _ in range(_ROUNDS):
-            found = self.delay(rate).p90
-            if found is None:
+            delay_s = self.delay(rate).p90
+            if delay_s is None:
                 return None
-            rate = found / self.horizon_s
+            rate = delay_s / self.horizon_s
         return rate
 
     def _at(self, samples_per_s: float) -> Allowance:

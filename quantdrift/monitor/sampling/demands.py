@@ -229,10 +229,10 @@ def _urgencies(signals: Sequence[SignalEvidence]) -> dict[int, float]:
         key = (row.slice_id, row.model_version_id)
         before = sums.get(key, (0.0, 0.0))
         sums[key] = (before[0] + row.evidence, before[1] + mass)
-    found: dict[int, float] = {}
+    urgencies: dict[int, float] = {}
     for (slice_id, _), (evidence, mass) in sums.items():
-        found[slice_id] = max(found.get(slice_id, 0.0), min(urgency(evidence, mass), _MOST_URGENT))
-    return found
+        urgencies[slice_id] = max(urgencies.get(slice_id, 0.0), min(urgency(evidence, mass), _MOST_URGENT))
+    return urgencies
 
 
 def _numbers(values: Sequence[float | None], kept: Sequence[int]) -> FloatArray:

@@ -24,20 +24,20 @@ from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.language.scoring import Scores
 
 
-def endings(found: Sequence[Scores]) -> dict[str, Values]:
+def endings(scores: Sequence[Scores]) -> dict[str, Values]:
     """Return the measures of each answer's end, by name : (items,); NaN where unknown.
 
     Parameters
     ----------
-    found
+    scores
         The reference's scores.
     """
-    end_p = np.array([one.end_p for one in found], dtype=np.float64)
+    end_p = np.array([one.end_p for one in scores], dtype=np.float64)
     # Without positions either the answer ended at once, and could not end earlier, or its end is unknown.
-    known = [len(one.ends) > 0 or not np.isnan(one.end_p) for one in found]
-    survived = [_survived(one.ends) for one in found]
+    known = [len(one.ends) > 0 or not np.isnan(one.end_p) for one in scores]
+    survived = [_survived(one.ends) for one in scores]
     at_least = np.array([1 - one[-1] for one in survived])
-    at_most = np.array([1 - _survived(one.ends_upper)[-1] for one in found])
+    at_most = np.array([1 - _survived(one.ends_upper)[-1] for one in scores])
     return {
         "end_p": end_p,
         "early_end": np.where(known, at_least, np.nan),

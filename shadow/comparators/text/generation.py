@@ -111,28 +111,35 @@ class GenerationComparator:
         answers: list[Answer] = (
             candidate[ANSWER].tolist() if ANSWER in candidate else [_EMPTY_ANSWER] * len(on_wire)
         )
-        found: list[Scores] = reference[SCORES].tolist()
-        if not len(answers) == len(on_wire) == len(found):
-            raise output_error(f"the candidate returned {len(on_wire)} answers, but {len(found)} were scored")
-        candidate_scores = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
+        reference_scores: list[Scores] = reference[SCORES].tolist()
+        if not len(answers) == len(on_wire) == len(reference_scores):
+            raise output_error(
+                f"the candidate returned {len(on_wire)} answers, but {len(reference_scores)} were scored"
+            )
+        candidate_scores = [
+            of.copy if one is None else one for one, of in zip(on_wire, reference_scores, strict=True)
+        ]
         n_items = len(answers)
-        owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
+        owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in reference_scores])
         usable = [
             one if one is not None and _is_finite(one) and _aligned(one, of) else None
-            for one, of in zip(candidate_scores, found, strict=True)
+            for one, of in zip(candidate_scores, reference_scores, strict=True)
         ]
-        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], usable)
+        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in reference_scores], usable)
         lag = _highest(p.logprobs) - p.logprobs[0]
         likeliest = lag <= self._tie
         cells = _cells(p, q)
         known = ~np.isnan(q.logprobs[0])
         same, has_top = self._same_top(p, q, cells)
         greedy = np.array(
-            [one.is_greedy and _is_of(one, len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+            [
+                one.is_greedy and _is_of(one, len(of.logprobs))
+                for one, of in zip(answers, reference_scores, strict=True)
+            ]
         ) & np.array(
             [
                 one is None or use is not None or one.ids[: len(of.ids)] == of.ids
-                for one, use, of in zip(candidate_scores, usable, found, strict=True)
+                for one, use, of in zip(candidate_scores, usable, reference_scores, strict=True)
             ]
         )
         listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
@@ -143,9 +150,14 @@ class GenerationComparator:
             return mean_of_items(values, owner, n_items, where)
 
         q_finite = np.array([_is_finite(one) for one in on_wire]) & np.array(
-            [not (one.is_empty and not len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+            [
+                not (one.is_empty and not len(of.logprobs))
+                for one, of in zip(answers, reference_scores, strict=True)
+            ]
         )
-        p_finite = np.array([_is_finite(one) and not np.isnan(one.logprobs).any() for one in found])
+        p_finite = np.array(
+            [_is_finite(one) and not np.isnan(one.logprobs).any() for one in reference_scores]
+        )
         undefined = np.where(p_finite, 0.0, np.nan)
         nll = mean(-p.logprobs[0]) + undefined
         lags = mean(lag) + undefined
@@ -158,7 +170,7 @@ class GenerationComparator:
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], known) + undefined)
             perplexity = np.exp(nll)
-        ranks = np.concatenate([*(one.ranks for one in found), np.empty(0)])
+        ranks = np.concatenate([*(one.ranks for one in reference_scores), np.empty(0)])
         return Divergences(
             flip=flip,
             divergence=np.where(q_finite, divergence, np.nan),
@@ -171,7 +183,7 @@ class GenerationComparator:
                 "json_valid": _column(json_valid(one) for one in answers),
                 "logprobs": _column(map(_source, on_wire, candidate_scores, usable)),
                 "measure": _column(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
-                "n_scored": np.array([len(one.logprobs) for one in found]),
+                "n_scored": np.array([len(one.logprobs) for one in reference_scores]),
                 "n_tokens": _column(one.n_tokens for one in answers),
                 "nll": nll,
                 "perplexity": perplexity,
@@ -183,8 +195,8 @@ class GenerationComparator:
                 "tool_calls_valid": _column(calls_valid(one) for one in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
                 **over_cells,
-                **{name: values + undefined for name, values in endings(found).items()},
-                **compare_free_answers(answers, found),
+                **{name: values + undefined for name, values in endings(reference_scores).items()},
+                **compare_free_answers(answers, reference_scores),
             },
         )
 
@@ -256,11 +268,11 @@ def _cells(p: _Side, q: _Side) -> _Cells:
     return _Cells(p=of_q, figures=figures)
 
 
-def _sides(found: Sequence[Scores], usable: Sequence[Scores | None]) -> tuple[_Side, _Side]:
+def _sides(reference_scores: Sequence[Scores], usable: Sequence[Scores | None]) -> tuple[_Side, _Side]:
     """Return both sides at all positions. Each token has a code: its id, or a number for its spelling."""
     codes_by_spelling: dict[bytes, int] = {}
     sides: tuple[list[_Side], list[_Side]] = ([], [])
-    for of_p, of_q in zip(found, usable, strict=True):
+    for of_p, of_q in zip(reference_scores, usable, strict=True):
         n_places = len(of_p.logprobs)
         by_id = of_q is None or not of_q.tokens
         one, other = (
@@ -321,16 +333,17 @@ def _filled(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[An
     return np.pad(rows, ((0, width - len(rows)), (0, 0)), constant_values=filler)
 
 
-def _aligned(candidate_scores: Scores, found: Scores) -> bool:
+def _aligned(candidate_scores: Scores, reference_scores: Scores) -> bool:
     """Return whether both scored the same tokens. The candidate may also have the end token, which texts do not contain."""
-    n_found = len(found.logprobs)
-    if len(candidate_scores.logprobs) < n_found:
+    n_scored = len(reference_scores.logprobs)
+    if len(candidate_scores.logprobs) < n_scored:
         return False
     if candidate_scores.ids:
-        return candidate_scores.ids[:n_found] == found.ids and (
-            not candidate_scores.tokens or spelt_alike(candidate_scores.tokens[:n_found], found.tokens)
+        return candidate_scores.ids[:n_scored] == reference_scores.ids and (
+            not candidate_scores.tokens
+            or spelt_alike(candidate_scores.tokens[:n_scored], reference_scores.tokens)
         )
-    return same_tokens(candidate_scores.tokens[:n_found], found.tokens)
+    return same_tokens(candidate_scores.tokens[:n_scored], reference_scores.tokens)
 
 
 def _is_of(answer: Answer, n_scored: int) -> bool:

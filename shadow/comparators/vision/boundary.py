@@ -32,9 +32,9 @@ def boundary_scores(candidate: ClassMap, reference: ClassMap, *, radius: int, n_
         Above all class numbers.
     """
     ours, theirs = edges(candidate), edges(reference)
-    found, n_ours = _found(ours, theirs, radius, n_classes)
-    found_again, n_theirs = _found(theirs, ours, radius, n_classes)
-    precision, recall = found / np.maximum(n_ours, 1), found_again / np.maximum(n_theirs, 1)
+    n_matched, n_ours = _found(ours, theirs, radius, n_classes)
+    n_matched_theirs, n_theirs = _found(theirs, ours, radius, n_classes)
+    precision, recall = n_matched / np.maximum(n_ours, 1), n_matched_theirs / np.maximum(n_theirs, 1)
     both = precision + recall
     scores = 2 * precision * recall / np.where(both > 0, both, 1.0)
     # A class without a boundary fills the image, or is not in it.

@@ -83,11 +83,11 @@ class DetectionComparator:
         for item, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             if one is None or other is None:
                 continue
-            found = match(one, other, iou=self._options.iou, score_threshold=self._options.score_threshold)
-            divergence[item] = max(1.0 - found.quality, 0.0)
-            flip[item] = found.missed + found.invented + found.class_changed > 0
-            counts[:, item] = [getattr(found, name) for name in _COUNTS]
-            shifts[:, item] = _shifts(one, other, found)
+            matching = match(one, other, iou=self._options.iou, score_threshold=self._options.score_threshold)
+            divergence[item] = max(1.0 - matching.quality, 0.0)
+            flip[item] = matching.missed + matching.invented + matching.class_changed > 0
+            counts[:, item] = [getattr(matching, name) for name in _COUNTS]
+            shifts[:, item] = _shifts(one, other, matching)
         return Divergences(
             flip=flip,
             divergence=divergence,
@@ -110,23 +110,23 @@ def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Obje
         )
 
 
-def _shifts(candidate: Objects, reference: Objects, found: Matching) -> tuple[float, ...]:
+def _shifts(candidate: Objects, reference: Objects, matching: Matching) -> tuple[float, ...]:
     """Return the means over the pairs, in the order of their names."""
-    if not len(found.iou):
+    if not len(matching.iou):
         return (float("nan"),) * len(_SHIFTS)
-    scores = candidate.scores[found.candidate] - reference.scores[found.reference]
-    centres = _centre_shifts(candidate, reference, found)
+    scores = candidate.scores[matching.candidate] - reference.scores[matching.reference]
+    centres = _centre_shifts(candidate, reference, matching)
     return (
-        float(np.mean(1.0 - found.iou)),
+        float(np.mean(1.0 - matching.iou)),
         float(centres.mean()),
         float(scores.mean()),
         float(np.abs(scores).mean()),
     )
 
 
-def _centre_shifts(candidate: Objects, reference: Objects, found: Matching) -> Values:
+def _centre_shifts(candidate: Objects, reference: Objects, matching: Matching) -> Values:
     """Return the distance of the centres of each pair : (pairs,), in units of the size of the reference's box."""
-    ours, theirs = candidate.boxes[found.candidate], reference.boxes[found.reference]
+    ours, theirs = candidate.boxes[matching.candidate], reference.boxes[matching.reference]
     with np.errstate(over="ignore", invalid="ignore"):  # of boxes larger than float64 holds: undefined
         apart = np.hypot(*((ours[:, :2] + ours[:, 2:] - theirs[:, :2] - theirs[:, 2:]) / 2).T)
         sizes = np.sqrt(np.abs((theirs[:, 2:] - theirs[:, :2]).prod(axis=1)))

@@ -81,18 +81,24 @@ class ObjectReader:
                     f"the {side}'s `{name}` is {array.dtype.name}, not numbers: check `models.detection`"
                 )
         options = self._options
-        found = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
-        there = ~(found.scores <= 0) & ~(found.classes < 0)  # NaN is not padding
+        objects = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
+        there = ~(objects.scores <= 0) & ~(objects.classes < 0)  # NaN is not padding
         if options.background >= 0:
-            there &= found.classes != options.background
-        finite = np.isfinite(found.boxes).all(axis=2) & np.isfinite(found.scores) & np.isfinite(found.classes)
+            there &= objects.classes != options.background
+        finite = (
+            np.isfinite(objects.boxes).all(axis=2)
+            & np.isfinite(objects.scores)
+            & np.isfinite(objects.classes)
+        )
         whole: Flags = np.asarray((finite | ~there).all(axis=1))
-        kept = there & finite & (found.scores >= options.score_threshold / 2)
+        kept = there & finite & (objects.scores >= options.score_threshold / 2)
         return [
             Objects(
-                boxes=_corners(found.boxes[item, kept[item]], options.box_format),
-                scores=found.scores[item, kept[item]],
-                classes=np.minimum(np.rint(found.classes[item, kept[item]]), _MOST_CLASSES).astype(np.int64),
+                boxes=_corners(objects.boxes[item, kept[item]], options.box_format),
+                scores=objects.scores[item, kept[item]],
+                classes=np.minimum(np.rint(objects.classes[item, kept[item]]), _MOST_CLASSES).astype(
+                    np.int64
+                ),
             )
             if whole[item]
             else None

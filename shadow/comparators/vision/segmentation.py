@@ -94,20 +94,20 @@ class SegmentationComparator:
             )
         n_items = len(candidate)
         q_finite, p_finite = np.ones(n_items, dtype=np.bool_), np.ones(n_items, dtype=np.bool_)
-        found: list[_Figures | None] = []
+        figures: list[_Figures | None] = []
         for item in range(n_items):
             ours = self._reader.read(candidate[item], n_ours, shape, "candidate") if read[0] else None
             theirs = self._reader.read(reference[item], n_theirs, shape, "reference") if read[1] else None
             q_finite[item], p_finite[item] = ours is not None, theirs is not None
-            found.append(None if ours is None or theirs is None else self._figures(ours, theirs))
-        changed = np.array([np.inf if one is None else one.changed for one in found])
+            figures.append(None if ours is None or theirs is None else self._figures(ours, theirs))
+        changed = np.array([np.inf if one is None else one.changed for one in figures])
         flip = (changed > self._options.tolerance).astype(np.float64)
         return Divergences(
             flip=np.where(p_finite, flip, np.nan),
-            divergence=np.array([np.nan if one is None else one.divergence for one in found]),
+            divergence=np.array([np.nan if one is None else one.divergence for one in figures]),
             candidate_finite=q_finite,
             reference_finite=p_finite,
-            detail=_detail(found),
+            detail=_detail(figures),
         )
 
     def _readable(self, output: Array, side: str) -> tuple[int, tuple[int, ...]] | None:
@@ -147,11 +147,11 @@ class SegmentationComparator:
         )
 
 
-def _detail(found: list[_Figures | None]) -> Mapping[str, Any]:
+def _detail(figures: list[_Figures | None]) -> Mapping[str, Any]:
     """Return the further measures by name : (items,) each, objects; None where undefined."""
     names = ("changed", "boundary_loss", "worst_iou", "worst_class", "gained", "lost")
-    columns = {name: np.full(len(found), None, dtype=object) for name in names}
-    for item, one in enumerate(found):
+    columns = {name: np.full(len(figures), None, dtype=object) for name in names}
+    for item, one in enumerate(figures):
         for name in names if one is not None else ():
             columns[name][item] = getattr(one, name)
     return columns

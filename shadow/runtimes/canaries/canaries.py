@@ -77,14 +77,16 @@ def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
         Its server is unreachable.
     """
     try:
-        found = _run(runtime, inputs)
+        recorded = _run(runtime, inputs)
     except QuarantineError as error:
         raise OperatorError(f"the reference does not compute these canaries: {error.detail}") from error
     outputs = {
-        name: np.ascontiguousarray(array) for name, array in found.items() if array.dtype.kind in "biuf"
+        name: np.ascontiguousarray(array) for name, array in recorded.items() if array.dtype.kind in "biuf"
     }
     if not outputs:
-        raise OperatorError(f"the reference returns no numeric outputs for these canaries: {sorted(found)}")
+        raise OperatorError(
+            f"the reference returns no numeric outputs for these canaries: {sorted(recorded)}"
+        )
     for name, array in outputs.items():
         if not np.isfinite(array).all():
             raise OperatorError(
@@ -103,10 +105,10 @@ def deviations(runtime: ReferenceRuntime, canaries: Canaries) -> list[Deviation]
     RetryError
         Its server is unreachable.
     """
-    found = _run(runtime, canaries.inputs)
+    outputs = _run(runtime, canaries.inputs)
     return [
         Deviation(
-            output=name, ratio=_ratio(found.get(name), recorded), worst=_worst(found.get(name), recorded)
+            output=name, ratio=_ratio(outputs.get(name), recorded), worst=_worst(outputs.get(name), recorded)
         )
         for name, recorded in canaries.outputs.items()
     ]
@@ -152,7 +154,7 @@ def random_inputs(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> 
         An input is text.
     """
     rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    inputs: dict[str, Array] = {}
     for spec in specs:
         if spec.dtype == _TEXT:
             raise OperatorError(f"the reference takes `{spec.name}` as text: canaries hold only numbers")
@@ -161,8 +163,8 @@ def random_inputs(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> 
             for place, dim in enumerate(spec.shape)
         ]
         numbers = rng.normal(size=shape) if spec.dtype.kind == "f" else rng.integers(0, 2, size=shape)
-        found[spec.name] = np.asarray(numbers).astype(spec.dtype)
-    return found
+        inputs[spec.name] = np.asarray(numbers).astype(spec.dtype)
+    return inputs
 
 
 def read_inputs(path: Path) -> dict[str, Array]:
@@ -244,24 +246,24 @@ def _run(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> dict[str, Array
     return runtime.run(inputs)
 
 
-def _worst(found: Array | None, recorded: Array) -> str:
-    if found is None or found.dtype.kind not in "biuf":
+def _worst(output: Array | None, recorded: Array) -> str:
+    if output is None or output.dtype.kind not in "biuf":
         return "it gives no such numbers"
-    if found.shape != recorded.shape:
-        return f"it gives {list(found.shape)}, recorded is {list(recorded.shape)}"
-    difference = np.abs(found.astype(np.float64) - recorded.astype(np.float64))
+    if output.shape != recorded.shape:
+        return f"it gives {list(output.shape)}, recorded is {list(recorded.shape)}"
+    difference = np.abs(output.astype(np.float64) - recorded.astype(np.float64))
     if not difference.any():
         return ""
     # NaN counts as an infinite difference.
     place = np.unravel_index(np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape)
     at = ", ".join(map(str, map(int, place)))
-    return f"at [{at}] it gives {float(found[place]):.8g}, recorded is {float(recorded[place]):.8g}"
+    return f"at [{at}] it gives {float(output[place]):.8g}, recorded is {float(recorded[place]):.8g}"
 
 
-def _ratio(found: Array | None, recorded: Array) -> float:
-    if found is None or found.shape != recorded.shape or found.dtype.kind not in "biuf":
+def _ratio(output: Array | None, recorded: Array) -> float:
+    if output is None or output.shape != recorded.shape or output.dtype.kind not in "biuf":
         return float("inf")
-    difference = np.abs(found.astype(np.float64) - recorded.astype(np.float64))
+    difference = np.abs(output.astype(np.float64) - recorded.astype(np.float64))
     if not difference.size:
         return 0.0
     worst = float(difference.max())

@@ -124,9 +124,9 @@ def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, 
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     nothing = objects([""] * len(asked))
-    found = runtime.run({PROMPT: nothing, ANSWER: nothing, REQUEST: objects(asked)})[SCORES].tolist()
+    answer_scores = runtime.run({PROMPT: nothing, ANSWER: nothing, REQUEST: objects(asked)})[SCORES].tolist()
     logprobs = np.where(answers == _NO_TOKEN, 0.0, np.nan)
-    for row, scores in zip(logprobs, found, strict=True):
+    for row, scores in zip(logprobs, answer_scores, strict=True):
         row[: len(scores.logprobs)] = scores.logprobs
     return {LOGPROBS: logprobs}
 

@@ -38,7 +38,7 @@ class Staging:
             The inputs of each step, on the CPU.
         """
         computing = torch.cuda.current_stream(self._device)
-        found: list[dict[str, torch.Tensor]] = []
+        results: list[dict[str, torch.Tensor]] = []
         for inputs in steps:
             pinned = [tensor.pin_memory() for tensor in inputs]
             with torch.cuda.stream(self._upload_stream):
@@ -49,9 +49,9 @@ class Staging:
             outputs = self._compute(on_device)
             self._download_stream.wait_stream(computing)
             with torch.cuda.stream(self._download_stream):
-                found.append({name: self._back(tensor) for name, tensor in outputs.items()})
+                results.append({name: self._back(tensor) for name, tensor in outputs.items()})
         self._download_stream.synchronize()
-        return found
+        return results
 
     def _back(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu":

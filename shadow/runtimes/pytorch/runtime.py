@@ -120,7 +120,9 @@ class TorchRuntime:
         given = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             run = self._staging.run if self._staging is not None else partial(map, self._module)
-            return [{name: tensor.detach().numpy() for name, tensor in found.items()} for found in run(given)]
+            return [
+                {name: tensor.detach().numpy() for name, tensor in outputs.items()} for outputs in run(given)
+            ]
 
     def _on_device(self, tensors: list[torch.Tensor]) -> Tensors:
         return self._module(tensors) if self._graphs is None else self._graphs.run(tensors)
@@ -130,10 +132,10 @@ class TorchRuntime:
         if program is None:
             raise QuarantineError(QuarantineReason.REPLAY, "the reference is closed")
         args, kwargs = program.arguments(tensors)
-        found = dict(_named(program.module(*args, **kwargs), self._names))
+        outputs = dict(_named(program.module(*args, **kwargs), self._names))
         if self._layer is not None:
-            found[self.embedding] = self._layer.taken()
-        return {name: _known(tensor) for name, tensor in found.items()}
+            outputs[self.embedding] = self._layer.taken()
+        return {name: _known(tensor) for name, tensor in outputs.items()}
 
     def _prepare(self, reference: Reference) -> list[str]:
         """Compile the module and capture CUDA graphs as configured; errors show now, not with the first batch."""
@@ -233,17 +235,17 @@ def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tenso
         if tensors:
             yield from tensors.items()
             return
-    found = [result] if isinstance(result, torch.Tensor) else result
-    if not isinstance(found, list | tuple) or not all(isinstance(one, torch.Tensor) for one in found):
+    returned = [result] if isinstance(result, torch.Tensor) else result
+    if not isinstance(returned, list | tuple) or not all(isinstance(one, torch.Tensor) for one in returned):
         raise OperatorError(
             f"the reference returns {type(result).__name__}: it must return a tensor, a tuple of tensors, or tensors by name"
         )
-    if len(found) != len(names):
+    if len(returned) != len(names):
         raise OperatorError(
-            f"the reference returns {len(found)} tensors without names, and [[models.outputs]] names "
+            f"the reference returns {len(returned)} tensors without names, and [[models.outputs]] names "
             f"{list(names)}: name each of them, in order"
         )
-    yield from zip(names, found, strict=True)
+    yield from zip(names, returned, strict=True)
 
 
 def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:

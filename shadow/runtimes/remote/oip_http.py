@@ -111,23 +111,23 @@ def open_reference(request: RuntimeRequest) -> RemoteRuntime:
 def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
     """Return the tensors of an answer; a server may send each one as bytes or as JSON."""
     length = int(json_length) if json_length and json_length.isdecimal() else len(body)
-    tail, found = memoryview(body)[length:], []
+    tail, tensors = memoryview(body)[length:], []
     try:
         for output in msgspec.json.decode(body[:length], type=_Answer).outputs:
             size = (output.parameters or {}).get("binary_data_size")
             if output.data is None and isinstance(size, int) and 0 <= size <= len(tail):
                 data = bytes(tail[:size])
                 tail = tail[size:]
-                found.append(
+                tensors.append(
                     Tensor(name=output.name, datatype=output.datatype, shape=output.shape, data=data)
                 )
             else:
-                found.append(_from_json(output))
+                tensors.append(_from_json(output))
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError) as error:
         raise RefusedError(
             f"an answer that is not the protocol: {type(error).__name__}", Refusal.INPUT
         ) from error
-    return found
+    return tensors
 
 
 def _from_json(output: _Output) -> Tensor:

@@ -241,12 +241,12 @@ class RemoteRuntime:
                 raise RetryError(f"{self._where}: {error}") from error
             raise _replay(str(error)) from error
         try:
-            found = {tensor.name: decode(tensor) for tensor in answer}
+            outputs = {tensor.name: decode(tensor) for tensor in answer}
         except QuarantineError as error:
             raise _replay(f"the server's answer: {error.detail}") from error
-        if missing := [name for name in names if name not in found]:
-            raise _replay(f"the server answers {sorted(found)}, without {missing}")
-        return {name: found[name] for name in names}
+        if missing := [name for name in names if name not in outputs]:
+            raise _replay(f"the server answers {sorted(outputs)}, without {missing}")
+        return {name: outputs[name] for name in names}
 
     def close(self) -> None:
         """Close the connection."""

@@ -83,13 +83,13 @@ def answered(
         torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []),
     ):
         torch.manual_seed(options["seed"] if type(options.get("seed")) is int else answer_request.seed)
-        found = model.generate(
+        generated = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=_settings(model, answer_request, ends, stops, within_s),
             tokenizer=tokenizer if stops else None,
         )
-    tokens = found[0, len(prompt) :].tolist()
+    tokens = generated[0, len(prompt) :].tolist()
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     stopped = min((place for place in map(text.find, stops) if place >= 0), default=-1)
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)

@@ -61,10 +61,10 @@ class EmbeddingsRuntime:
 
     def _asked(self, texts: list[str]) -> Array:
         question = {"model": self._server.name, "input": texts, "encoding_format": "float"}
-        found = self._server.ask("POST", "/v1/embeddings", _Vectors, question).data
-        found.sort(key=lambda one: one.index)
-        if [one.index for one in found] != list(range(len(texts))):
+        entries = self._server.ask("POST", "/v1/embeddings", _Vectors, question).data
+        entries.sort(key=lambda one: one.index)
+        if [one.index for one in entries] != list(range(len(texts))):
             raise unreadable("not one vector for each text")
-        if len({len(one.embedding) for one in found}) != 1 or not found[0].embedding:
+        if len({len(one.embedding) for one in entries}) != 1 or not entries[0].embedding:
             raise unreadable("vectors of different lengths, or empty ones")
-        return np.array([one.embedding for one in found], dtype=np.float32)
+        return np.array([one.embedding for one in entries], dtype=np.float32)

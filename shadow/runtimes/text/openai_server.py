@@ -62,7 +62,7 @@ class OpenAIServer:
         reference = self._reference
         try:
             model = self._found()
-            found = probe()
+            result = probe()
             version = self._version()
         except TimeoutError as error:
             raise RetryError(f"{self._where} does not answer within {reference.timeout_s:g} s") from error
@@ -84,7 +84,7 @@ class OpenAIServer:
             runtime=reference.runtime.value, version=version, provider="remote", device=UNVERIFIED
         )
         _LOG.info("reference %s: at an OpenAI-compatible server, unverified", self._where)
-        return found, artefact, provenance, model.max_model_len
+        return result, artefact, provenance, model.max_model_len
 
     def ask(self, method: str, path: str, kind: type[Found], question: Any = None) -> Found:
         """Return the answer.
@@ -136,13 +136,13 @@ class OpenAIServer:
 
     def _found(self) -> _Model:
         models = self.ask("GET", "/v1/models", _Models).data
-        found = next((model for model in models if model.id == self.name), None)
-        if found is None:
+        served = next((model for model in models if model.id == self.name), None)
+        if served is None:
             raise OperatorError(
                 f"the server of the reference {self._where} serves {[model.id for model in models]}: `{self.name}` is not "
                 "among them. Set `model` in [[models.references]]"
             )
-        return found
+        return served
 
     def _version(self) -> str:
         try:

@@ -136,8 +136,8 @@ class ScoringRuntime:
         if not all(isinstance(one, ScoringRequest) for one in requests):
             raise replay_error("the input `request` does not hold scoring requests")
         rows = [self.row(one) for one in requests]
-        found = iter(self._language.score([row for row in rows if row is not None]))
-        scores = [NO_SCORES if row is None else _finished(row, next(found)) for row in rows]
+        scored = iter(self._language.score([row for row in rows if row is not None]))
+        scores = [NO_SCORES if row is None else _finished(row, next(scored)) for row in rows]
         return {SCORES: objects(self._with_free_answers(requests, scores))}
 
     def close(self) -> None:

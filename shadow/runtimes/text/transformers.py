@@ -177,8 +177,8 @@ class TransformersLanguage:
         order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
         parts = self._parts([rows[index] for index in order])
         scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
-        found = dict(zip(order, scores, strict=True))
-        return [found[index] for index in range(len(rows))]
+        score_of_row = dict(zip(order, scores, strict=True))
+        return [score_of_row[index] for index in range(len(rows))]
 
     def answer(
         self,
@@ -258,13 +258,13 @@ class TransformersLanguage:
             first = min(len(row.prompt) for row in rows) - 1
             more["logits_to_keep"] = length - first
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
-            found = self._model(
+            output = self._model(
                 input_ids=ids.to(self._device),
                 attention_mask=mask.to(self._device),
                 use_cache=False,
                 **more,
             )
-        return found.logits, first
+        return output.logits, first
 
     def _told(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
         """Return the scores of `served` : (positions,), from `logits` : (positions, tokens)."""
