@@ -309,7 +309,10 @@ def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
     The limit covers a slow server that takes `timeout_s` for each request: it must not end the worker, which has other
     models.
     """
-    timeout_s = max((one.timeout_s for model in models for one in model.references if one.url), default=0.0)
+    timeout_s = max(
+        (reference.timeout_s for model in models for reference in model.references if reference.url),
+        default=0.0,
+    )
     return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _REQUESTS_PER_EXCHANGE * shadow.batch_items * timeout_s)
 
 

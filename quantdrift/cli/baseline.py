@@ -115,33 +115,33 @@ def list_(
     elif not listed:
         click.echo("No baselines yet: a slice learns one from about 5,000 exchanges.")
     else:
-        click.echo(columns(_HEAD, [_row(one) for one in listed]))
+        click.echo(columns(_HEAD, [_row(fact) for fact in listed]))
 
 
 _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by", "when (UTC)", "why")
 
 
-def _row(one: "BaselineFact") -> tuple[str, ...]:
+def _row(fact: "BaselineFact") -> tuple[str, ...]:
     from quantdrift.storage.monitor.rows import Source
 
-    source = one.source.value
-    if one.source is Source.IMPORTED and one.content is not None:
-        source = f"imported: {one.content['budget']:g}" if one.content else "back to the configuration"
-    if one.from_version:
-        source += f" from {one.from_version}"
-    if one.fold_seq is None:
+    source = fact.source.value
+    if fact.source is Source.IMPORTED and fact.content is not None:
+        source = f"imported: {fact.content['budget']:g}" if fact.content else "back to the configuration"
+    if fact.from_version:
+        source += f" from {fact.from_version}"
+    if fact.fold_seq is None:
         source += " (waits for the monitor)"
     return (
-        one.model,
-        one.version,
-        one.slice,
-        one.metric,
-        one.kind,
+        fact.model,
+        fact.version,
+        fact.slice,
+        fact.metric,
+        fact.kind,
         source,
-        f"{one.n_groups:,}" if one.n_groups else "-",
-        one.made_by,
-        f"{one.made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
-        one.reason,
+        f"{fact.n_groups:,}" if fact.n_groups else "-",
+        fact.made_by,
+        f"{fact.made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+        fact.reason,
     )
 
 
@@ -207,19 +207,19 @@ def accept(
                 )
 
     signals = asyncio.run(run(Steps(quiet=as_json)))
-    n_accepted = sum(one.recorded for one in signals)
+    n_accepted = sum(signal.recorded for signal in signals)
     if as_json:
         emit(signals)
     else:
         rows = [
             (
-                one.slice,
-                one.metric,
-                one.kind,
-                f"{one.n_groups:,}",
-                _outcome(one.missing, watched=one.watched),
+                signal.slice,
+                signal.metric,
+                signal.kind,
+                f"{signal.n_groups:,}",
+                _outcome(signal.missing, watched=signal.watched),
             )
-            for one in signals
+            for signal in signals
         ]
         click.echo(columns(("slice", "metric", "kind", "groups", ""), rows))
         click.echo(
@@ -228,7 +228,7 @@ def accept(
     if not n_accepted:
         raise OperatorError(
             "no signal has enough comparisons for a baseline: nothing was stored"
-            if any(one.watched for one in signals)
+            if any(signal.watched for signal in signals)
             else f"the monitor watches none of these signals of {model} {version or '(the newest version)'}: nothing was "
             "stored. A slice without traffic for 30 days loses its baseline, and learns a new one when it returns"
         )
@@ -366,12 +366,12 @@ def import_(
     else:
         rows = [
             (
-                one.slice,
-                one.metric.value,
-                "configuration" if one.upper is None else f"{one.upper:g}",
-                f"{one.n:,}",
+                budget.slice,
+                budget.metric.value,
+                "configuration" if budget.upper is None else f"{budget.upper:g}",
+                f"{budget.n:,}",
             )
-            for one in imported
+            for budget in imported
         ]
         click.echo(columns(("slice", "metric", "budget", "n"), rows))
         click.echo(

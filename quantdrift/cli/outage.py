@@ -73,8 +73,8 @@ class Outage:
         self._since = None
 
     def _shown(self, since: datetime) -> str:
-        there, now = since.astimezone(), self._clock.now().astimezone()
-        return there.strftime("%H:%M:%S" if there.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+        local, now = since.astimezone(), self._clock.now().astimezone()
+        return local.strftime("%H:%M:%S" if local.date() == now.date() else "%Y-%m-%d %H:%M:%S")
 
 
 class LastWords:

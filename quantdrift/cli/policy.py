@@ -11,8 +11,8 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.sampling.policy_message import (
-    ACCOUNT,
-    DIRECTIVE,
+    POLICY_KEY,
+    SUMMARY_KEY,
     PolicyMessage,
     PolicySummary,
     decode_policy_message,
@@ -90,19 +90,19 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
         click.echo(_why(shown.account, shown.directive.lag_factor))
         rows = [
             (
-                f"{one.model}: {one.name}",
-                f"{one.traffic_per_s:.3g}",
-                f"{one.replays_per_s * shown.directive.lag_factor:.3g}",
-                f"{one.evidence_share:.1%}",
+                f"{slice_.model}: {slice_.name}",
+                f"{slice_.traffic_per_s:.3g}",
+                f"{slice_.replays_per_s * shown.directive.lag_factor:.3g}",
+                f"{slice_.evidence_share:.1%}",
             )
-            for one in shown.account.slices
+            for slice_ in shown.account.slices
         ]
         click.echo("\n" + columns(("slice", "items/s", "replayed/s", "share of evidence"), rows))
         if shown.account.n_slices > len(rows):
             click.echo(f"and {shown.account.n_slices - len(rows)} more")
-    rates = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.header_strata]
+    rates = [(stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in shown.directive.policy.header_strata]
     click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
-    totals = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.body_strata]
+    totals = [(stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in shown.directive.policy.body_strata]
     click.echo("\n" + columns(("body stratum", "replayed (at most the taken rate)"), rows=totals))
 
 
@@ -137,7 +137,7 @@ async def _read(config: Config) -> Shown:
     queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
     try:
         bucket = KeyValue(queue, config.stream)
-        entry, summary = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
+        entry, summary = await bucket.get(POLICY_KEY), await bucket.get(SUMMARY_KEY)
     finally:
         await queue.close()
     now = datetime.now(UTC)

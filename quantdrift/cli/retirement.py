@@ -59,11 +59,11 @@ def retire(
 
         return retired_by_hand(row, config, reason)
 
-    done = asyncio.run(_change(config, secrets, listed, by, decide))
-    told = "the monitor applies it with its next batch"
+    stored = asyncio.run(_change(config, secrets, listed, by, decide))
+    consequence = "the monitor applies it with its next batch"
     if listed.verdict in {"warning", "firing"}:
-        told += ", and ends its alert"
-    _tell(listed, done, told, as_json=as_json)
+        consequence += ", and ends its alert"
+    _print_result(listed, stored, consequence, as_json=as_json)
 
 
 @click.command("restore")
@@ -94,13 +94,13 @@ def restore(
 
         return restored(row, rows, config.discovery, SystemClock().now(), reason)
 
-    done = asyncio.run(_change(config, secrets, listed, by, decide))
-    told = (
+    stored = asyncio.run(_change(config, secrets, listed, by, decide))
+    consequence = (
         "a search may find it again"
         if listed.id is None
         else "shadow workers assign items to it within a minute"
     )
-    _tell(listed, done, told, as_json=as_json)
+    _print_result(listed, stored, consequence, as_json=as_json)
 
 
 async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:
@@ -115,7 +115,7 @@ async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> L
 async def _change(
     config: Config,
     secrets: Secrets,
-    one: ListedSlice,
+    listed: ListedSlice,
     by: str,
     decide: Callable[[DiscoveryRow, tuple[DiscoveryRow, ...]], StoredRow],
 ) -> StoredRow:
@@ -123,19 +123,27 @@ async def _change(
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.discovery import load_discoveries, store, take_turn
 
-    assert one.discovery is not None
+    assert listed.discovery is not None
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
         await take_turn(connection)
         rows = await load_discoveries(connection)
-        (row,) = (row for row in rows if row.id == one.discovery.id)
-        done = decide(row, rows)
-        await store(connection, done, made_by=by)
-    return done
+        (row,) = (row for row in rows if row.id == listed.discovery.id)
+        stored = decide(row, rows)
+        await store(connection, stored, made_by=by)
+    return stored
 
 
-def _tell(one: ListedSlice, done: StoredRow, told: str, *, as_json: bool) -> None:
-    status = done.row.status.value
+def _print_result(listed: ListedSlice, stored: StoredRow, consequence: str, *, as_json: bool) -> None:
+    status = stored.row.status.value
     if as_json:
-        emit({"id": one.id, "model": one.model, "name": one.name, "status": status, "reason": done.reason})
+        emit(
+            {
+                "id": listed.id,
+                "model": listed.model,
+                "name": listed.name,
+                "status": status,
+                "reason": stored.reason,
+            }
+        )
     else:
-        click.echo(f"{one.name} of {one.model} is {status}: {told}")
+        click.echo(f"{listed.name} of {listed.model} is {status}: {consequence}")

@@ -135,8 +135,8 @@ class _Part:
             environment=environment,
             final=final,
             longest_pause_s=longest_pause_s,
-            told=self._ended,
-            heard=heard,
+            on_end=self._ended,
+            on_line=heard,
         )
         self._running: asyncio.Task[int] | None = None
 

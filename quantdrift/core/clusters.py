@@ -124,10 +124,10 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def anchors(self) -> Anchors:
         """Return the positions of the clusters with their own id."""
-        own = [place for place, one in enumerate(self.ids) if one != OTHER_ID]
+        own = [index for index, cluster_id in enumerate(self.ids) if cluster_id != OTHER_ID]
         raw = self.centroids.astype(np.float64) * self.scale + self.centre
         return Anchors(
-            ids=tuple(self.ids[place] for place in own),
+            ids=tuple(self.ids[index] for index in own),
             centres=raw[own].astype(np.float32),
             spreads=self.spreads[own],
         )

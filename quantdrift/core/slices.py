@@ -246,11 +246,15 @@ def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
 
 def is_declared(config: Config, key: SliceKey) -> bool:
     """Return whether the configuration declares this slice, whose conditions have a value or an interval."""
-    attributes = {one.key: one.equals for one in key.where if one.equals is not None}
-    features = {one.key: math.nextafter(one.high, -math.inf) for one in key.where if one.high is not None}
-    features |= {one.key: one.low for one in key.where if one.low is not None}
+    attributes = {condition.key: condition.equals for condition in key.where if condition.equals is not None}
+    features = {
+        condition.key: math.nextafter(condition.high, -math.inf)
+        for condition in key.where
+        if condition.high is not None
+    }
+    features |= {condition.key: condition.low for condition in key.where if condition.low is not None}
     inside = SliceAssigner(config, key.model).assign(attributes, features)
-    return key.predicate in {one.predicate for one in inside}
+    return key.predicate in {attribute.predicate for attribute in inside}
 
 
 def _text(condition: Predicate) -> str:

@@ -32,7 +32,7 @@ from quantdrift.drift.evidence.run import (
 
 
 class Phase(StrEnum):
-    """What the evidence says of a slice."""
+    """The phase of a watched slice: no alarm, a ticket, or a page."""
 
     WATCHING = "watching"
     WARNING = "warning"
@@ -40,15 +40,15 @@ class Phase(StrEnum):
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """When summed evidence is an alarm.
+    """The thresholds that the summed evidence must reach for an alarm.
 
     Parameters
     ----------
     page, ticket
         1 / q, q the expected false alarms per 30 days of the whole fleet.
     mass_ratio
-        Evidence must also be so many times the mass given since the reset: after months of silence the mass alone
-        could pass 1 / q, and one clean observation would page.
+        The evidence must also be this many times the mass given since the reset. Without it one normal observation
+        could page after months of silence, because the mass alone would exceed 1 / q.
     """
 
     page: float
@@ -57,45 +57,45 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
-    """A signal of a slice: a metric seen by a kind of detector."""
+    """The key of a signal: a metric of a slice, and the kind of detector that follows it."""
 
     metric: str
     kind: str
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal's part in a series of groups.
+    """The values of one signal in a series of groups.
 
     Parameters
     ----------
     x
-        (steps, width) its values.
+        (steps, width) the values of each group.
     seen
-        (steps,) where there is one; None where there always is.
+        (steps,) whether the group has a value; None if all have one.
     """
 
     x: FloatArray
     seen: BoolArray | None = None
 
-    def at(self, place: slice | IntArray) -> Self:
-        """Return the part in the groups at `place`."""
-        seen = None if self.seen is None else self.seen[place]
-        return msgspec.structs.replace(self, x=self.x[place], seen=seen)
+    def at(self, rows: slice | IntArray) -> Self:
+        """Return the part with the groups at `rows`."""
+        seen = None if self.seen is None else self.seen[rows]
+        return msgspec.structs.replace(self, x=self.x[rows], seen=seen)
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups that a slice was given, in the order of the fold.
+    """The new groups of a slice, in the order of the fold.
 
     Parameters
     ----------
     order
-        (steps,) place of each group in its batch.
+        (steps,) index of each group in its batch.
     mass
-        (steps,) calendar mass when it came.
+        (steps,) calendar mass at the group's time.
     at_us
         (steps,) event time, microseconds.
     series
-        Per signal; one without an entry was not observed.
+        Values by signal; a signal without an entry has no values.
     """
 
     order: FloatArray
@@ -107,37 +107,37 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """Return those of the parts, one after another."""
         first, last = parts[0].start, parts[-1].stop
         if all(before.stop == after.start for before, after in itertools.pairwise(parts)):
-            place: slice | IntArray = slice(first, last)
+            rows: slice | IntArray = slice(first, last)
             if (first, last) == (0, len(self.order)):
                 return self
         else:
-            place = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+            rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         return msgspec.structs.replace(
             self,
-            order=self.order[place],
-            mass=self.mass[place],
-            at_us=self.at_us[place],
-            series={key: one.at(place) for key, one in self.series.items()},
+            order=self.order[rows],
+            mass=self.mass[rows],
+            at_us=self.at_us[rows],
+            series={key: series.at(rows) for key, series in self.series.items()},
         )
 
 
 class Survey(msgspec.Struct, frozen=True, gc=False):
-    """What the states of a watch say together; worked out for many watches at a time when they are advanced.
+    """Figures computed from the states of a watch. `advance` computes them for many watches at a time.
 
     Parameters
     ----------
     evidence
-        For paging, of each signal in the order of its keys.
+        Page evidence of each signal, in the order of the keys.
     total
-        The sum of it.
+        The sum of the evidence.
     page_mass
-        Calendar mass that the page copies were given since their reset, summed.
+        Sum of the calendar mass given to the page copies since their reset.
     n_groups
-        Most groups that any signal has seen.
+        Largest number of groups that any signal has had.
     policy_id
         Policy of the last group; 0 before the first.
     missing
-        Most groups that any baseline lacks.
+        Largest number of groups that any baseline still needs.
     due_us
         Event time from which on `Detector.tend` has something to do.
     """
@@ -159,12 +159,12 @@ def _in_order(keys: tuple[SignalKey, ...]) -> list[SignalKey]:
 class SliceWatch:
     """A slice's phase and the states of its signals. `advance` changes it in place.
 
-    Whoever else changes a state calls `touched`.
+    Code that changes a state in another way calls `touched`.
 
     Parameters
     ----------
     phase
-        Where it stands.
+        The current phase.
     states
         One row per signal.
     """
@@ -181,7 +181,7 @@ class SliceWatch:
         return [(key, self.states[key]) for key in _in_order(tuple(self.states))]
 
     def survey(self) -> Survey:
-        """Return what the states say together."""
+        """Return the figures of the states."""
         if self._survey is None:
             keys = sorted(self.states)
             evidence = tuple(DETECTORS[key.kind].evidence(self.states[key]) for key in keys)
@@ -197,18 +197,18 @@ class SliceWatch:
         return self._survey
 
     def touched(self, survey: Survey | None = None) -> None:
-        """Note that a state has changed, and what the states say now where that is known."""
+        """Record that a state has changed; `survey` has the new figures if they are known."""
         self._survey = survey
 
     def add(self, key: SignalKey, state: FloatArray) -> None:
-        """Watch one more signal; where an alarm lasts it too must recover before it resolves."""
+        """Add a signal. During an alert the new signal must recover too before the alert ends."""
         self.states[key] = state
         self.touched()
         if self.phase is not Phase.WATCHING:
             DETECTORS[key.kind].alarmed(state, page=self.phase is Phase.FIRING)
 
     def stand_down(self, *, mass: float, at_us: int) -> None:
-        """End an alert that nothing more can be said about: watch again, from nothing."""
+        """End an alert whose slice or version is no longer observed, and start again with empty evidence."""
         self.phase = Phase.WATCHING
         for key, state in self.states.items():
             DETECTORS[key.kind].arm(state, mass=mass, at_us=at_us)
@@ -301,35 +301,38 @@ def advance_joined(
 
 def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
     """Return the groups of several watches one after another, and where those of each end."""
-    n = [len(given.order) for given in groups]
-    widths = {key: one.x.shape[1] for given in groups for key, one in given.series.items()}
-    nothing = np.zeros(0)
-    together = Groups(
-        order=np.concatenate([nothing, *(given.order for given in groups)]),
-        mass=np.concatenate([nothing, *(given.mass for given in groups)]),
-        at_us=np.concatenate([nothing, *(given.at_us for given in groups)]),
+    n = [len(batch.order) for batch in groups]
+    widths = {key: series.x.shape[1] for batch in groups for key, series in batch.series.items()}
+    empty_array = np.zeros(0)
+    joined = Groups(
+        order=np.concatenate([empty_array, *(batch.order for batch in groups)]),
+        mass=np.concatenate([empty_array, *(batch.mass for batch in groups)]),
+        at_us=np.concatenate([empty_array, *(batch.at_us for batch in groups)]),
         series={
-            key: _one_after_another([given.series.get(key) for given in groups], n, width)
+            key: _one_after_another([batch.series.get(key) for batch in groups], n, width)
             for key, width in widths.items()
         },
     )
-    return together, np.cumsum(n, dtype=np.intp)
+    return joined, np.cumsum(n, dtype=np.intp)
 
 
 def _one_after_another(series: Sequence[Series | None], n: Sequence[int], width: int) -> Series:
     """Return one signal's parts in several series of `n` groups; None: not observed."""
     x = np.concatenate(
-        [np.zeros((steps, width)) if one is None else one.x for one, steps in zip(series, n, strict=True)]
+        [
+            np.zeros((steps, width)) if values is None else values.x
+            for values, steps in zip(series, n, strict=True)
+        ]
     )
-    if all(one is not None and one.seen is None for one in series):
+    if all(values is not None and values.seen is None for values in series):
         return Series(x=x)
     seen = [
         np.zeros(steps, dtype=np.bool_)
-        if one is None
+        if values is None
         else np.ones(steps, dtype=np.bool_)
-        if one.seen is None
-        else one.seen
-        for one, steps in zip(series, n, strict=True)
+        if values.seen is None
+        else values.seen
+        for values, steps in zip(series, n, strict=True)
     ]
     return Series(x=x, seen=np.concatenate(seen))
 
@@ -391,30 +394,30 @@ class _Run:
 
     def _follow(self, kind: str, keys: list[SignalKey]) -> SequenceRun:
         """Let the signals of one kind follow their groups."""
-        detector, n, given = DETECTORS[kind], len(keys), self._given
-        steps = len(given.mass)
+        detector, n, batch = DETECTORS[kind], len(keys), self._given
+        steps = len(batch.mass)
         # They are copied to one place for all runs, which the processor's cache knows, and back if the watch goes on.
         rows = [states[key] for key in keys for states in self._states]
         room = self._scratch.get(kind)
         if room is None or len(room) < len(rows) * detector.size:
             room = self._scratch[kind] = np.empty(len(rows) * detector.size)
         states = np.concatenate(rows, out=room[: len(rows) * detector.size])
-        series = [given.series.get(key) or _nothing(steps, detector.width) for key in keys]
+        series = [batch.series.get(key) or _nothing(steps, detector.width) for key in keys]
         if n == 1:
             trail = GroupSequence(
                 ends=self._ends,
                 x=series[0].x,
                 seen=_seen(series),
-                mass=given.mass,
-                at_us=given.at_us,
+                mass=batch.mass,
+                at_us=batch.at_us,
             )
         else:
             trail = GroupSequence(
                 ends=np.concatenate([self._ends + turn * steps for turn in range(n)]),
-                x=np.concatenate([one.x for one in series]),
+                x=np.concatenate([values.x for values in series]),
                 seen=_seen(series),
-                mass=np.concatenate((given.mass,) * n),
-                at_us=np.concatenate((given.at_us,) * n),
+                mass=np.concatenate((batch.mass,) * n),
+                at_us=np.concatenate((batch.at_us,) * n),
             )
         return detector.follow(states.reshape(-1, detector.size), trail)
 
@@ -424,23 +427,23 @@ class _Run:
         A watch that changes before goes the same way again, up to there.
         """
         stops = self._stops(thresholds)
-        early = {place for place, stop in stops.items() if stop < self._parts[place].stop}
+        early = {part_index for part_index, stop in stops.items() if stop < self._parts[part_index].stop}
         for keys, flow in self._kinds:
             for key, rows in zip(keys, flow.states.reshape(len(keys), len(self._parts), -1), strict=True):
-                for place, (states, row) in enumerate(zip(self._states, rows, strict=True)):
-                    if place not in early:
+                for part_index, (states, row) in enumerate(zip(self._states, rows, strict=True)):
+                    if part_index not in early:
                         states[key][:] = row
         for part, survey in zip(self._parts, self._surveys(), strict=True):
             self._watches[part.watch].touched(survey)
         left = []
-        for place, stop in stops.items():
-            if place in early:
-                part = self._parts[place]
+        for part_index, stop in stops.items():
+            if part_index in early:
+                part = self._parts[part_index]
                 self._watches[part.watch].touched()
                 run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys, self._scratch)
                 left += [*run.finish(thresholds, changes), part._replace(start=stop)]
             else:
-                changes.append(self._change(place, thresholds))
+                changes.append(self._change(part_index, thresholds))
         return left
 
     def _surveys(self) -> list[Survey]:
@@ -477,8 +480,8 @@ class _Run:
         """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
         stops: dict[int, int] = {}
         for hit in np.flatnonzero(self._hits(thresholds)).tolist():
-            place = int(np.searchsorted(self._ends, hit, side="right"))
-            stops.setdefault(place, self._parts[place].stop - int(self._ends[place]) + hit + 1)
+            part_index = int(np.searchsorted(self._ends, hit, side="right"))
+            stops.setdefault(part_index, self._parts[part_index].stop - int(self._ends[part_index]) + hit + 1)
         return stops
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
@@ -492,16 +495,16 @@ class _Run:
         if all(phase is Phase.WATCHING for phase in phases):
             return page | ticket
         watching, firing = (
-            np.repeat([phase is one for phase in phases], self._lengths)
-            for one in (Phase.WATCHING, Phase.FIRING)
+            np.repeat([phase is watched for phase in phases], self._lengths)
+            for watched in (Phase.WATCHING, Phase.FIRING)
         )
         least = [kind.course[RECOVERY].min(axis=0) for kind in self._kinds]
         over = np.min(least, axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))
 
-    def _change(self, place: int, thresholds: Thresholds) -> Change:
-        part, last = self._parts[place], int(self._ends[place]) - 1
-        watch, given = self._watches[part.watch], self._given
+    def _change(self, part_index: int, thresholds: Thresholds) -> Change:
+        part, last = self._parts[part_index], int(self._ends[part_index]) - 1
+        watch, batch = self._watches[part.watch], self._given
         page = self._course[PAGE, last] >= max(
             thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]
         )
@@ -522,14 +525,14 @@ class _Run:
             watch=part.watch,
             before=watch.phase,
             after=after,
-            order=int(given.order[last]),
-            at_us=int(given.at_us[last]),
+            order=int(batch.order[last]),
+            at_us=int(batch.at_us[last]),
             evidence=evidence,
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
         if after is Phase.WATCHING:
-            watch.stand_down(mass=float(given.mass[last]), at_us=change.at_us)
+            watch.stand_down(mass=float(batch.mass[last]), at_us=change.at_us)
         else:
             watch.phase = after
             for key, state in watch.states.items():
@@ -545,8 +548,8 @@ def _nothing(steps: int, width: int) -> Series:
 
 def _seen(series: Sequence[Series]) -> BoolArray:
     """Return where there is an observation, series after series."""
-    if all(one.seen is None for one in series):
-        return np.ones(sum(len(one.x) for one in series), dtype=np.bool_)
+    if all(values.seen is None for values in series):
+        return np.ones(sum(len(values.x) for values in series), dtype=np.bool_)
     return np.concatenate(
-        [np.ones(len(one.x), dtype=np.bool_) if one.seen is None else one.seen for one in series]
+        [np.ones(len(values.x), dtype=np.bool_) if values.seen is None else values.seen for values in series]
     )

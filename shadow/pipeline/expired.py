@@ -52,8 +52,8 @@ class ExpiredCount:
             return
         counts = await count_expired(self._database, self._worker, gone_until - _SKEW)
         self._meters.expired(counts)
-        for model in sorted({one.model for one in counts}):
-            n = sum(one.n for one in counts if one.model == model)
+        for model in sorted({count.model for count in counts}):
+            n = sum(count.n for count in counts if count.model == model)
             if n > 0:
                 _LOG.warning(
                     "%d samples of model %s expired in the stream before they were replayed: add shadow workers or"

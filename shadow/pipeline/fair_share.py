@@ -92,7 +92,7 @@ class FairShare:
     """
 
     def __init__(self, terms: Mapping[str, ShareTerms]) -> None:
-        self._accounts = {model: _Account(one) for model, one in terms.items()}
+        self._accounts = {model: _Account(share) for model, share in terms.items()}
         self._waiting: dict[str, None] = {}  # in the order of the round
 
     def put(self, model: str) -> None:

@@ -97,7 +97,7 @@ class ShadowMetrics:
         for entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, ReplayResult) and "own" in outcome.batch_divergences.detail:
                 of_items = outcome.batch_divergences.detail["own"][outcome.rows.start : outcome.rows.stop]
-                answers.update((entry.exchange.model, one) for one in of_items.tolist() if one)
+                answers.update((entry.exchange.model, outcome) for outcome in of_items.tolist() if outcome)
         for (model, own), count in answers.items():
             self._own.add(count, {"model": model, "outcome": own})
 
@@ -128,11 +128,11 @@ class ShadowMetrics:
         A negative count corrects an earlier one (a worker had finished the sample). The counter cannot fall, so it stays
         until new expiries exceed the correction.
         """
-        for one in counts:
-            key = one.model, one.stratum
-            self._expired_so_far[key] += one.n
+        for count in counts:
+            key = count.model, count.stratum
+            self._expired_so_far[key] += count.n
             if (more := self._expired_so_far[key] - self._expired_most[key]) > 0:
-                self._expired.add(more, {"model": one.model, "stratum": one.stratum})
+                self._expired.add(more, {"model": count.model, "stratum": count.stratum})
                 self._expired_most[key] = self._expired_so_far[key]
 
     def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:

@@ -35,7 +35,7 @@ class RuntimeCache:
     @property
     def n_bytes(self) -> int:
         """Memory of the open references."""
-        return sum(one.n_bytes for one in self._open)
+        return sum(cached.n_bytes for cached in self._open)
 
     @property
     def n_open(self) -> int:
@@ -57,11 +57,11 @@ class RuntimeCache:
         self._open[wanted] = runtime
         return runtime
 
-    def put(self, one: "CachedRuntime", runtime: ReferenceRuntime) -> None:
+    def put(self, owner: "CachedRuntime", runtime: ReferenceRuntime) -> None:
         """Add a reference that was opened for the first time, or update one that takes more memory than known."""
-        self._open.pop(one, None)
-        self._make_room(one.n_bytes)
-        self._open[one] = runtime
+        self._open.pop(owner, None)
+        self._make_room(owner.n_bytes)
+        self._open[owner] = runtime
 
     def close(self) -> None:
         """Close all of them."""
@@ -70,7 +70,7 @@ class RuntimeCache:
 
     def _make_room(self, n_bytes: int) -> None:
         while self._memory_bytes and self.n_bytes + n_bytes > self._memory_bytes:
-            oldest = next((one for one in self._open if one.n_bytes), None)
+            oldest = next((cached for cached in self._open if cached.n_bytes), None)
             if oldest is None:
                 return
             self._open.pop(oldest).close()
@@ -179,10 +179,10 @@ def files_bytes(path: str) -> int:
     """
     file = Path(path)
     if path and file.is_dir():
-        return sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
+        return sum(path.stat().st_size for path in file.rglob("*") if path.is_file())
     if not path or not file.is_file():
         return 0
-    return sum(one.stat().st_size for one in file.parent.glob(f"{file.name}*") if one.is_file())
+    return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*") if path.is_file())
 
 
 def _resident_bytes() -> int:

@@ -82,7 +82,10 @@ class ClusterSlices:
 
     def use_clusterings(self, clusterings: Iterable[Clustering]) -> None:
         """Use these clusterings from the next batch on, and no others."""
-        self._clusterings = {(one.model, one.reference_digest, one.space): one for one in clusterings}
+        self._clusterings = {
+            (clustering.model, clustering.reference_digest, clustering.space): clustering
+            for clustering in clusterings
+        }
 
     def assign(
         self,

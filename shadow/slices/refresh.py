@@ -54,8 +54,11 @@ class SliceRefresh:
                 error,
             )
             return
-        clusterings = [one.clustering for one in stored]
-        self._now |= {(one.model, one.reference_digest, one.space): one for one in clusterings}
+        clusterings = [row.clustering for row in stored]
+        self._now |= {
+            (clustering.model, clustering.reference_digest, clustering.space): clustering
+            for clustering in clusterings
+        }
         self._learned.use_clusterings(self._now.values())
         self._newest = newest
         for clustering in clusterings:
@@ -67,5 +70,5 @@ class SliceRefresh:
             )
 
 
-def _stays(which: str, error: OperatorError) -> None:
-    _LOG.warning("the newest clustering of %s is damaged, keeping the last one: %s", which, error)
+def _stays(description: str, error: OperatorError) -> None:
+    _LOG.warning("the newest clustering of %s is damaged, keeping the last one: %s", description, error)

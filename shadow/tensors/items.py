@@ -58,9 +58,9 @@ def itemised(table: Array, column: int, n_items: int) -> Array:
     items = rows[:, column].astype(np.int64)
     order = np.argsort(items, kind="stable")
     counts = np.bincount(items, minlength=n_items)
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     padded = np.full((n_items, counts.max(initial=0), table.shape[-1]), PADDING, dtype=table.dtype)
-    padded[items[order], places] = rows[order]
+    padded[items[order], positions] = rows[order]
     return padded
 
 

@@ -129,11 +129,11 @@ def _checked(wire: _WireExchange, now: datetime) -> SubmittedExchange:
 
 
 def _content(name: str, document: msgspec.Raw, text: str | msgspec.UnsetType) -> bytes:
-    given = bytes(document)
-    if bool(given) == isinstance(text, str):
+    body = bytes(document)
+    if bool(body) == isinstance(text, str):
         raise ValueError(f"give either {name} or {name}_base64")
     if isinstance(text, msgspec.UnsetType):
-        return given
+        return body
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

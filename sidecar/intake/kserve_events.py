@@ -218,6 +218,6 @@ def _metadata(text: str) -> dict[str, str]:
     metadata: dict[str, str] = {}
     for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
-        if all(isinstance(one, str) for one in values):
+        if all(isinstance(value, str) for value in values):
             metadata[name.lower()] = ", ".join(values)
     return metadata

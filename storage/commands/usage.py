@@ -73,7 +73,7 @@ async def _usage(connection: AsyncConnection, model: str, begin: datetime, end: 
     period = {"begin": begin, "end": end}
     seconds = await connection.scalar(_SPAN, period)
     strata, _ = await Coverage(connection).strata(begin, end, by_stratum=False)
-    offered = {one.stratum: one.offered for one in strata}
+    offered = {stratum.stratum: stratum.offered for stratum in strata}
     total = sum(offered.values())
     if not total or not seconds:
         raise OperatorError(f"the database has no tallies since {begin:%Y-%m-%d %H:%M}: give --rps instead")

@@ -213,5 +213,7 @@ _PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "ite
 async def decide(connection: AsyncConnection, decisions: Sequence[Decision]) -> None:
     """Record decisions; the monitor applies them with its next batch."""
     if decisions:
-        values = [msgspec.structs.asdict(one) | {"source": one.source.value} for one in decisions]
+        values = [
+            msgspec.structs.asdict(decision) | {"source": decision.source.value} for decision in decisions
+        ]
         await connection.execute(insert(Baseline), values)

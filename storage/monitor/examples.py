@@ -95,22 +95,26 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
     rows
         Alerts that open or escalate.
     """
-    examples_of: dict[int, list[tuple[str, str]]] = {place: [] for place in range(len(rows))}
+    examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in range(len(rows))}
     lacking = list(examples_of)
     try:
         for _ in range(ROUNDS):
             if not lacking:
                 break
             async with Evidence(connection).bounded(STATEMENT_S):
-                worst, n_sorted = await _worst(connection, {place: rows[place] for place in lacking})
+                worst, n_sorted = await _worst(
+                    connection, {row_index: rows[row_index] for row_index in lacking}
+                )
             examples_of |= worst
-            left = [place for place in lacking if len(examples_of[place]) < MOST]
+            left = [row_index for row_index in lacking if len(examples_of[row_index]) < MOST]
             # If all items were read, or no other slice took places, there are no more examples.
             lacking = [] if n_sorted < DEPTH or len(left) == len(lacking) else left
     except RetryError as error:
         _LOG.warning("%d alerts are sent without examples: %s", len(lacking), error)
     return [
-        Shown(examples=tuple(one for one, _ in shown), traces=tuple(trace for _, trace in shown))
+        Shown(
+            examples=tuple(exchange_id for exchange_id, _ in shown), traces=tuple(trace for _, trace in shown)
+        )
         for shown in examples_of.values()
     ]
 
@@ -136,7 +140,7 @@ async def _worst(
             "most": MOST,
         },
     )
-    examples_of: dict[int, list[tuple[str, str]]] = {place: [] for place in alarms}
+    examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in alarms}
     n_sorted = 0
     for row in rows.mappings():
         examples_of[row["place"]].append((row["exchange_id"].replace("-", ""), row["trace"]))

@@ -109,7 +109,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
         await write_noise_change(connection, change)
     await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
     if outcome.closed:
-        closed = [{"version": one, "policy": two, "group": three} for one, two, three in outcome.closed]
+        closed = [
+            {"version": version, "policy": two, "group": three} for version, two, three in outcome.closed
+        ]
         await connection.execute(_CLOSE_SESSION, closed)
     position = outcome.position
     await connection.execute(

@@ -11,7 +11,7 @@ from quantdrift.core.errors import OperatorError
 
 _NOBODY = 65534
 # The kernel sends this signal when the owner is gone, however it ended: fast shutdown.
-_DIE_WITH_OWNER = ("--pdeathsig", "INT")
+_SIGNAL_WHEN_PARENT_ENDS = ("--pdeathsig", "INT")
 
 
 class UnprivilegedUser(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,9 @@ def choose_account(directory: Path, program: str) -> UnprivilegedUser:
     setpriv = _tool("setpriv")
     owner = directory.stat()
     if os.geteuid() != 0:
-        return UnprivilegedUser(prefix=(setpriv, *_DIE_WITH_OWNER, "--"), uid=os.geteuid(), gid=os.getegid())
+        return UnprivilegedUser(
+            prefix=(setpriv, *_SIGNAL_WHEN_PARENT_ENDS, "--"), uid=os.geteuid(), gid=os.getegid()
+        )
     accounts = []
     if owner.st_uid != 0:
         accounts.append(_user(setpriv, owner.st_uid, owner.st_gid))
@@ -71,14 +73,16 @@ def choose_account(directory: Path, program: str) -> UnprivilegedUser:
 
 
 def _user(setpriv: str, uid: int, gid: int) -> UnprivilegedUser:
-    who = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
-    return UnprivilegedUser(prefix=(setpriv, *who, *_DIE_WITH_OWNER, "--"), uid=uid, gid=gid)
+    ids = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
+    return UnprivilegedUser(prefix=(setpriv, *ids, *_SIGNAL_WHEN_PARENT_ENDS, "--"), uid=uid, gid=gid)
 
 
 def _namespace(setpriv: str) -> UnprivilegedUser:
     # The death signal last: a change of credentials clears it.
     users = ("-U", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "--")
-    return UnprivilegedUser(prefix=(_tool("unshare"), *users, setpriv, *_DIE_WITH_OWNER, "--"), uid=0, gid=0)
+    return UnprivilegedUser(
+        prefix=(_tool("unshare"), *users, setpriv, *_SIGNAL_WHEN_PARENT_ENDS, "--"), uid=0, gid=0
+    )
 
 
 def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:

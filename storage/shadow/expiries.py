@@ -109,10 +109,10 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
 async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> None:
     """Record the exchanges that a worker has finished, with any result; the last statement of their transaction."""
     rows = [
-        (boot, row, _multirange([one.number for one in of_row]))
+        (boot, row, _multirange([message.number for message in of_row]))
         for (boot, row), of_row in groupby(
-            sorted({*numbered}, key=lambda one: (one.boot, one.row, one.number)),
-            key=lambda one: (one.boot, one.row),
+            sorted({*numbered}, key=lambda message: (message.boot, message.row, message.number)),
+            key=lambda message: (message.boot, message.row),
         )
     ]
     if rows:

@@ -42,12 +42,12 @@ from quantdrift.storage.shadow.rows import (
 async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarningRow], at: datetime) -> None:
     """Replace the stored doubts about references by the new ones."""
     # In one order everywhere, so that two workers never wait for each other.
-    for doubt in sorted(doubts, key=lambda one: (one.model, one.reference_digest)):
-        told = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
+    for doubt in sorted(doubts, key=lambda doubt: (doubt.model, doubt.reference_digest)):
+        values = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
         await connection.execute(
             upsert(tables.ConfigWarning)
-            .values(model=doubt.model, reference_digest=doubt.reference_digest, **told)
-            .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=told)
+            .values(model=doubt.model, reference_digest=doubt.reference_digest, **values)
+            .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=values)
         )
 
 
@@ -128,7 +128,7 @@ class Writer:
             if batch.unreferenced:
                 skipped[_NO_REFERENCE] = len(batch.unreferenced)
             expected = sum(len(compared.items) for compared in batch.compared)
-            unreferenced = sorted({versions[one.version] for one in batch.unreferenced})
+            unreferenced = sorted({versions[exchange.version] for exchange in batch.unreferenced})
             batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
             rows = [
                 row
@@ -154,7 +154,7 @@ class Writer:
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
             await note_numbers(connection, batch.numbered)
-        return Written(n_rows=n_rows, unplaced={index: one.reason for index, one in unplaced.items()})
+        return Written(n_rows=n_rows, unplaced={index: failure.reason for index, failure in unplaced.items()})
 
     async def store_tallies(
         self, worker: str, tallies: Sequence[Tally], streamed_at: Sequence[datetime] = ()
@@ -240,7 +240,7 @@ async def _ids(
             (policy.epoch,): {"definition": msgspec.to_builtins(policy)}
             for policy in (
                 *(compared.exchange.sampling.policy for compared in batch.compared),
-                *(one.policy for one in batch.noise),
+                *(item.policy for item in batch.noise),
             )
         },
     )
@@ -250,8 +250,8 @@ async def _ids(
         tables.Slice.__table__,
         ("model", "predicate"),
         {
-            key: {"name": one.name, "definition": {"where": msgspec.to_builtins(one.where)}}
-            for key, one in met.items()
+            key: {"name": row.name, "definition": {"where": msgspec.to_builtins(row.where)}}
+            for key, row in met.items()
         },
     )
     return (
@@ -276,13 +276,13 @@ async def _ids_of(
     # In one order everywhere, so that two workers never wait for each other.
     for key in sorted(set(wanted) - set(ids)):
         row = dict(zip(names, key, strict=True))
-        made = await connection.scalar(
+        new_id = await connection.scalar(
             upsert(table).values(**row, **wanted[key]).on_conflict_do_nothing().returning(table.c.id)
         )
-        if made is None:  # another worker was faster, and has committed by now
-            made = await connection.scalar(select(table.c.id).filter_by(**row))
-        assert isinstance(made, int)
-        ids[key] = made
+        if new_id is None:  # another worker was faster, and has committed by now
+            new_id = await connection.scalar(select(table.c.id).filter_by(**row))
+        assert isinstance(new_id, int)
+        ids[key] = new_id
     return ids
 
 
@@ -452,19 +452,19 @@ async def insert_noise(
         upsert(tables.Noise).on_conflict_do_nothing().returning(tables.Noise.item),
         [
             {
-                "exchange_id": one.exchange_id,
-                "item": one.item,
-                "side": one.side.value,
-                "captured_at": one.captured_at,
+                "exchange_id": item.exchange_id,
+                "item": item.item,
+                "side": item.side.value,
+                "captured_at": item.captured_at,
                 "batch_id": batch_id,
-                "model_version_id": versions[one.version],
-                "policy_id": policies[one.policy.epoch],
-                "pi1": one.pi1,
-                "pi2": one.pi2,
-                "flip": one.flip,
-                "divergence": one.divergence,
+                "model_version_id": versions[item.version],
+                "policy_id": policies[item.policy.epoch],
+                "pi1": item.pi1,
+                "pi2": item.pi2,
+                "flip": item.flip,
+                "divergence": item.divergence,
             }
-            for one in items
+            for item in items
         ],
     )
     return len(stored.all())

@@ -45,8 +45,8 @@ async def test_what_a_child_writes_comes_line_by_line_and_how_it_ended_is_told()
         "this",
         [],
         environment=os.environ,
-        told=tell,
-        heard={1: lines.append},
+        on_end=tell,
+        on_line={1: lines.append},
     )
     child._command = [sys.executable, "-c", "print('a'); print('b' * 200_000); print('c', end=''); exit(7)"]
     async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""A child process that is restarted whenever it ends, and that ends with its parent, however that ended."""
+"""Child processes: a command that ends when its parent ends, and a child that is restarted whenever it ends."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quantdrift.core.process.run import Stop
 
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 10.0
+_STEADY_S = 30.0
+_LONGEST_LINE = 65_536
+_LAST_OUTPUT_S = 1.0  # wait for the rest of its output after a child ended
+
 # Runs in the child before the program, because no Python code may run between fork and exec of a threaded parent.
 # argv: pid of the parent, signal, program, its arguments. The pid shows whether the parent died in the meantime.
-_LEASH = """\
+_START_CODE = """\
 import ctypes, os, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
 if prctl is not None:
@@ -23,7 +31,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def leashed(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
+def bound_to_parent(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
     """Return the command that runs `command` with the same process id, and gets a signal when its parent ends.
 
     It uses PR_SET_PDEATHSIG of Linux; on other systems no signal is sent. The kernel sends it when the *thread* that
@@ -34,16 +42,7 @@ def leashed(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> 
     command
         Absolute path of the program, then its arguments.
     """
-    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(int(number)), *command]
-
-
-_LOG = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 10.0
-_STEADY_S = 30.0
-_LONGEST_LINE = 65_536
-_LAST_WORDS_S = 1.0  # wait for the rest of its output after a child ended
+    return [sys.executable, "-I", "-S", "-c", _START_CODE, str(os.getpid()), str(int(number)), *command]
 
 
 def ending(code: int) -> str:
@@ -78,12 +77,12 @@ class Child:
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
         Limit of the growing pause before a restart.
-    told
+    on_end
         Called after each end with how it ended ("ended with exit code 1"), its exit code (None if it could not be
         started), and the pause before the restart. None: log these.
-    heard
-        Called with each line of output, by file descriptor (1: stdout, 2: stderr). The child inherits the others from
-        the parent; a child that must never wait for its parent inherits both.
+    on_line
+        Functions by file descriptor (1: stdout, 2: stderr), called with each line of that output. A descriptor without a
+        function is inherited from the parent; a child that must never wait for its parent inherits both.
 
     Attributes
     ----------
@@ -103,18 +102,18 @@ class Child:
         on_death: Callable[[], None] = lambda: None,
         final: int | None = None,
         longest_pause_s: float = _LAST_PAUSE_S,
-        told: Callable[[str, int | None, float], None] | None = None,
-        heard: Mapping[int, Callable[[bytes], None]] | None = None,
+        on_end: Callable[[str, int | None, float], None] | None = None,
+        on_line: Mapping[int, Callable[[bytes], None]] | None = None,
     ) -> None:
         self.name = name
         self.final = final
-        self._command = leashed([sys.executable, "-P", "-m", module, *arguments], orphan)
+        self._command = bound_to_parent([sys.executable, "-P", "-m", module, *arguments], orphan)
         self._fds = tuple(fds)
         self._environment = dict(environment)
         self._on_death = on_death
         self._longest_pause_s = longest_pause_s
-        self._told = told or self._log
-        self._heard = dict(heard or {})
+        self._on_end = on_end or self._log
+        self._on_line = dict(on_line or {})
         self._process: asyncio.subprocess.Process | None = None
         self._ending = Stop()
 
@@ -133,14 +132,14 @@ class Child:
             try:
                 code = await self._run_once()
             except OSError as error:  # out of memory, processes or files: a retry may succeed
-                self._told(f"cannot be started ({error})", None, pause_s)
+                self._on_end(f"cannot be started ({error})", None, pause_s)
             else:
                 if self._ending.is_set() or code == self.final:
                     return code
                 self._on_death()
                 if loop.time() - started_s >= _STEADY_S:
                     pause_s = _FIRST_PAUSE_S
-                self._told(ending(code), code, pause_s)
+                self._on_end(ending(code), code, pause_s)
             if await self._ending.wait(pause_s):
                 return 0
             pause_s = min(pause_s * 2, self._longest_pause_s)
@@ -151,21 +150,21 @@ class Child:
             env=self._environment,
             pass_fds=self._fds,
             start_new_session=True,
-            stdout=PIPE if 1 in self._heard else None,
-            stderr=PIPE if 2 in self._heard else None,
+            stdout=PIPE if 1 in self._on_line else None,
+            stderr=PIPE if 2 in self._on_line else None,
         )
         if self._ending.is_set():
             process.terminate()  # asked to end while it was starting
-        listening = [
-            asyncio.create_task(_listen(stream, self._heard[file]))
+        reading = [
+            asyncio.create_task(_pass_on_lines(stream, self._on_line[file]))
             for file, stream in ((1, process.stdout), (2, process.stderr))
             if stream is not None
         ]
         code = await process.wait()
         self._process = None
-        if listening:
+        if reading:
             # Its own children may still run and keep the file open.
-            _, late = await asyncio.wait(listening, timeout=_LAST_WORDS_S)
+            _, late = await asyncio.wait(reading, timeout=_LAST_OUTPUT_S)
             for task in late:
                 task.cancel()
         return code
@@ -188,7 +187,7 @@ class Child:
                 self._process.send_signal(number)
 
 
-async def _listen(stream: asyncio.StreamReader, heard: Callable[[bytes], None]) -> None:
+async def _pass_on_lines(stream: asyncio.StreamReader, on_line: Callable[[bytes], None]) -> None:
     """Pass on the output line by line; a line above 64 KiB is passed on in parts."""
     rest = b""
     while part := await stream.read(_LONGEST_LINE):
@@ -196,6 +195,6 @@ async def _listen(stream: asyncio.StreamReader, heard: Callable[[bytes], None]) 
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         for line in lines:
-            heard(line)
+            on_line(line)
     if rest:
-        heard(rest)
+        on_line(rest)

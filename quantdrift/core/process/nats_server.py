@@ -13,7 +13,7 @@ import msgspec
 
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.child import ending, leashed
+from quantdrift.core.process.child import bound_to_parent, ending
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 _START_S = 20.0
@@ -87,7 +87,7 @@ class NatsServer:
         config.write_text(text, "utf-8")
         with self._log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own child
-                leashed([str(program), "-c", str(config)]),
+                bound_to_parent([str(program), "-c", str(config)]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -185,9 +185,9 @@ def find_program() -> Path:
     OperatorError
         There is none.
     """
-    beside = Path(sys.executable).with_name("nats-server")
-    if beside.is_file():
-        return beside
+    next_to_python = Path(sys.executable).with_name("nats-server")
+    if next_to_python.is_file():
+        return next_to_python
     if path := shutil.which("nats-server"):
         return Path(path)
     raise OperatorError(

@@ -35,12 +35,12 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
 
 def policy_of(sampling: Sampling, epoch: str) -> Policy:
     """Return the policy of a named epoch of this configuration."""
-    off = 0.0 if sampling.paused else 1.0
+    factor = 0.0 if sampling.paused else 1.0
     header = (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
     body = (*sampling.body_strata, BodyStratum(name="default", rate=sampling.body_rate))
     return Policy(
         epoch=epoch,
-        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * off) for s in header),
+        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in header),
         body_strata=body,
     )
 

@@ -77,13 +77,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def rows(self, chosen: Bools) -> "Sample":
         """Return the rows that are `chosen` : (n,)."""
-        places = np.flatnonzero(chosen).tolist()
+        rows = np.flatnonzero(chosen).tolist()
         return Sample(
             vectors=self.vectors[chosen],
             weights=self.weights[chosen],
-            exchanges=[self.exchanges[place] for place in places],
-            labels=[self.labels[place] for place in places],
-            attributes=[self.attributes[place] for place in places],
+            exchanges=[self.exchanges[row] for row in rows],
+            labels=[self.labels[row] for row in rows],
+            attributes=[self.attributes[row] for row in rows],
         )
 
 
@@ -188,13 +188,13 @@ def fit_clusters(
     # One vector a million times as far out as the others would get its own centroid and determine the scale.
     near = _near(sample.vectors)
     placing = _half(sample.exchanges)
-    places, measured = placing & near, ~placing
+    fits_centroids, measured = placing & near, ~placing
     centre, scale = _scaling(sample.rows(near), per_column=bool(naming.columns))
     points: Float64 = (sample.vectors.astype(np.float64) - centre) / scale
     old = None if previous is None or previous.width != len(centre) else previous
     start = np.empty((0, len(centre))) if old is None else (old.anchors().centres - centre) / scale
-    centroids = _centroids(points[places], sample.weights[places], start, n_clusters, seed)
-    spreads = _spreads(points[places], sample.weights[places], centroids)
+    centroids = _centroids(points[fits_centroids], sample.weights[fits_centroids], start, n_clusters, seed)
+    spreads = _spreads(points[fits_centroids], sample.weights[fits_centroids], centroids)
     ids, former, next_id = _identities(
         centroids, spreads, old, naming, scaled=lambda raw: (raw.astype(np.float64) - centre) / scale
     )
@@ -243,13 +243,13 @@ def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> flo
     mass = np.cumsum(weights[order])
     needed = quantile * (mass[-1] + weights.max())
     # The relative slack is for the rounding of the sum alone.
-    place = int(np.searchsorted(mass, needed * (1 - 1e-12)))
-    return float(scores[order][place]) if place < len(scores) else float("inf")
+    index = int(np.searchsorted(mass, needed * (1 - 1e-12)))
+    return float(scores[order][index]) if index < len(scores) else float("inf")
 
 
 def _half(exchanges: Iterable[str]) -> Bools:
     """Return which rows are used to fit the centroids: half of the exchanges, the same ones each time."""
-    return np.array([zlib.crc32(one.encode()) % 2 == 0 for one in exchanges], dtype=np.bool_)
+    return np.array([zlib.crc32(exchange.encode()) % 2 == 0 for exchange in exchanges], dtype=np.bool_)
 
 
 def _near(vectors: Float32) -> Bools:
@@ -304,8 +304,8 @@ def _filled(start: npt.NDArray[Any], points: Float64, weights: Float64, k: int, 
     while len(chosen) < k:
         odds = _squares(points, chosen).min(axis=1) * weights
         even = np.full(len(points), 1 / len(points))
-        place = generator.choice(len(points), p=odds / odds.sum() if odds.sum() > 0 else even)
-        chosen = np.vstack((chosen, points[place]))
+        row = generator.choice(len(points), p=odds / odds.sum() if odds.sum() > 0 else even)
+        chosen = np.vstack((chosen, points[row]))
     return chosen
 
 
@@ -352,23 +352,23 @@ def _identities(
     ids: list[int] = [OTHER_ID] * len(centroids)
     gone: list[tuple[int, Float32, float]] = []
     for anchors in (empty, empty) if old is None else (old.anchors(), old.former):
-        free = [place for place, one in enumerate(ids) if one == OTHER_ID]
+        free = [index for index, cluster_id in enumerate(ids) if cluster_id == OTHER_ID]
         matched = match_centroids(scaled(anchors.centres), anchors.spreads, centroids[free], spreads[free])
-        for place, which in zip(free, matched, strict=True):
+        for index, which in zip(free, matched, strict=True):
             if which is not None:
-                ids[place] = anchors.ids[which]
+                ids[index] = anchors.ids[which]
         gone += [
-            (one, anchors.centres[which], float(anchors.spreads[which]))
-            for which, one in enumerate(anchors.ids)
-            if one not in ids
+            (cluster_id, anchors.centres[which], float(anchors.spreads[which]))
+            for which, cluster_id in enumerate(anchors.ids)
+            if cluster_id not in ids
         ]
     next_id = max(naming.next_id, 1 if old is None else old.next_id)
-    for place, one in enumerate(ids):
-        if one == OTHER_ID and next_id <= naming.most_ids:
-            ids[place], next_id = next_id, next_id + 1
+    for index, cluster_id in enumerate(ids):
+        if cluster_id == OTHER_ID and next_id <= naming.most_ids:
+            ids[index], next_id = next_id, next_id + 1
     kept = gone[:_MOST_FORMER]
     former = Anchors(
-        ids=tuple(one for one, _, _ in kept),
+        ids=tuple(cluster_id for cluster_id, _, _ in kept),
         centres=np.array([at for _, at, _ in kept], np.float32).reshape(len(kept), width),
         spreads=np.array([spread for _, _, spread in kept], np.float32),
     )
@@ -382,13 +382,13 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
     distances = np.linalg.norm(clustering.scaled(sample.vectors) - clustering.centroids[positions], axis=1)
     total = float(sample.weights.sum())
     clusters = []
-    for position, one in enumerate(clustering.ids):
+    for position, cluster_id in enumerate(clustering.ids):
         members = np.flatnonzero(inside == position)
         nearest = members[np.argsort(distances[members], kind="stable")]
-        exchanges = dict.fromkeys(sample.exchanges[place] for place in nearest[: 10 * _N_MEDOIDS].tolist())
+        exchanges = dict.fromkeys(sample.exchanges[row] for row in nearest[: 10 * _N_MEDOIDS].tolist())
         clusters.append(
             Cluster(
-                id=one,
+                id=cluster_id,
                 n=len(members),
                 share=float(sample.weights[members].sum()) / total,
                 radius=float(clustering.radii[position]) if np.isfinite(clustering.radii[position]) else None,

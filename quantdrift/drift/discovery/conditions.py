@@ -62,8 +62,8 @@ def edges_of(values: FloatArray, n_bins: int) -> list[float]:
 def _wanted(items: Items, least: float, n_bins: int) -> Iterator[Predicate]:
     for key, levels in sorted(items.levels.items()):
         weight = np.bincount(items.codes[key] + 1, weights=items.weight, minlength=len(levels) + 1)[1:]
-        for place in np.flatnonzero(weight >= least):
-            yield Predicate(key=key, equals=levels[place])
+        for code in np.flatnonzero(weight >= least):
+            yield Predicate(key=key, equals=levels[code])
     for key, values in sorted(items.numbers.items()):
         edges = edges_of(values, n_bins)
         for edge in edges:

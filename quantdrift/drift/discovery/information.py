@@ -26,7 +26,7 @@ _MOST_GLIMPSED = 1_024  # largest number of keys among them
 
 
 class Choice:
-    """Takes items as `Gathering` does; the first `GLIMPSED` of them choose the keys that have a place.
+    """The choice of the keys that a search uses, by the first `GLIMPSED` items; it takes items as `Gathering` does.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ def feature_information(items: Items, key: str, n_bins: int) -> float:
     """Return the information of a feature, nats."""
     values = items.numbers[key]
     edges = edges_of(values, n_bins)
-    place = np.searchsorted(np.array(edges), values, side="right")
-    place[np.isnan(values)] = len(edges) + 1
-    return _entropy(np.bincount(place, weights=items.weight).astype(np.float64))
+    bin_of = np.searchsorted(np.array(edges), values, side="right")
+    bin_of[np.isnan(values)] = len(edges) + 1
+    return _entropy(np.bincount(bin_of, weights=items.weight).astype(np.float64))
 
 
 def _entropy(weight: FloatArray) -> float:

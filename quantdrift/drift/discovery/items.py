@@ -150,7 +150,7 @@ class Gathering:
         size = np.bincount(group, minlength=len(self._groups))
         return Items(
             codes={key: _filled(column, n, ABSENT).astype(np.intp) for key, column in self._codes.items()},
-            levels={key: tuple(places) for key, places in self._places.items()},
+            levels={key: tuple(codes) for key, codes in self._places.items()},
             numbers={key: _filled(column, n, np.nan) for key, column in self._numbers.items()},
             signals={metric: _filled(column, n, np.nan) for metric, column in self._signals.items()},
             weight=1.0 / (pi * size[group]),
@@ -175,14 +175,14 @@ class Gathering:
         return column
 
     def _code(self, key: str, value: str) -> int:
-        places = self._places.setdefault(key, {})
-        place = places.get(value)
-        if place is None:
-            if len(places) >= MOST_VALUES:
+        codes = self._places.setdefault(key, {})
+        code = codes.get(value)
+        if code is None:
+            if len(codes) >= MOST_VALUES:
                 self._leave_out(key, value)
                 return ABSENT
-            place = places[value] = len(places)
-        return place
+            code = codes[value] = len(codes)
+        return code
 
     def _leave_out(self, key: str, value: str) -> None:
         # Told apart as far as a set of bounded size can.

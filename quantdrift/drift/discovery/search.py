@@ -42,7 +42,7 @@ SAME = 0.9  # share of the items of either that lie in both: the same slice in o
 _SUMS = 6
 _N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
 
-Places = tuple[int, ...]
+Indices = tuple[int, ...]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     n_bins: int = N_BINS
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class FoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice on which divergence concentrates in the items searched; means are over the metric's cap.
 
     Parameters
@@ -121,7 +121,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         Conditions, values and slices that the limits left out.
     """
 
-    found: tuple[Found, ...]
+    found: tuple[FoundSlice, ...]
     n_items: int
     n_scored: int
     n_left_out: int
@@ -166,10 +166,10 @@ def search(
     )
 
 
-def overlap(one: BoolArray, other: BoolArray) -> float:
+def overlap(left: BoolArray, right: BoolArray) -> float:
     """Return the share of the items of either slice that lie in both; 1 where neither has any."""
-    either = int((one | other).sum())
-    return int((one & other).sum()) / either if either else 1.0
+    either = int((left | right).sum())
+    return int((left & right).sum()) / either if either else 1.0
 
 
 class _Signal:
@@ -228,7 +228,7 @@ class _Signal:
 
 
 class _Lattice:
-    """The slices of one search, as places in the list of conditions."""
+    """The slices of one search, as indices in the list of conditions."""
 
     def __init__(
         self, items: Items, bounds: Mapping[Metric, float], limits: Limits, give_up: Callable[[], bool]
@@ -251,18 +251,18 @@ class _Lattice:
         kept = self._weightiest(first)
         self.n_left_out = len(conditions) - len(kept)
         self.n_scored = 0
-        self._conditions = [conditions[place] for place in kept]
+        self._conditions = [conditions[index] for index in kept]
         self._keys = np.array([condition.key for condition in self._conditions], dtype=object)
         # Only the conditions being joined are in memory.
         self._members = np.zeros((len(items), len(kept)), dtype=np.float32)
-        for place, condition in enumerate(self._conditions):
-            self._members[:, place] = items.members((condition,))
+        for index, condition in enumerate(self._conditions):
+            self._members[:, index] = items.members((condition,))
         self._first = first[kept]
-        self._pool: dict[tuple[int, Places], float] = {}  # (signal, slice) to score
+        self._pool: dict[tuple[int, Indices], float] = {}  # (signal, slice) to score
 
     def descend(self) -> None:
         """Score every level of the lattice."""
-        level: list[Places] = [(place,) for place in range(len(self._conditions))]
+        level: list[Indices] = [(index,) for index in range(len(self._conditions))]
         self._offer(level, self._first)
         for depth in range(2, self._limits.depth + 1):
             parents, level, sums = level, [], []
@@ -282,9 +282,9 @@ class _Lattice:
             if depth < self._limits.depth:
                 level = self._prune(level, level_sums)
 
-    def take(self) -> list[Found]:
+    def take(self) -> list[FoundSlice]:
         """Return the slices found, the best first, each scored on the items outside the ones before it."""
-        slices: list[Found] = []
+        slices: list[FoundSlice] = []
         free = np.ones(len(self._members), dtype=bool)
         while self._pool:
             if self._give_up():
@@ -297,12 +297,14 @@ class _Lattice:
                 self.n_left_out += 1  # and all narrower slices
                 break
             best = max(self._pool, key=lambda entry: (self._pool[entry], -len(entry[1]), entry))
-            signal, places = self._generalise(best, scored, free)
-            score, mean, low, share = (float(value) for value in self._judge(signal, places, free))
-            holds = self._holds(places)
+            signal, indices = self._generalise(best, scored, free)
+            score, mean, low, share = (float(value) for value in self._judge(signal, indices, free))
+            holds = self._holds(indices)
             slices.append(
-                Found(
-                    where=tuple(sorted((self._conditions[p] for p in places), key=lambda one: one.key)),
+                FoundSlice(
+                    where=tuple(
+                        sorted((self._conditions[p] for p in indices), key=lambda condition: condition.key)
+                    ),
                     metric=self._signals[signal].metric,
                     mean=mean,
                     low=low,
@@ -324,7 +326,7 @@ class _Lattice:
         mass = (sums[:, :, _WX] / overall).max(axis=1)
         return np.sort(np.argsort(-mass, kind="stable")[: self._limits.most_conditions])
 
-    def _offer(self, level: Sequence[Places], sums: FloatArray) -> None:
+    def _offer(self, level: Sequence[Indices], sums: FloatArray) -> None:
         """Put the candidates of a level into the pool, which keeps the best."""
         self.n_scored += len(level)
         for index, signal in enumerate(self._signals):
@@ -337,51 +339,51 @@ class _Lattice:
             self.n_left_out += len(best) - POOL
             self._pool = {entry: self._pool[entry] for entry in best[:POOL]}
 
-    def _prune(self, level: Sequence[Places], sums: FloatArray) -> list[Places]:
+    def _prune(self, level: Sequence[Indices], sums: FloatArray) -> list[Indices]:
         """Return the slices whose parts may score, the most promising ones, each once."""
         most = np.max([signal.most(sums[:, i]) for i, signal in enumerate(self._signals)], axis=0)
-        promising: dict[Places, float] = {
+        promising: dict[Indices, float] = {
             level[row]: float(most[row]) for row in np.flatnonzero(most > 0).tolist()
         }
-        best = sorted(promising, key=lambda places: (-promising[places], places))
+        best = sorted(promising, key=lambda indices: (-promising[indices], indices))
         self.n_left_out += max(len(best) - BEAM, 0)
         return best[:BEAM]
 
     def _generalise(
-        self, entry: tuple[int, Places], scored: Mapping[tuple[int, Places], FloatArray], free: BoolArray
-    ) -> tuple[int, Places]:
+        self, entry: tuple[int, Indices], scored: Mapping[tuple[int, Indices], FloatArray], free: BoolArray
+    ) -> tuple[int, Indices]:
         """Remove every condition that the data do not require."""
-        signal, places = entry
-        while len(places) > 1:
-            _, mean, low, _ = (float(value) for value in scored[signal, places])
+        signal, indices = entry
+        while len(indices) > 1:
+            _, mean, low, _ = (float(value) for value in scored[signal, indices])
             least = mean - NARROWER / ERRORS * (mean - low)
             wider = {
                 (signal, shorter): verdict
-                for shorter in itertools.combinations(places, len(places) - 1)
+                for shorter in itertools.combinations(indices, len(indices) - 1)
                 if (verdict := self._judge(signal, shorter, free))[0] > 0 and verdict[1] >= least
             }
             if not wider:
                 break
-            signal, places = max(wider, key=lambda one: float(wider[one][0]))
+            signal, indices = max(wider, key=lambda child: float(wider[child][0]))
             scored = wider
-        return signal, places
+        return signal, indices
 
-    def _judge(self, signal: int, places: Places, free: BoolArray) -> FloatArray:
-        inside = np.flatnonzero(self._holds(places) & free)
+    def _judge(self, signal: int, indices: Indices, free: BoolArray) -> FloatArray:
+        inside = np.flatnonzero(self._holds(indices) & free)
         sums = self._signals[signal].columns[inside].sum(axis=0, dtype=np.float64)
         return self._signals[signal].judge(sums)
 
-    def _others(self, parent: Places) -> IntArray:
+    def _others(self, parent: Indices) -> IntArray:
         """Return the conditions to join with `parent`: of other keys, and for pairs each pair once."""
-        apart = ~np.isin(self._keys, [self._keys[place] for place in parent])
+        other_key = ~np.isin(self._keys, [self._keys[index] for index in parent])
         if len(parent) == 1:
-            apart[: parent[0] + 1] = False
-        return np.flatnonzero(apart)
+            other_key[: parent[0] + 1] = False
+        return np.flatnonzero(other_key)
 
-    def _holds(self, places: Places) -> BoolArray:
-        holds: BoolArray = self._members[:, places[0]] > 0
-        for place in places[1:]:
-            holds = holds & (self._members[:, place] > 0)
+    def _holds(self, indices: Indices) -> BoolArray:
+        holds: BoolArray = self._members[:, indices[0]] > 0
+        for index in indices[1:]:
+            holds = holds & (self._members[:, index] > 0)
         return holds
 
     def _sums(self, rows: IntArray, conditions: IntArray) -> FloatArray:

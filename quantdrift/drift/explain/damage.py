@@ -111,8 +111,8 @@ def damage(before: Window, after: Window) -> Damage | None:
     bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in known]
     stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], known[1].weight, N_BINS))
     samples = [
-        Sample(x=window.x, weight=window.weight, cell=stratum[place], cluster=window.cluster)
-        for window, place in zip(known, bins, strict=True)
+        Sample(x=window.x, weight=window.weight, cell=stratum[bin_], cluster=window.cluster)
+        for window, bin_ in zip(known, bins, strict=True)
     ]
     parts = split(samples[0], samples[1], N_BINS)
     if parts is None:
@@ -124,8 +124,9 @@ def damage(before: Window, after: Window) -> Damage | None:
 def strata(before: IntArray, after: FloatArray) -> IntArray:
     """Return the stratum of each margin bin, (bins,): neighbours are merged until the earlier window has enough items.
 
-    Where it has almost none and the later one has many, the bins stay separate: merging close calls that never occurred
-    before with clear ones would count them as damage. A few items near the stratum below are merged with it.
+    If the earlier window has almost no items in a bin and the later one has many, the bin stays separate. Otherwise inputs
+    near the decision boundary that did not occur before would be merged with clear ones and counted as damage. A few items
+    near the stratum below are merged with it.
 
     Parameters
     ----------
@@ -139,19 +140,19 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
     number, held, share = 0, 0, 0.0
     last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
     first = len(before)
-    for place, (n, weight) in enumerate(zip(before, after, strict=True)):
-        strange = held < LEAST and share >= _STRANGE
-        apart = held < _NEXT_TO_NONE or place - last > _NEAR
-        if held >= LEAST or (strange and apart and n >= LEAST):
+    for bin_, (n, weight) in enumerate(zip(before, after, strict=True)):
+        no_history = held < LEAST and share >= _STRANGE
+        far = held < _NEXT_TO_NONE or bin_ - last > _NEAR
+        if held >= LEAST or (no_history and far and n >= LEAST):
             if held < LEAST and number and first - below <= _NEAR:
                 stratum_of[stratum_of == number] = number - 1
             else:
                 number += 1
             held, share, first, below = 0, 0.0, len(before), last
-        stratum_of[place] = number
+        stratum_of[bin_] = number
         held, share = held + int(n), share + float(weight) / total
         if n:
-            first, last = min(first, place), place
+            first, last = min(first, bin_), bin_
     if held < LEAST and share < _STRANGE and number:
         stratum_of[stratum_of == number] = number - 1
     return stratum_of

@@ -124,7 +124,7 @@ class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
             return Cause.TOO_FEW
         parts = {Cause.WITHIN: self.within, Cause.MIX: self.mix, Cause.UNSEEN: self.unseen}
         risen = [part.value for part in parts.values() if part.risen]
-        cause, largest = max(parts.items(), key=lambda one: one[1].value)
+        cause, largest = max(parts.items(), key=lambda part: part[1].value)
         if not largest.risen:
             return Cause.UNDECIDED
         return cause if largest.value >= _DOMINANT * sum(risen) else Cause.BOTH
@@ -179,7 +179,7 @@ def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
     unseen_variance = _variance(after, _influence(after, strange_new)) + _variance(
         before, _influence(before, strange_old) + shifted
     )
-    move_variance = sum(_variance(one, _influence(one, one.x)) for one in (before, after))
+    move_variance = sum(_variance(window, _influence(window, window.x)) for window in (before, after))
     return MixSplit(
         before=whole_old,
         after=whole_new,

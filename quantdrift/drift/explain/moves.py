@@ -77,7 +77,7 @@ def moves(before: Measured, after: Measured) -> Moves:
         least = float(stats.t.isf(LEVEL / 2 / len(looked), min(old.n, new.n) - 1))
         if abs(new.value - old.value) > least * math.sqrt(variance):
             moved.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
-    moved.sort(key=lambda one: -abs(one.after - one.before) / one.se if one.se else -math.inf)
+    moved.sort(key=lambda move: -abs(move.after - move.before) / move.se if move.se else -math.inf)
     return Moves(found=tuple(moved), n_measures=len(looked))
 
 

@@ -90,43 +90,43 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
         What the slice is measured against: its budget, or its mean before.
     """
     total = float(items.weight.sum())
-    whole = float(items.weight @ items.x) / total
+    overall_mean = float(items.weight @ items.x) / total
     left = items.weight * ~out
     weight = float(left.sum())
     if weight <= 0.0:
-        return Remainder(share=0.0, mean=0.0, se=0.0, excess=whole - level, level=level)
+        return Remainder(share=0.0, mean=0.0, se=0.0, excess=overall_mean - level, level=level)
     mean = float(left @ items.x) / weight
     clusters = np.bincount(items.cluster, weights=left * (items.x - mean)) / weight
     groups = np.bincount(items.cluster, weights=left) / weight
-    spread = float(items.weight @ np.square(items.x - whole)) / total
+    spread = float(items.weight @ np.square(items.x - overall_mean)) / total
     variance = max(float(clusters @ clusters), spread * float(groups @ groups))
     return Remainder(
-        share=weight / total, mean=mean, se=math.sqrt(variance), excess=whole - level, level=level
+        share=weight / total, mean=mean, se=math.sqrt(variance), excess=overall_mean - level, level=level
     )
 
 
 def explaining(
-    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, float], whole: int
+    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, float], larger: int
 ) -> int | None:
-    """Return the smallest slice that explains the excess of slice `whole`, or None.
+    """Return the smallest slice that explains the excess of slice `larger`, or None.
 
     Parameters
     ----------
     items, level
-        Of `whole`, since the onset.
+        Those of `larger`, since the onset.
     others
         Per other slice that alerts, which of the items lie in it, (n,).
     sizes
-        Weight of each slice's traffic, `whole` among them; only a smaller one explains. Of two that are equal, the
-        one with the lower number is the smaller, so that neither explains itself by the other in turn.
-    whole
-        Which slice is to be explained.
+        Weight of each slice's traffic, including `larger`. Only a smaller slice can explain. Of two slices with equal
+        weight the one with the lower id counts as smaller, so that they do not explain each other.
+    larger
+        Id of the slice to be explained.
     """
     if not len(items.x):
         return None
-    mine = (sizes[whole], whole)
-    for other in sorted(others, key=lambda one: (sizes[one], one)):
-        if (sizes[other], other) >= mine:
+    own_order = (sizes[larger], larger)
+    for other in sorted(others, key=lambda slice_id: (sizes[slice_id], slice_id)):
+        if (sizes[other], other) >= own_order:
             break
         if others[other].any() and rest_of(items, others[other], level).explained:
             return other

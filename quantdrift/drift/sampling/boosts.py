@@ -78,7 +78,9 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
         reached = np.zeros((len(self.wheres), len(self.layout.header_strata)), dtype=bool)
         for row, where in enumerate(self.wheres):
             reachable = reachable_strata(where, skeleton)
-            reached[row] = [any(stratum is one for one in reachable) for stratum in self.layout.header_strata]
+            reached[row] = [
+                any(stratum is candidate for candidate in reachable) for stratum in self.layout.header_strata
+            ]
         return reached
 
     def strata(self, row: int, rates: Rates) -> list[BodyStratum]:

@@ -63,8 +63,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for _ in range(self.shape.shape[1]):
             full = level[:, None] * self.shape >= 1.0
             room = mean - (self.share * full).sum(axis=1)
-            rest = (self.share * self.shape * ~full).sum(axis=1)
-            level = np.where(rest > 0, np.maximum(room / np.maximum(rest, _TINY), level), level)
+            remaining = (self.share * self.shape * ~full).sum(axis=1)
+            level = np.where(remaining > 0, np.maximum(room / np.maximum(remaining, _TINY), level), level)
         return np.minimum(1.0, level[:, None] * self.shape)
 
 
@@ -119,8 +119,8 @@ def margin_edges(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
         return ()
     order = np.argsort(margin[known])
     heights = np.cumsum(weight[known][order])
-    places = np.searchsorted(heights, np.array(QUANTILES) * heights[-1])
-    edges = rounded_down(margin[known][order][places])
+    indices = np.searchsorted(heights, np.array(QUANTILES) * heights[-1])
+    edges = rounded_down(margin[known][order][indices])
     return tuple(float(edge) for edge in np.unique(edges) if edge > 0)
 
 
@@ -160,16 +160,18 @@ def profile_of(
     common = _drawn(flips.sum(axis=0), known.sum(axis=0), n_known.sum(axis=0), overall)
     share = traffic.sum(axis=0) / traffic.sum() if traffic.sum() > 0 else np.full(n_bins, 1.0 / n_bins)
     n = count.sum(axis=1, keepdims=True)
-    whole = traffic.sum(axis=1, keepdims=True)
-    own = np.divide(traffic, whole, out=np.zeros(shape), where=whole > 0)
+    in_slice = traffic.sum(axis=1, keepdims=True)
+    own = np.divide(traffic, in_slice, out=np.zeros(shape), where=in_slice > 0)
     return Profile(
         share=(n * own + PRIOR_ITEMS * share) / (n + PRIOR_ITEMS),
         flip=_drawn(flips, known, n_known, common),
     )
 
 
-def _drawn(part: FloatArray, whole: FloatArray, n: FloatArray, towards: FloatArray | float) -> FloatArray:
-    rate = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+def _drawn(
+    part: FloatArray, total_count: FloatArray, n: FloatArray, towards: FloatArray | float
+) -> FloatArray:
+    rate = np.divide(part, total_count, out=np.zeros_like(total_count), where=total_count > 0)
     mixed: FloatArray = (n * rate + PRIOR_ITEMS * towards) / (n + PRIOR_ITEMS)
     return mixed
 

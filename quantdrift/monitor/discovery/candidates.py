@@ -15,7 +15,7 @@ from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.discovery.confirmation import N_BETS, Trial
 from quantdrift.drift.discovery.items import Items
-from quantdrift.drift.discovery.search import SAME, Found, overlap
+from quantdrift.drift.discovery.search import SAME, FoundSlice, overlap
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import cap_of, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates
@@ -42,7 +42,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         Whether it is already a slice or under test.
     """
 
-    found: Found
+    found: FoundSlice
     key: SliceKey
     known: DiscoveryRow | None
     watched: bool
@@ -87,10 +87,10 @@ def with_traffic(
     catalog = Catalog(
         versions={},
         slices={
-            place: SliceRow(
-                id=place, model=row.model, name=row.name, predicate=row.predicate, where=row.where
+            index: SliceRow(
+                id=index, model=row.model, name=row.name, predicate=row.predicate, where=row.where
             )
-            for place, row in enumerate(candidates)
+            for index, row in enumerate(candidates)
         },
         policies=dict(policies),
     )
@@ -102,13 +102,13 @@ def with_traffic(
     ]
     values: list[list[tuple[float, float]]] = [[] for _ in candidates]
     for (_, policy_id, _), items in sorted(groups.items(), key=lambda group: group[0]):
-        for place, inside in slices_of(items).items():
-            if inside[0].captured_us < begins_us[place]:
+        for index, inside in slices_of(items).items():
+            if inside[0].captured_us < begins_us[index]:
                 continue
-            signals = shown(place, inside, rates.of(catalog, place, policy_id), budgets[place])
-            value = signals.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
+            signals = shown(index, inside, rates.of(catalog, index, policy_id), budgets[index])
+            value = signals.get(SignalKey(candidates[index].metric.value, BUDGET.kind))
             if value is not None:
-                values[place].append((float(value[0]), float(value[1])))
+                values[index].append((float(value[0]), float(value[1])))
     after = [
         _after(row, np.array(seen, dtype=np.float64).reshape(-1, 2), until)
         for row, seen in zip(candidates, values, strict=True)
@@ -134,31 +134,31 @@ def decide(
     """
     decided = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
-    for row in (one.row for one in decided):
+    for row in (stored.row for stored in decided):
         n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
     waiting: dict[str, int] = {}
-    order = sorted(range(len(decided)), key=lambda place: (-rows[place].evidence_ratio, rows[place].id))
-    for place in order:
-        row = decided[place].row
+    order = sorted(range(len(decided)), key=lambda index: (-rows[index].evidence_ratio, rows[index].id))
+    for index in order:
+        row = decided[index].row
         if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
             continue
         if n_slices[row.model] < limits.most_slices:
             n_slices[row.model] += 1
-            decided[place] = _confirmed(row, now)
+            decided[index] = _confirmed(row, now)
         elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
-            decided[place] = _ended(
+            decided[index] = _ended(
                 row, now, f"no place among discovery.most_slices became free within {EXPIRE_DAYS} days"
             )
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
             row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
-            decided[place] = StoredRow(row=row)
+            decided[index] = StoredRow(row=row)
     return decided, waiting
 
 
 def origins(
     model: str,
-    slices_found: Sequence[Found],
+    slices_found: Sequence[FoundSlice],
     items: Items,
     slices: Sequence[SliceKey],
     discoveries: Sequence[DiscoveryRow],
@@ -185,15 +185,15 @@ def origins(
     ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
     known = {row.predicate: row for row in discoveries}
     result = []
-    for one in slices_found:
-        holds, key = items.members(one.where), slice_of(model, one.where)
+    for slice_ in slices_found:
+        holds, key = items.members(slice_.where), slice_of(model, slice_.where)
         same = [other for other, members in watched if overlap(holds, members) >= SAME]
         gone = [row for row, members in ended if overlap(holds, members) >= SAME]
         if same:
             key = same[0]
         elif gone and key.predicate not in known:
             key = gone[0].key
-        result.append(Origin(found=one, key=key, known=known.get(key.predicate), watched=bool(same)))
+        result.append(Origin(found=slice_, key=key, known=known.get(key.predicate), watched=bool(same)))
     return result
 
 

@@ -18,7 +18,7 @@ from quantdrift.drift.discovery.confirmation import allowance, null_mean, thresh
 from quantdrift.drift.discovery.information import Choice
 from quantdrift.drift.discovery.items import Items
 from quantdrift.drift.discovery.search import N_BINS, GivenUpError, Limits, Search, search
-from quantdrift.drift.evidence.interval import along
+from quantdrift.drift.evidence.interval import estimate_of_groups
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.retirement import reason_to_retire
@@ -151,7 +151,7 @@ async def discover(
         if row.status is Status.CONFIRMED
     }
     stored, waiting = decide(after_tests, retiring, now, config.discovery)
-    discoveries = [one.row for one in stored]
+    discoveries = [change.row for change in stored]
     searches = [await work.search(version, discoveries) for version in state.versions]
     elapsed_s = (now - state.searched_at).total_seconds() if state.searched_at else EVERY_S
     allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
@@ -161,7 +161,7 @@ async def discover(
     before = {row.id: row for row in state.discoveries}
     if not dry_run and (searches or discoveries):
         # A discovery that ended in this round and was found again is written twice: its history has both changes.
-        changed = [one for one in stored if one.row != before[one.row.id]]
+        changed = [change for change in stored if change.row != before[change.row.id]]
         async with database.begin() as connection:
             await store_round(
                 connection,
@@ -178,7 +178,7 @@ async def discover(
             if before[row.id].status is Status.CANDIDATE and row.tested_at > before[row.id].tested_at
         ),
         settled=tuple(row for row in discoveries if row.status is not before[row.id].status),
-        reasons={one.row.id: one.reason for one in stored if one.reason},
+        reasons={change.row.id: change.reason for change in stored if change.reason},
         searches=tuple(searches),
         frozen=tuple(new),
         waiting=waiting,
@@ -210,14 +210,14 @@ class _Work:
         until = _floor(self._now - timedelta(seconds=self._config.stream.max_age_s), session_s)
         by_version: dict[int, list[DiscoveryRow]] = {}
         for row in self._state.discoveries:
-            # A candidate that waits for a place has passed its test: more traffic adds nothing.
+            # A candidate that waits for a free place has passed its test: more traffic adds nothing.
             if row.status is Status.CANDIDATE and row.waits_since is None and row.tested_at < until:
                 by_version.setdefault(row.model_version_id, []).append(row)
         after = {row.id: row for row in self._state.discoveries}
         for version_id, candidates in by_version.items():
             model = candidates[0].model
             rows, policies = await self._rows(version_id, candidates, until)
-            done, n_unknown = with_traffic(
+            tested, n_unknown = with_traffic(
                 candidates,
                 rows,
                 policies,
@@ -227,7 +227,7 @@ class _Work:
             )
             if n_unknown:
                 self.unknown[model] = self.unknown.get(model, 0) + n_unknown
-            after |= {row.id: row for row in done}
+            after |= {row.id: row for row in tested}
         return list(after.values())
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
@@ -241,7 +241,7 @@ class _Work:
         ]
         # Slices that are watched or tested must be recognised when they are found.
         watched = [*slices, *(row.key for row in of_model)]
-        used = {condition.key for one in watched for condition in one.where}
+        used = {condition.key for key in watched for condition in key.where}
         items = await self._items(version, budget.cap, used)
         bounds = {
             metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
@@ -315,7 +315,7 @@ def aggregate_high(items: Items, metric: Metric) -> float | None:
         means: FloatArray = np.bincount(items.group, weights=values, minlength=items.n_groups) / each
         return means
 
-    estimate = along(of_groups(np.where(seen, v * signal, 0.0)), of_groups(v), count > 0)
+    estimate = estimate_of_groups(of_groups(np.where(seen, v * signal, 0.0)), of_groups(v), count > 0)
     return estimate.high if estimate else None
 
 
@@ -328,24 +328,24 @@ def _freeze(
     *,
     most_candidates: int,
 ) -> tuple[list[DiscoveryRow], dict[str, int]]:
-    """Return the new candidates, as many as there are places, and per model how many had none."""
-    places: dict[str, int] = {}
+    """Return the new candidates, up to the limit, and per model how many were above it."""
+    n_tested: dict[str, int] = {}
     for row in discoveries:
         if row.status is Status.CANDIDATE and row.waits_since is None:
-            places[row.model] = places.get(row.model, 0) + 1
+            n_tested[row.model] = n_tested.get(row.model, 0) + 1
     chosen: list[tuple[VersionSearch, Origin]] = []
     left: dict[str, int] = {}
-    taken = set()
+    frozen = set()
     for version_search in searches:
         model = version_search.version.model
         for origin in version_search.new():
-            if (model, origin.key.predicate) in taken:
+            if (model, origin.key.predicate) in frozen:
                 continue  # found in two versions: it is tested on the first
-            if places.get(model, 0) >= most_candidates:
+            if n_tested.get(model, 0) >= most_candidates:
                 left[model] = left.get(model, 0) + 1
                 continue
-            places[model] = places.get(model, 0) + 1
-            taken.add((model, origin.key.predicate))
+            n_tested[model] = n_tested.get(model, 0) + 1
+            frozen.add((model, origin.key.predicate))
             chosen.append((version_search, origin))
     if not chosen or allowed <= 0:
         return [], left

@@ -110,7 +110,7 @@ class Discoverer:
             statement_timeout_s=max(self._config.storage.statement_timeout_s, LIMIT_S),
         )
 
-        async def in_a_loop_of_its_own() -> Round:
+        async def in_own_loop() -> Round:
             async with Database(self._dsn, storage) as database:
                 return await discover(
                     database,
@@ -119,7 +119,7 @@ class Discoverer:
                     give_up=lambda: self._stop.is_set() or self._clock.monotonic_s() >= ends_s,
                 )
 
-        return asyncio.run(in_a_loop_of_its_own())
+        return asyncio.run(in_own_loop())
 
     def _report(self, result: Round) -> None:
         for row in result.settled:
@@ -133,8 +133,11 @@ class Discoverer:
             self._overflow.add(count, {"model": model, "limit": "slices"})
         for model, count in result.unknown.items():
             self._overflow.add(count, {"model": model, "limit": "policies"})
-        for one in result.searches:
-            self._overflow.add(one.search.n_left_out, {"model": one.version.model, "limit": "conditions"})
+        for version_search in result.searches:
+            self._overflow.add(
+                version_search.search.n_left_out,
+                {"model": version_search.version.model, "limit": "conditions"},
+            )
 
     def _every(self) -> timedelta:
         return timedelta(seconds=EVERY_S)

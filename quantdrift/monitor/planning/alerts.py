@@ -110,7 +110,7 @@ def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
         else:
             first_us = paged_us if before.paged_us is None else before.paged_us
             running[key] = msgspec.structs.replace(before, paged_us=first_us)
-    return sorted([*ended, *running.values()], key=lambda one: (one.opened_us, one.key))
+    return sorted([*ended, *running.values()], key=lambda alert: (alert.opened_us, alert.key))
 
 
 def pair(recorded: Sequence[Alert], tested: Sequence[Alert]) -> list[Pairing]:

@@ -40,7 +40,7 @@ def compare_free_answers(answers: Sequence[Answer], scores: Sequence[Scores]) ->
     ]
     columns = {name: np.empty(len(rows), dtype=object) for name in _Comparison.__struct_fields__}
     for name, column in columns.items():
-        column[:] = [getattr(one, name) for one in rows]
+        column[:] = [getattr(row, name) for row in rows]
     return columns
 
 

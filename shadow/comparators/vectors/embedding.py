@@ -106,13 +106,13 @@ class EmbeddingComparator:
         q_finite, p_finite = pair.candidate_finite & (q_length > 0), pair.reference_finite & (p_length > 0)
         both = q_finite & p_finite
         q, p = direction(pair.candidate), direction(pair.reference)
-        apart = distance(q, p)
-        flip = np.where(q_finite, apart > self._options.tolerance, True).astype(np.float64)
+        distances = distance(q, p)
+        flip = np.where(q_finite, distances > self._options.tolerance, True).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = q_length / np.where(p_finite, p_length, 1.0)
         divergences = Divergences(
             flip=np.where(p_finite, flip, np.nan),
-            divergence=np.where(both, apart, np.nan),
+            divergence=np.where(both, distances, np.nan),
             candidate_finite=q_finite,
             reference_finite=p_finite,
             detail={

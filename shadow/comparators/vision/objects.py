@@ -82,16 +82,16 @@ class ObjectReader:
                 )
         options = self._options
         objects = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
-        there = ~(objects.scores <= 0) & ~(objects.classes < 0)  # NaN is not padding
+        present = ~(objects.scores <= 0) & ~(objects.classes < 0)  # NaN is not padding
         if options.background >= 0:
-            there &= objects.classes != options.background
+            present &= objects.classes != options.background
         finite = (
             np.isfinite(objects.boxes).all(axis=2)
             & np.isfinite(objects.scores)
             & np.isfinite(objects.classes)
         )
-        whole: Flags = np.asarray((finite | ~there).all(axis=1))
-        kept = there & finite & (objects.scores >= options.score_threshold / 2)
+        all_finite: Flags = np.asarray((finite | ~present).all(axis=1))
+        kept = present & finite & (objects.scores >= options.score_threshold / 2)
         return [
             Objects(
                 boxes=_corners(objects.boxes[item, kept[item]], options.box_format),
@@ -100,9 +100,9 @@ class ObjectReader:
                     np.int64
                 ),
             )
-            if whole[item]
+            if all_finite[item]
             else None
-            for item in range(len(whole))
+            for item in range(len(all_finite))
         ]
 
     def _table(self, outputs: Outputs, side: str) -> _Padded:

@@ -128,13 +128,14 @@ def canary_problem(runtime: ReferenceRuntime, canaries: Canaries, tolerance: flo
         Its server is unreachable.
     """
     try:
-        off = [one for one in deviations(runtime, canaries) if not one.ratio <= tolerance]
+        wrong = [deviation for deviation in deviations(runtime, canaries) if not deviation.ratio <= tolerance]
     except QuarantineError as error:
         return f"it does not compute them: {error.detail}"
     except SuspectInputError as error:  # not caused by an exchange
         raise RetryError(str(error)) from error
     return "; ".join(
-        f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}: {one.worst}" for one in off
+        f"`{deviation.output}` is off by {deviation.ratio:.2g}, allowed is {tolerance:g}: {deviation.worst}"
+        for deviation in wrong
     )
 
 
@@ -159,8 +160,8 @@ def random_inputs(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> 
         if spec.dtype == _TEXT:
             raise OperatorError(f"the reference takes `{spec.name}` as text: canaries hold only numbers")
         shape = [
-            (n_items if place == 0 else _VARYING) if dim is None else dim
-            for place, dim in enumerate(spec.shape)
+            (n_items if axis == 0 else _VARYING) if dim is None else dim
+            for axis, dim in enumerate(spec.shape)
         ]
         numbers = rng.normal(size=shape) if spec.dtype.kind == "f" else rng.integers(0, 2, size=shape)
         inputs[spec.name] = np.asarray(numbers).astype(spec.dtype)
@@ -255,9 +256,11 @@ def _worst(output: Array | None, recorded: Array) -> str:
     if not difference.any():
         return ""
     # NaN counts as an infinite difference.
-    place = np.unravel_index(np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape)
-    at = ", ".join(map(str, map(int, place)))
-    return f"at [{at}] it gives {float(output[place]):.8g}, recorded is {float(recorded[place]):.8g}"
+    position = np.unravel_index(
+        np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape
+    )
+    at = ", ".join(map(str, map(int, position)))
+    return f"at [{at}] it gives {float(output[position]):.8g}, recorded is {float(recorded[position]):.8g}"
 
 
 def _ratio(output: Array | None, recorded: Array) -> float:

@@ -66,14 +66,14 @@ def joined(steps: Sequence[Step], outputs_of_steps: Sequence[Mapping[str, Array]
     steps, outputs_of_steps
         The steps, and the outputs of each.
     """
-    whole: dict[str, Array] = {}
+    joined_outputs: dict[str, Array] = {}
     for name, first in outputs_of_steps[0].items():
         pairs = list(zip(steps, (outputs[name] for outputs in outputs_of_steps), strict=True))
         if all(array.shape[:1] == (step.size,) for step, array in pairs):
-            whole[name] = np.concatenate([array[: step.n_items] for step, array in pairs])
+            joined_outputs[name] = np.concatenate([array[: step.n_items] for step, array in pairs])
         else:
-            whole[name] = first
-    return whole
+            joined_outputs[name] = first
+    return joined_outputs
 
 
 def check_buckets(path: str, inputs: Sequence[TensorSpec], *, graphs: bool) -> None:

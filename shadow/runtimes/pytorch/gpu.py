@@ -99,8 +99,8 @@ class Graphs:
         if captured is None:
             return self._compute(inputs)
         graph, static, outputs = captured
-        for place, tensor in zip(static, inputs, strict=True):
-            place.copy_(tensor)
+        for buffer, tensor in zip(static, inputs, strict=True):
+            buffer.copy_(tensor)
         graph.replay()
         # The next replay writes over them.
         return {name: tensor.clone() for name, tensor in outputs.items()}
@@ -108,8 +108,8 @@ class Graphs:
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
     """Return a new stream of a CUDA device."""
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch's own
-    return made
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch's own
+    return stream
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:

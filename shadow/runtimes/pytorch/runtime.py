@@ -117,11 +117,12 @@ class TorchRuntime:
         return joined(steps, self._computed([filled(inputs, step) for step in steps]))
 
     def _computed(self, steps: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        given = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
+        step_inputs = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             run = self._staging.run if self._staging is not None else partial(map, self._module)
             return [
-                {name: tensor.detach().numpy() for name, tensor in outputs.items()} for outputs in run(given)
+                {name: tensor.detach().numpy() for name, tensor in outputs.items()}
+                for outputs in run(step_inputs)
             ]
 
     def _on_device(self, tensors: list[torch.Tensor]) -> Tensors:
@@ -157,12 +158,12 @@ class TorchRuntime:
 
     def _compile(self, sizes: Sequence[int]) -> None:
         try:
-            self._tried(sizes, apart=self._batched)
+            self._outputs_of_sizes(sizes, different_sizes=self._batched)
         except (OperatorError, QuarantineError) as error:
             # It computed these inputs before, so the compiler failed; its message quotes all of its input.
-            said = error_text(error.__cause__ or error, n_lines=2)
+            message = error_text(error.__cause__ or error, n_lines=2)
             raise OperatorError(
-                f"the reference {self._path} cannot be compiled ({said}): for a CPU, install a C++ compiler such as g++, or "
+                f"the reference {self._path} cannot be compiled ({message}): for a CPU, install a C++ compiler such as g++, or "
                 "remove `compile` from [[models.references]]"
             ) from error
 
@@ -181,26 +182,30 @@ class TorchRuntime:
 
     def _probed(self) -> tuple[TensorSpec, ...]:
         """Compute zeros of two sizes, and return the specifications of the outputs."""
-        first, second = self._tried(_SIZES)
+        first, second = self._outputs_of_sizes(_SIZES)
         return tuple(
-            TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
-            for name, one in first.items()
+            TensorSpec(name=name, dtype=tensor.dtype, shape=_common(tensor.shape, second[name].shape))
+            for name, tensor in first.items()
         )
 
-    def _tried(self, sizes: Sequence[int], *, apart: bool = False) -> list[dict[str, Array]]:
+    def _outputs_of_sizes(
+        self, sizes: Sequence[int], *, different_sizes: bool = False
+    ) -> list[dict[str, Array]]:
         """Compute zeros for each number of items.
 
         Parameters
         ----------
         sizes
             Length of every dimension that varies.
-        apart
+        different_sizes
             Use `sizes` only for the first dimension; others are 2 or 3 long. Code compiled for equal lengths does not work for
             other lengths.
         """
         try:
             return [
-                self._computed([{spec.name: _zeros(spec, size, apart=apart) for spec in self.inputs}])[0]
+                self._computed(
+                    [{spec.name: _zeros(spec, size, different_sizes=different_sizes) for spec in self.inputs}]
+                )[0]
                 for size in sizes
             ]
         except (OperatorError, QuarantineError):
@@ -231,12 +236,14 @@ def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tenso
     if hasattr(result, "_asdict"):
         result = result._asdict()
     if isinstance(result, Mapping):
-        tensors = {str(name): one for name, one in result.items() if isinstance(one, torch.Tensor)}
+        tensors = {str(name): tensor for name, tensor in result.items() if isinstance(tensor, torch.Tensor)}
         if tensors:
             yield from tensors.items()
             return
     returned = [result] if isinstance(result, torch.Tensor) else result
-    if not isinstance(returned, list | tuple) or not all(isinstance(one, torch.Tensor) for one in returned):
+    if not isinstance(returned, list | tuple) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in returned
+    ):
         raise OperatorError(
             f"the reference returns {type(result).__name__}: it must return a tensor, a tuple of tensors, or tensors by name"
         )
@@ -254,15 +261,15 @@ def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
             yield f"input `{spec.name}`", spec.dtype.name
 
 
-def _zeros(spec: TensorSpec, size: int, *, apart: bool = False) -> Array:
-    other = next(one for one in _SIZES if one != size) if apart else size
+def _zeros(spec: TensorSpec, size: int, *, different_sizes: bool = False) -> Array:
+    other = next(other_size for other_size in _SIZES if other_size != size) if different_sizes else size
     lengths = (size, *[other] * (len(spec.shape) - 1))
     shape = [length if dim is None else dim for length, dim in zip(lengths, spec.shape, strict=False)]
     return np.zeros(shape, dtype=spec.dtype)
 
 
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, ...]:
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
 def _tensor(array: Array) -> torch.Tensor:

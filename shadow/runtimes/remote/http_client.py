@@ -102,11 +102,11 @@ def refuse(status: int, body: bytes) -> None:
     """
     if status == http.HTTPStatus.OK:
         return
-    said = body.decode(errors="replace")
+    message = body.decode(errors="replace")
     with contextlib.suppress(ValueError, AttributeError):
         document = json.loads(body)
-        said = document.get("error", document.get("message", said))
-        said = str(said.get("message", said) if isinstance(said, dict) else said)
+        message = document.get("error", document.get("message", message))
+        message = str(message.get("message", message) if isinstance(message, dict) else message)
     kind = Refusal.ACCESS if status in _ACCESS else Refusal.FAILURE if status >= 500 else Refusal.INPUT
     brief = f"HTTP {status}"
-    raise RefusedError(f"{brief}: {''.join(said.splitlines()[:1])[:_SAID]}", kind, brief)
+    raise RefusedError(f"{brief}: {''.join(message.splitlines()[:1])[:_SAID]}", kind, brief)

@@ -24,7 +24,7 @@ from quantdrift.shadow.tensors.codec import encode
 
 _JSON_LENGTH: Final = "Inference-Header-Content-Length"
 
-Found = TypeVar("Found")
+Response = TypeVar("Response")
 
 
 class _Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +81,15 @@ class OipHttp:
         head = msgspec.json.encode(document)
         headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(len(head))}
         body = b"".join([head, *(tensor.data for tensor in inputs)])
-        status, told, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
+        status, response_headers, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
         refuse(status, answer)
-        return _tensors(told.get(_JSON_LENGTH), answer)
+        return _tensors(response_headers.get(_JSON_LENGTH), answer)
 
     def close(self) -> None:
         """Close the connection."""
         self._server.close()
 
-    def _read(self, path: str, kind: type[Found]) -> Found:
+    def _read(self, path: str, kind: type[Response]) -> Response:
         status, _, body = self._server.ask("GET", path)
         refuse(status, body)
         try:

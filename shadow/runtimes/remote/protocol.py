@@ -162,7 +162,7 @@ class RemoteRuntime:
         self._transport = transport
         self._timeout_s = reference.timeout_s
         try:
-            server, metadata = self._asked()
+            server, metadata = self._connect()
         except TimeoutError as error:
             raise RetryError(f"{self._where} does not answer within {self._timeout_s:g} s") from error
         except RefusedError as error:
@@ -252,7 +252,7 @@ class RemoteRuntime:
         """Close the connection."""
         self._transport.close()
 
-    def _asked(self) -> tuple[ServerMetadata, Metadata]:
+    def _connect(self) -> tuple[ServerMetadata, Metadata]:
         metadata = self._transport.metadata()
         if not self._transport.ready():
             raise RetryError(f"{self._where} is not ready")
@@ -275,7 +275,9 @@ class RemoteRuntime:
                     f"the reference {self._where} has `{tensor.name}` among its {what}, of the unknown datatype "
                     f"{tensor.datatype!r}"
                 )
-        return tuple(ModelTensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors)
+        return tuple(
+            ModelTensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape) for tensor in tensors
+        )
 
     def _check_declared(self, reference: Reference, metadata: Metadata) -> None:
         """Check that reduced precisions in the server's description are declared."""
