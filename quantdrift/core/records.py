@@ -339,4 +339,4 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MARK: Final = "x-quantdrift-recheck"
-"""Header of requests that quantdrift sends to a candidate itself; they are never captured, whatever its value."""
+"""Header of the requests that quantdrift itself sends to a candidate. A request with it is never captured."""

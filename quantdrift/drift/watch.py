@@ -233,15 +233,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before, after
         The phases.
     order
-        Place of the deciding group in the batch.
+        Index of the deciding group in its batch.
     at_us
-        Its event time.
+        Event time of that group.
     evidence
-        Per signal, the evidence that decided: for an alarm, or, where the alarm ended, for recovery.
+        The evidence that decided, by signal: for an alarm, or for recovery if the alert ended.
     threshold
-        What the sum of it, or for recovery the least of it, had to reach.
+        The threshold for the sum of the evidence; for recovery, for the smallest of it.
     states
-        Per signal, the state that decided, before the reset.
+        The state that decided, by signal, before the reset.
     """
 
     watch: int
@@ -257,7 +257,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds: Thresholds) -> list[Change]:
     """Give each watch its groups and return the changes of phase, ordered by group and watch.
 
-    The same watches with the same groups give the same bits, in whatever company they are advanced.
+    The same watches with the same groups give the same bits, whatever other watches are advanced with them.
     """
     return advance_joined(watches, *_joined(groups), thresholds)
 
@@ -265,18 +265,18 @@ def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds:
 def advance_joined(
     watches: Sequence[SliceWatch], groups: Groups, ends: IntArray, thresholds: Thresholds
 ) -> list[Change]:
-    """Do as `advance` does, with the groups of all watches one after another.
+    """Do the same as `advance`, with the groups of all watches in one series.
 
     Parameters
     ----------
     watches
-        What is advanced.
+        The watches to advance.
     groups
-        Those of the first watch, then those of the next.
+        The groups of the first watch, then those of the second, and so on.
     ends
-        (watches,) where the groups of each end.
+        (watches,) where the groups of each watch end.
     thresholds
-        When evidence is an alarm.
+        The thresholds of an alarm.
     """
     changes: list[Change] = []
     scratch: dict[str, FloatArray] = {}
@@ -300,7 +300,7 @@ def advance_joined(
 
 
 def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
-    """Return the groups of several watches one after another, and where those of each end."""
+    """Return the groups of several watches as one series, and where the groups of each watch end."""
     n = [len(batch.order) for batch in groups]
     widths = {key: series.x.shape[1] for batch in groups for key, series in batch.series.items()}
     empty_array = np.zeros(0)
@@ -338,14 +338,14 @@ def _one_after_another(series: Sequence[Series | None], n: Sequence[int], width:
 
 
 class _Part(NamedTuple):
-    """Some of a watch's groups that are still to be given.
+    """A part of a watch's groups that its signals have not processed yet.
 
     Parameters
     ----------
     watch
         Index of the watch.
     start, stop
-        Its groups from `start` on, before `stop`, in all that are given.
+        Indices in the joined groups: from `start`, before `stop`.
     """
 
     watch: int
@@ -354,7 +354,7 @@ class _Part(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """The signals of one kind in a run: their keys, and what they go through, watch after watch of each key."""
+    """The signals of one kind in a run: their keys, and the result of their run, for each key watch after watch."""
 
     keys: list[SignalKey]
     flow: SequenceRun
@@ -366,7 +366,7 @@ class _Kind(NamedTuple):
 
 
 class _Run:
-    """Some groups of watches with the same signals, side by side."""
+    """The processing of some groups of several watches with the same signals, side by side."""
 
     def __init__(
         self,
@@ -386,17 +386,17 @@ class _Run:
         for kind in DETECTORS:
             if of := [key for key in keys if key.kind == kind]:
                 self._kinds.append(_Kind(of, self._follow(kind, of)))
-        # Of all signals together, (5, groups); what recovery sums to is never asked for.
+        # The sum over all signals, (5, groups); the sum of recovery is never used.
         self._course: FloatArray = sum(
             (kind.course.sum(axis=1) for kind in self._kinds),
             start=np.zeros((N_ROWS, len(self._given.mass))),
         )
 
     def _follow(self, kind: str, keys: list[SignalKey]) -> SequenceRun:
-        """Let the signals of one kind follow their groups."""
+        """Run the detector of one kind over the groups of its signals."""
         detector, n, batch = DETECTORS[kind], len(keys), self._given
         steps = len(batch.mass)
-        # They are copied to one place for all runs, which the processor's cache knows, and back if the watch goes on.
+        # States are copied to a buffer that all runs share, so that it stays in the processor's cache, and back afterwards.
         rows = [states[key] for key in keys for states in self._states]
         room = self._scratch.get(kind)
         if room is None or len(room) < len(rows) * detector.size:
@@ -422,9 +422,9 @@ class _Run:
         return detector.follow(states.reshape(-1, detector.size), trail)
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
-        """Move each watch to the end of the run, unless it changes before; return what is left to do.
+        """Advance each watch to the end of the run, unless its phase changes before; return the parts that remain.
 
-        A watch that changes before goes the same way again, up to there.
+        A watch whose phase changes before the end is run again, up to that group.
         """
         stops = self._stops(thresholds)
         early = {part_index for part_index, stop in stops.items() if stop < self._parts[part_index].stop}
@@ -447,7 +447,7 @@ class _Run:
         return left
 
     def _surveys(self) -> list[Survey]:
-        """Return what the states of each part say together, after the run."""
+        """Return the figures of the states of each part, after the run."""
         n = len(self._parts)
         if not self._keys:
             return [SliceWatch().survey()] * n
@@ -477,7 +477,7 @@ class _Run:
         ]
 
     def _stops(self, thresholds: Thresholds) -> dict[int, int]:
-        """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
+        """Return, for each part in which the phase changes, the index of the first group after the change, as in `_Part`."""
         stops: dict[int, int] = {}
         for hit in np.flatnonzero(self._hits(thresholds)).tolist():
             part_index = int(np.searchsorted(self._ends, hit, side="right"))
@@ -485,7 +485,7 @@ class _Run:
         return stops
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
-        """Return where a phase changes, (groups,)."""
+        """Return after which groups a phase changes, (groups,)."""
         page_mass, ticket_mass = thresholds.mass_ratio * self._course[[PAGE_MASS, TICKET_MASS]]
         page: BoolArray = (self._course[PAGE] >= thresholds.page) & (self._course[PAGE] >= page_mass)
         ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (

@@ -232,7 +232,7 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
     skipped
         Exchanges read but not compared, by reason.
     quarantined
-        Exchanges set aside, by reason.
+        Quarantined exchanges, by reason.
     gaps
         Time spans without a comparison.
     judged_until

@@ -6,7 +6,7 @@ its batch took is then subtracted, and a debt is paid off over the next rounds. 
 is charged the recent average of its batches.
 
 Between two models that always have a batch waiting, replay time divides in proportion to their shares, to within one
-round and one batch of each. A model with little traffic gets all the time it asks for, and a model without a waiting
+round and one batch of each. A model with little traffic gets all the time that it needs, and a model without a waiting
 batch reserves none.
 """
 

@@ -95,7 +95,7 @@ _OLD_CONTENTS: Final = """
         limit :chunk
     )
 """
-# The condition stands twice: a detector that the fold revives meanwhile is checked again before it is deleted.
+# The condition is repeated: a detector that the fold has started again meanwhile is checked again before it is deleted.
 _OLD_DETECTORS: Final = """
     delete from detector where retired_at < :before and (model_version_id, slice_id, metric, kind) in (
         select model_version_id, slice_id, metric, kind from detector where retired_at < :before limit :chunk

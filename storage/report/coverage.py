@@ -134,7 +134,7 @@ class Coverage:
         return [ReasonCount(reason=row["reason"], n=int(row["n"])) for row in rows]
 
     async def quarantined(self, begin: datetime, end: datetime, model: str = "") -> list[ReasonCount]:
-        """Return the exchanges set aside in a period, by reason, each with one detail."""
+        """Return the exchanges quarantined in a period, by reason, each with one detail."""
         rows = await self._rows(_QUARANTINED, begin=begin, end=end, model=model)
         return [ReasonCount(**row) for row in rows]
 

@@ -277,7 +277,7 @@ class Fleet(_Fact, frozen=True, kw_only=True):
     Parameters
     ----------
     sources, boots
-        Sidecars heard of, and their starts.
+        Sidecars that published tallies, and their starts.
     blind_connections
         Connections that went unseen.
     """

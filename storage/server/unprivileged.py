@@ -10,7 +10,7 @@ import msgspec
 from quantdrift.core.errors import OperatorError
 
 _NOBODY = 65534
-# The kernel sends this signal when the owner is gone, however it ended: fast shutdown.
+# The kernel sends this signal when the parent has ended for any reason; it means a fast shutdown.
 _SIGNAL_WHEN_PARENT_ENDS = ("--pdeathsig", "INT")
 
 

@@ -79,7 +79,7 @@ class ComparedExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is set aside (quarantined).
+    """A quarantined message.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     n_rows
         Number of new rows.
     unplaced
-        Indices into `compared` of exchanges that no partition takes, with the reason they were set aside for.
+        Indices into `compared` of exchanges that fit into no partition, with the reason of their quarantine.
     """
 
     n_rows: int

@@ -120,7 +120,7 @@ class Writer:
             Postgres is not available, or lacks the partition of today: nothing is stored, the same call may succeed
             later.
         OperatorError
-            The address, a right or the schema is wrong: the same call succeeds once that is mended.
+            The address, a right or the schema is wrong: the same call succeeds once that is repaired.
         """
         async with self._database.begin() as connection:
             versions, policies, slices = await _ids(connection, batch)

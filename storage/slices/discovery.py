@@ -40,7 +40,7 @@ _SLICES: Final = text("""
     )
     order by s.id
 """)
-# Whoever changes the status of a discovered slice holds this lock, so that no decision rests on an old status.
+# Code that changes the status of a discovered slice holds this lock, so that no decision uses an old status.
 _TURN: Final = text("select pg_advisory_xact_lock(:key)")
 _ACTIVE: Final = text("""
     select s.model, s.name, s.predicate, s.definition

@@ -44,7 +44,7 @@ def traits_of(
 ) -> list[tuple[Trait, ...]]:
     """Return per cluster the labels that distinguish it from the rest, the most distinctive first.
 
-    A label is as telling as it adds to the divergence of the cluster's labels from everything's: share * ln(lift).
+    Labels are ranked by what they add to the divergence of the cluster's labels from those of all traffic: share * ln(lift).
     One counts only from `LEAST_COUNT` vectors and a lift of `LEAST_LIFT` on. These are descriptions, not tests:
     nothing is claimed of their significance.
 

@@ -124,8 +124,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     share
         Its share of the traffic, an estimate: weighted by 1 / pi, from a sample.
     radius
-        Scaled distance from the centroid beyond which it takes nothing; None where there were too few vectors to
-        tell.
+        Scaled distance from the centroid beyond which a vector is not in the cluster; None if there were too few vectors
+        to compute it.
     traits
         Declared slices that are over-represented in it.
     medoids
@@ -345,7 +345,8 @@ def _identities(
 ) -> tuple[tuple[int, ...], Anchors, int]:
     """Return the ids, the clusters that disappeared, and the next free id.
 
-    A centroid takes the id of the one it continues, else that of one that was gone and is back, else a new one.
+    A centroid gets the id of the old centroid that it continues, otherwise that of a former centroid that has come back,
+    otherwise a new id.
     """
     width = centroids.shape[1]
     empty = Anchors(ids=(), centres=np.empty((0, width), np.float32), spreads=np.empty(0, np.float32))

@@ -1,13 +1,13 @@
-"""The information of attributes and features: a search uses the most informative ones where there are too many.
+"""The information of attributes and features: if there are too many of them, a search uses the most informative ones.
 
-The information of a key is the entropy, in nats, of what a search could make of it:
+The information of a key is the entropy, in nats, of the slices that a search could make with it:
 
     H = - sum over classes of p log p,    p a class's share of the weight
 
-The classes of an attribute are its values that hold at least the least share of a slice, and one for all else: items
-without it, and values too rare to be a slice. Those of a feature are its quantile bins, and one for items without it. So
-a key that everybody has with one value has none, a request id has none either, and ln 4 is four values of equal share.
-It says nothing of divergence: a few thousand items hold too few flips to choose by them.
+The classes of an attribute are its values that have at least the smallest share of a slice, and one class for all else:
+items without the attribute, and values too rare to be a slice. The classes of a feature are its quantile bins, and one
+for items without it. So a key with one value for all items has no information, and neither has a request id; four values
+with equal shares have ln 4. The divergence plays no part: a few thousand items have too few flips to choose by them.
 
 Source: Shannon, A mathematical theory of communication, 1948.
 """

@@ -1,7 +1,7 @@
 """The items of a search as columns: attributes as codes, features as numbers, divergence in [0, 1].
 
-What is remembered is bounded whatever the traffic says: so many attributes, so many distinct values of each. What
-goes beyond is counted and left out, as if the item did not have it.
+The memory is bounded for any traffic, by the number of attributes and of distinct values of each. Values above these
+limits are counted and left out, as if the item did not have them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     codes
-        Attribute to (N,) places in its `levels`; `ABSENT` where an item does not have it.
+        Attribute to (N,) indices in its `levels`; `ABSENT` if an item does not have it.
     levels
         Attribute to its values, in the order they were met.
     numbers
@@ -39,7 +39,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     n_groups
         Exchanges.
     n_left_out
-        Attributes, features and values that were too many.
+        Number of attributes, features and values above the limits.
     """
 
     codes: dict[str, IntArray]
@@ -81,14 +81,15 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathering:
-    """The collection of items one by one, keeping only numbers of each.
+    """Collects items one by one and keeps only numbers of each.
 
     Parameters
     ----------
     keys
-        Attributes and features that have a place, whenever they are met.
+        Attributes and features that are always kept.
     most_keys
-        Places. Others are taken as they are met while there are more places than `keys`.
+        Largest number of attributes and features. While there is room besides `keys`, others are kept in the order in
+        which they appear.
     """
 
     def __init__(self, keys: Iterable[str] = (), most_keys: int = MOST_KEYS) -> None:
@@ -185,7 +186,7 @@ class Gathering:
         return code
 
     def _leave_out(self, key: str, value: str) -> None:
-        # Told apart as far as a set of bounded size can.
+        # Distinct ones are counted as far as a set of bounded size allows.
         if len(self._left_out) < MOST_VALUES:
             if (key, value) in self._left_out:
                 return

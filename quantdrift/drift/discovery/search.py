@@ -8,14 +8,14 @@ share s of the traffic has the score
     alpha * (low_S / mean_all - 1) - (1 - alpha) * (1 / s - 1),        alpha = 0.99
 
 and is a candidate where its score is positive, `low_S` is above the bound of the later test, and it is large enough.
-What differs from the paper: items count with their sampling weights; `low_S` is the mean less two standard errors, so
-that a few flips do not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
-levels are complete; from the third on the slices to be joined are pruned by the paper's bound on the score of what can
-lie in them, and then to the `BEAM` best by it.
+Differences from the paper: items count with their sampling weights; `low_S` is the mean minus two standard errors, so
+that a few flips do not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two levels are
+complete. From the third level on, the slices to be joined are pruned by the paper's bound on the score of their parts,
+and then to the `BEAM` best by this bound.
 
-Slices are taken one by one, the best first, each as general as the data allow: a condition goes when the mean without
-it is not lower by more than three standard errors (many conditions were tried). The rest are scored again on the items
-outside the slices taken so far (sequential covering), so that ten descriptions of the same slice are one finding.
+Slices are chosen one by one, the best first, each as general as the data allow: a condition is dropped if the mean without
+it is not lower by more than three standard errors (many conditions were tried). The others are scored again on the items
+outside the slices chosen so far (sequential covering), so that ten descriptions of the same slice are one result.
 
 A search proves nothing: it has compared thousands of slices. `quantdrift.drift.discovery.confirmation` tests its results
 on later traffic only.
@@ -38,7 +38,7 @@ NARROWER = 3.0  # standard errors that a further condition must add
 BEAM = 128
 POOL = 1000
 N_BINS = 10
-SAME = 0.9  # share of the items of either that lie in both: the same slice in other words
+SAME = 0.9  # share of the items of two slices that are in both: from here on they count as the same slice
 _SUMS = 6
 _N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
 
@@ -57,14 +57,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     least_items
         Fewest items.
     most_conditions
-        Most conditions that are joined; those with the most divergence stay.
+        Most conditions that are joined; those with the most divergence are used.
     most_found
         Most slices.
     n_bins
         Quantile bins of a feature.
     """
 
-    depth: int = 2  # with 3, 50,000 items take twenty seconds in place of six
+    depth: int = 2  # with 3, 50,000 items take twenty seconds instead of six
     least_share: float = 0.005
     least_items: int = 100
     most_conditions: int = 256  # the time is in its square: some six seconds for 50,000 items
@@ -82,15 +82,16 @@ class FoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     metric
         The divergence that concentrates.
     mean, low
-        Weighted mean there, and the same less two standard errors. Both are biased upwards: it was chosen by looking.
+        Weighted mean in the slice, and the mean minus two standard errors. Both are biased upwards, because the slice was
+        chosen from the same data.
     overall
         Weighted mean over everything.
     bound
-        What the mean must be above.
+        The level that the mean must exceed.
     share
-        Of the traffic, weighted.
+        Weighted share of the traffic.
     n_items
-        Items in it.
+        Number of items in the slice.
     score
         See this module.
     """
@@ -128,7 +129,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenUpError(Exception):
-    """The search was told to stop."""
+    """The search stopped, because `give_up` asked for it."""
 
 
 def search(

@@ -49,7 +49,7 @@ def group_value(x: Sequence[float], pi: Sequence[float], c: float, n_offered: in
     pi
         Their inclusion probabilities.
     c
-        Positive lower bound of every inclusion probability of the policy in force.
+        Positive lower bound of every inclusion probability of the policy in effect.
     n_offered
         Items of the group that were offered, sampled or not.
 

@@ -1,16 +1,16 @@
 """Numeric damage or input shift: more divergence on inputs that are as hard as before, or more hard inputs.
 
-The margin is the gap between the two top probabilities of the *reference*: quantisation cannot move it, so it is a
-property of the input alone. (The candidate's own margin follows the damage, and would hide it.) With strata of
-margin as cells of `quantdrift.drift.explain.mix`,
+The margin is the gap between the two top probabilities of the *reference*. Quantisation cannot change it, so it depends
+only on the input. (The candidate's own margin changes with the damage and would hide it.) With strata of the margin as
+cells of `quantdrift.drift.explain.mix`, a move has three parts:
 
 - within the bins, at equal margins: the outputs differ more on inputs that are as hard as before. Range or resolution
   was lost: numeric damage;
 - by the mix of bins: there are more inputs near the decision boundary, and the model behaves on them as before: input
   shift;
-- in bins that were empty before: there is nothing to compare with. It is neither, and is reported separately.
+- in bins that were empty before: there is nothing to compare with. This part is neither, and is reported separately.
 
-Limit: it does not say whether the damaged inputs are new. A clipped activation is damage even where only a new kind of
+Limit: it is not known whether the damaged inputs are new. A clipped activation is damage even if only a new kind of
 input reaches it.
 """
 
@@ -23,10 +23,10 @@ from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split, summed
 
-_STRANGE = 0.05  # share of the later window at margins that are rare in the earlier one
-_NEXT_TO_NONE = 5  # items
+_MANY = 0.05  # share of the later window at margins that are rare in the earlier one
+_ALMOST_NONE = 5  # items
 _NEAR = 2  # bins: a factor of 2.5 in the margin
-LOW_MARGIN = 0.1  # a close call: an edge of the margin bins
+LOW_MARGIN = 0.1  # inputs below it are near the decision boundary; it is an edge of the margin bins
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +35,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     x
-        Divergence; nan where there is none.
+        Divergence; NaN if the item has none.
     margin
-        Of the reference, in [0, 1]; nan where there is none.
+        Margin of the reference, in [0, 1]; NaN if the item has none.
     weight, cluster
         As in `mix.Sample`.
     """
@@ -141,8 +141,8 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
     last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
     first = len(before)
     for bin_, (n, weight) in enumerate(zip(before, after, strict=True)):
-        no_history = held < LEAST and share >= _STRANGE
-        far = held < _NEXT_TO_NONE or bin_ - last > _NEAR
+        no_history = held < LEAST and share >= _MANY
+        far = held < _ALMOST_NONE or bin_ - last > _NEAR
         if held >= LEAST or (no_history and far and n >= LEAST):
             if held < LEAST and number and first - below <= _NEAR:
                 stratum_of[stratum_of == number] = number - 1
@@ -153,7 +153,7 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
         held, share = held + int(n), share + float(weight) / total
         if n:
             first, last = min(first, bin_), bin_
-    if held < LEAST and share < _STRANGE and number:
+    if held < LEAST and share < _MANY and number:
         stratum_of[stratum_of == number] = number - 1
     return stratum_of
 

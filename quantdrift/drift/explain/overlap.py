@@ -1,19 +1,19 @@
-"""The overlapping slice that explains an alert: the smallest one without whose items no excess is left.
+"""The overlapping slice that explains an alert: the smallest slice whose removal leaves no excess.
 
-Let the mean of a slice lie above what it is measured against, `level`, by an excess. Take out the items that also lie
-in a smaller slice; what is left, the rest, has its own excess, and carries a part of the whole's in proportion to its
-share of the weight. The smaller slice explains the whole where
+The excess of a slice is the difference between its mean and the `level` that it is compared with. Remove the items that
+are also in a smaller slice. The remaining items, the rest, have an excess of their own; its part of the whole excess is
+in proportion to the rest's share of the weight. The smaller slice explains the larger one if
 
 1. the rest shows no excess: it is not above the level beyond chance (one-sided, 5 %), and
-2. that is not for lack of data: by the upper bound (95 %) of the rest's excess, its part is less than half of the
-   whole's.
+2. this is not for lack of data: by the upper bound (95 %) of the rest's excess, its part is less than half of the
+   whole excess.
 
-The second condition concerns a rest of a few exchanges, which never shows an excess: it counts as clean only where its
-weight is too small to matter or it has enough data. Its standard error is at least that implied by the spread of the
-whole slice and its own number, so that a few zeros are no certainty.
+The second condition is for a rest of a few exchanges, which never shows an excess: it counts as clean only if its weight
+is too small to matter or if it has enough data. Its standard error is at least the one that follows from the spread of
+the whole slice and the number of its own items, because a few zeros prove nothing.
 
-It says where the excess lies, not why. Under "the rest has an excess of as much as half of the whole's" a slice is
-wrongly folded with a probability of about 5 %, per pair.
+The result says where the excess is, not why. If the excess of the rest is half of the whole, the probability of a wrong
+explanation is about 5 % per pair.
 """
 
 import math
@@ -47,14 +47,14 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remainder(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a slice without the items of another.
+    """The rest of a slice: its items without those of another slice.
 
     Parameters
     ----------
     share
-        Its share of the slice's weight, in [0, 1].
+        Share of the slice's weight, in [0, 1].
     mean, se
-        Its mean and standard error; 0 where nothing is left.
+        Mean and standard error; 0 if no items remain.
     excess
         The whole slice's mean over the level.
     level

@@ -7,8 +7,8 @@ tenths of the samples follow it, three tenths are spread evenly:
 
     shape_h = 0.7 s_h / sum_g(w_g s_g) + 0.3        with mean sum_h(w_h shape_h) = 1
 
-The even part is insurance: the next drift need not flip where the last one did, and with weights c / pi a bin that is
-sampled at 0.3 of the mean rate costs at most a factor of 3.3, whatever happens there.
+The even part makes sure that flips elsewhere are found too: the next drift may flip at other margins than the last one.
+With weights c / pi, a bin that is sampled at 0.3 of the mean rate costs at most a factor of 3.3.
 
 The shape never rises with the margin. An exchange of many items is drawn by its smallest margin, so an item's
 probability is that of its own margin or of a smaller one. Only if smaller margins never have smaller rates is the
@@ -110,7 +110,7 @@ def margin_edges(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
     Parameters
     ----------
     margin
-        (items,), in [0, 1]; not a number where there is none.
+        (items,), in [0, 1]; NaN if the item has none.
     weight
         (items,), inverse inclusion probabilities.
     """

@@ -180,7 +180,7 @@ async def refit(
     Parameters
     ----------
     made_by
-        Who asked for it.
+        Name of the person who asked for the fit, or `monitor`.
     anew
         Ignore the previous clustering and keep no id.
     dry_run

@@ -6,7 +6,7 @@ A slice is **quiet** when over the last `discovery.retire_days`
 2. for flips and for the capped divergence, where it has any, the upper bound of its mean is not above
    `max(budget, discovery.least_ratio * mean of the rest of the traffic)`, the level that a candidate must be shown to
    exceed;
-3. no candidate version on its own is shown to be above that level.
+3. no single candidate version is proved to be above that level.
 
 The bounds are those of `quantdrift.drift.evidence.bound`, at `DELTA` each, from the hourly sums: all versions that were compared
 together, weighted, with Kish's effective number of exchanges. With that number they are approximate, and exchanges of one

@@ -77,7 +77,7 @@ class SegmentationComparator:
         Raises
         ------
         QuarantineError
-            Reason `output`: one is none of these, or the numbers of items, rows, columns or classes differ.
+            Reason `output`: an output has no known layout, or the numbers of items, rows, columns or classes differ.
         """
         read = [
             self._readable(array, side)

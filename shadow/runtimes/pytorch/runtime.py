@@ -35,7 +35,7 @@ from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
-# Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
+# Sizes for the dimensions that vary; a dimension of an output that differs between them varies too.
 _SIZES: Final = (2, 3)
 
 

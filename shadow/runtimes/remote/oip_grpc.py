@@ -26,7 +26,7 @@ from quantdrift.shadow.runtimes.remote.protocol import (
 from quantdrift.shadow.tensors.codec import encode
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-# Tensors are as large as they are; both ends bound a message by 4 MiB unless told otherwise.
+# Tensors can have any size; without these options both ends limit a message to 4 MiB.
 _OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 _SAID: Final = 200
 _KINDS: Final[Mapping[grpc.StatusCode, Refusal]] = MappingProxyType(
