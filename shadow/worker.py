@@ -125,9 +125,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     model.name,
                 )
         async with Database(secrets.dsn, config.storage) as database:
-            known = await _connected(Writer(database, clock).slices, stop)
+            known_slices = await _connected(Writer(database, clock).slices, stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
-            if known is None or queue is None:
+            if known_slices is None or queue is None:
                 return 0
             health.database_answered()
             rechecks = Rechecks(config.models, clock)
@@ -135,7 +135,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(config, name, known, Noise(config.shadow.noise_share, clock, rechecks)),
+                    assessor=Assessor(
+                        config, name, known_slices, Noise(config.shadow.noise_share, clock, rechecks)
+                    ),
                     database=database,
                     queue=queue,
                     meters=meters,

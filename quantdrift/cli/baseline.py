@@ -39,7 +39,7 @@ _REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 @click.group()
 def baseline() -> None:
-    """Show and change the baselines that drift is measured against.
+    """Show and change the baselines that slices are compared with.
 
     After the first deployment each slice learns its baseline. A new candidate version inherits the baseline of its
     predecessor, so that a bad release cannot become normal; only `accept` replaces it. Every decision is stored in the

@@ -35,11 +35,11 @@ class _EndedError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run a server until it ends or SIGTERM; return the exit code."""
 
-    def asked(_number: int, _frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the stop
         raise _EndedError
 
-    signal.signal(signal.SIGTERM, asked)
+    signal.signal(signal.SIGTERM, stop)
     kind, directory, port = arguments
     server = _server(kind, Path(directory))
     try:

@@ -152,8 +152,8 @@ def _tell(current: Pause, *, as_json: bool) -> None:
 def _check(config: Config, model: str | None) -> None:
     if model is None or config.model(model) is not None:
         return
-    known = ", ".join(model.name for model in config.models) or "none"
-    raise OperatorError(f"there is no model `{model}` in the configuration; known are: {known}")
+    names = ", ".join(model.name for model in config.models) or "none"
+    raise OperatorError(f"there is no model `{model}` in the configuration; known are: {names}")
 
 
 def _span(text: str) -> timedelta:

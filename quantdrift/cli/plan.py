@@ -147,14 +147,14 @@ def plan(
 
 
 def _model(config: Config, name: str) -> str:
-    known = [model.name for model in config.models]
-    if name in known:
+    names = [model.name for model in config.models]
+    if name in names:
         return name
     if name:
-        raise OperatorError(f"no model `{name}` in the configuration: {nearest(name, known)}")
-    if len(known) != 1:
-        raise OperatorError(f"give --model; configured are: {', '.join(known) or 'none'}")
-    return known[0]
+        raise OperatorError(f"no model `{name}` in the configuration: {nearest(name, names)}")
+    if len(names) != 1:
+        raise OperatorError(f"give --model; configured are: {', '.join(names) or 'none'}")
+    return names[0]
 
 
 def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> "tuple[Config, Traffic]":
@@ -197,11 +197,11 @@ def _given(
     shares = {}
     for name, share in map(_share, slices):
         shares[_slice(config, model, name)] = share
-    known = [stratum.name for stratum in config.sampling.header_strata]
+    stratum_names = [stratum.name for stratum in config.sampling.header_strata]
     given = dict(map(_share, strata))
     for name in given:
-        if name not in known:
-            raise OperatorError(f"no header stratum `{name}`: {nearest(name, known)}")
+        if name not in stratum_names:
+            raise OperatorError(f"no header stratum `{name}`: {nearest(name, stratum_names)}")
     return Traffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=given)
 
 
@@ -244,8 +244,8 @@ def _part(config: Config, model: str, name: str) -> SliceKey:
             predicate=f"{key} = {quoted}",
             where=(Predicate(key=key, equals=value),),
         )
-    known = [*declared, *(f"{name}=VALUE" for name in open_rules)]
-    raise OperatorError(f"no slice `{name}` of model `{model}`: {nearest(name, known)}")
+    possible_parts = [*declared, *(f"{name}=VALUE" for name in open_rules)]
+    raise OperatorError(f"no slice `{name}` of model `{model}`: {nearest(name, possible_parts)}")
 
 
 def _open(rule: Slice) -> bool:

@@ -72,37 +72,41 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
 
     config = at_data(load(config_path), data)
     try:
-        shown = asyncio.run(_read(config))
+        contents = asyncio.run(_read(config))
     except RetryError as error:
         if data is not None:
             raise
         raise RetryError(f"{error}. To use the NATS of a running `quantdrift up`, give --data") from error
     if as_json:
-        emit(shown)
+        emit(contents)
         return
-    if shown.directive is None:
-        click.echo(f"There is no policy in {shown.bucket}: the configured rates are in effect.")
+    if contents.directive is None:
+        click.echo(f"There is no policy in {contents.bucket}: the configured rates are in effect.")
         if not config.sampling.replays_per_s:
             click.echo("sampling.replays_per_s is 0, so the monitor publishes none.")
         return
-    click.echo(_headline(shown, shown.directive))
-    if shown.account is not None:
-        click.echo(_why(shown.account, shown.directive.lag_factor))
+    click.echo(_headline(contents, contents.directive))
+    if contents.account is not None:
+        click.echo(_why(contents.account, contents.directive.lag_factor))
         rows = [
             (
                 f"{slice_.model}: {slice_.name}",
                 f"{slice_.traffic_per_s:.3g}",
-                f"{slice_.replays_per_s * shown.directive.lag_factor:.3g}",
+                f"{slice_.replays_per_s * contents.directive.lag_factor:.3g}",
                 f"{slice_.evidence_share:.1%}",
             )
-            for slice_ in shown.account.slices
+            for slice_ in contents.account.slices
         ]
         click.echo("\n" + columns(("slice", "items/s", "replayed/s", "share of evidence"), rows))
-        if shown.account.n_slices > len(rows):
-            click.echo(f"and {shown.account.n_slices - len(rows)} more")
-    rates = [(stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in shown.directive.policy.header_strata]
+        if contents.account.n_slices > len(rows):
+            click.echo(f"and {contents.account.n_slices - len(rows)} more")
+    rates = [
+        (stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in contents.directive.policy.header_strata
+    ]
     click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
-    totals = [(stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in shown.directive.policy.body_strata]
+    totals = [
+        (stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in contents.directive.policy.body_strata
+    ]
     click.echo("\n" + columns(("body stratum", "replayed (at most the taken rate)"), rows=totals))
 
 
@@ -154,9 +158,9 @@ async def _read(config: Config) -> Shown:
     )
 
 
-def _headline(shown: Shown, directive: PolicyMessage) -> str:
-    state = "is in effect" if shown.holds else "has expired: the configured rates are in effect"
-    return f"Policy {directive.policy.epoch} {state}; confirmed {shown.age_s:.0f} s ago, valid for {directive.valid_s:g} s."
+def _headline(contents: Shown, directive: PolicyMessage) -> str:
+    state = "is in effect" if contents.holds else "has expired: the configured rates are in effect"
+    return f"Policy {directive.policy.epoch} {state}; confirmed {contents.age_s:.0f} s ago, valid for {directive.valid_s:g} s."
 
 
 def _why(account: PolicySummary, lag_factor: float) -> str:

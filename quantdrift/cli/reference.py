@@ -254,8 +254,8 @@ def _model(config: Config, name: str) -> Model:
     for model in config.models:
         if model.name == name:
             return model
-    known = ", ".join(f"`{model.name}`" for model in config.models) or "none"
-    raise OperatorError(f"there is no model `{name}` in the configuration; known are: {known}")
+    names = ", ".join(f"`{model.name}`" for model in config.models) or "none"
+    raise OperatorError(f"there is no model `{name}` in the configuration; known are: {names}")
 
 
 def _chosen(model: Model, number: int | None) -> tuple[int, Reference]:

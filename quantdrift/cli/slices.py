@@ -51,9 +51,9 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
     import asyncio
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    known = asyncio.run(listed_slices(config, secrets, model))
-    listed = [slice_ for slice_ in known if everything or not slice_.ended]
-    left_out = len(known) - len(listed)
+    slices_known = asyncio.run(listed_slices(config, secrets, model))
+    listed = [slice_ for slice_ in slices_known if everything or not slice_.ended]
+    left_out = len(slices_known) - len(listed)
     if as_json:
         emit({"slices": listed, "n_left_out": left_out})
         return
@@ -92,7 +92,7 @@ def slices_search(config_path: Path, data: Path | None, model: str, dry_run: boo
     with Steps(quiet=as_json) as step:
         step("searching")
         result = asyncio.run(_searched(config, secrets, dry_run=dry_run))
-    shown = [
+    version_searches = [
         version_search for version_search in result.searches if model in {"", version_search.version.model}
     ]
     if as_json:
@@ -100,11 +100,11 @@ def slices_search(config_path: Path, data: Path | None, model: str, dry_run: boo
             {
                 "dry_run": dry_run,
                 "allowance": result.allowed,
-                "searches": [_as_json(version_search) for version_search in shown],
+                "searches": [_as_json(version_search) for version_search in version_searches],
             }
         )
     else:
-        click.echo(_search_text(result, shown, dry_run=dry_run))
+        click.echo(_search_text(result, version_searches, dry_run=dry_run))
 
 
 @slices.command("show")
@@ -302,12 +302,12 @@ def _evidence(verdict: str, evidence: float, threshold: float) -> str:
     return f"{evidence:.3g} of all signals together; pages at {threshold:.3g}"
 
 
-def _search_text(result: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
-    if not shown:
+def _search_text(result: Round, version_searches: list[VersionSearch], *, dry_run: bool) -> str:
+    if not version_searches:
         return "nothing to search: no version with a reference was compared within the last day"
     frozen = {(row.model, row.predicate) for row in result.frozen}
     lines = []
-    for version_search in shown:
+    for version_search in version_searches:
         left_out = version_search.search.n_left_out
         lines.append(
             f"{version_search.version.model} {version_search.version.candidate_version}: {count_of(version_search.search.n_items, 'item')},"
@@ -315,7 +315,7 @@ def _search_text(result: Round, shown: list[VersionSearch], *, dry_run: bool) ->
             + (f"; the limits left out {left_out} keys, values and conditions" if left_out else "")
         )
         for origin in version_search.origins:
-            seen, key = origin.found, origin.key
+            found_slice, key = origin.found, origin.key
             if origin.watched:
                 status = "already watched or tested"
             elif (key.model, key.predicate) in frozen:
@@ -323,8 +323,8 @@ def _search_text(result: Round, shown: list[VersionSearch], *, dry_run: bool) ->
             else:
                 status = "no free place: too many candidates of this model are tested already"
             lines.append(
-                f"  {key.name}: mean {seen.metric.value} {seen.mean / max(seen.overall, 1e-12):.1f}x the overall mean,"
-                f" {seen.share:.2%} of the traffic; {status}"
+                f"  {key.name}: mean {found_slice.metric.value} {found_slice.mean / max(found_slice.overall, 1e-12):.1f}x the overall mean,"
+                f" {found_slice.share:.2%} of the traffic; {status}"
             )
     to_be = "to be " if dry_run else ""
     lines += [

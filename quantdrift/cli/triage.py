@@ -106,7 +106,7 @@ def _table(entries: "list[TriagedSlice]") -> str:
 
 def _means(entry: "TriagedSlice") -> str:
     return ", ".join(
-        f"{metric} {shown['mean']:.3g} (budget {shown['budget']:.3g})"
-        for metric, shown in sorted(entry.estimate.items())
-        if "mean" in shown and "budget" in shown
+        f"{metric} {estimate['mean']:.3g} (budget {estimate['budget']:.3g})"
+        for metric, estimate in sorted(entry.estimate.items())
+        if "mean" in estimate and "budget" in estimate
     )

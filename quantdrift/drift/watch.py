@@ -219,7 +219,7 @@ class SliceWatch:
         return self.survey().total
 
     def page_threshold(self, thresholds: Thresholds) -> float:
-        """Return what the summed evidence must reach to page now."""
+        """Return the threshold that the summed evidence must reach now for a page."""
         return max(thresholds.page, thresholds.mass_ratio * self.survey().page_mass)
 
 
@@ -287,11 +287,11 @@ def advance_joined(
         if start < stop
     ]
     while pending:
-        alike: dict[tuple[SignalKey, ...], list[_Part]] = {}
+        parts_by_keys: dict[tuple[SignalKey, ...], list[_Part]] = {}
         for part in pending:
-            alike.setdefault(tuple(watches[part.watch].states), []).append(part)
+            parts_by_keys.setdefault(tuple(watches[part.watch].states), []).append(part)
         pending = []
-        for keys, parts in alike.items():
+        for keys, parts in parts_by_keys.items():
             for first in range(0, len(parts), SIDE_BY_SIDE):
                 run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], _in_order(keys), scratch)
                 pending += run.finish(thresholds, changes)
@@ -384,8 +384,8 @@ class _Run:
         self._given = groups.of(parts)
         self._kinds: list[_Kind] = []
         for kind in DETECTORS:
-            if of := [key for key in keys if key.kind == kind]:
-                self._kinds.append(_Kind(of, self._follow(kind, of)))
+            if keys_of_kind := [key for key in keys if key.kind == kind]:
+                self._kinds.append(_Kind(keys_of_kind, self._follow(kind, keys_of_kind)))
         # The sum over all signals, (5, groups); the sum of recovery is never used.
         self._course: FloatArray = sum(
             (kind.course.sum(axis=1) for kind in self._kinds),
@@ -398,13 +398,13 @@ class _Run:
         steps = len(batch.mass)
         # States are copied to a buffer that all runs share, so that it stays in the processor's cache, and back afterwards.
         rows = [states[key] for key in keys for states in self._states]
-        room = self._scratch.get(kind)
-        if room is None or len(room) < len(rows) * detector.size:
-            room = self._scratch[kind] = np.empty(len(rows) * detector.size)
-        states = np.concatenate(rows, out=room[: len(rows) * detector.size])
+        buffer = self._scratch.get(kind)
+        if buffer is None or len(buffer) < len(rows) * detector.size:
+            buffer = self._scratch[kind] = np.empty(len(rows) * detector.size)
+        states = np.concatenate(rows, out=buffer[: len(rows) * detector.size])
         series = [batch.series.get(key) or _nothing(steps, detector.width) for key in keys]
         if n == 1:
-            trail = GroupSequence(
+            sequence = GroupSequence(
                 ends=self._ends,
                 x=series[0].x,
                 seen=_seen(series),
@@ -412,14 +412,14 @@ class _Run:
                 at_us=batch.at_us,
             )
         else:
-            trail = GroupSequence(
+            sequence = GroupSequence(
                 ends=np.concatenate([self._ends + turn * steps for turn in range(n)]),
                 x=np.concatenate([values.x for values in series]),
                 seen=_seen(series),
                 mass=np.concatenate((batch.mass,) * n),
                 at_us=np.concatenate((batch.at_us,) * n),
             )
-        return detector.follow(states.reshape(-1, detector.size), trail)
+        return detector.follow(states.reshape(-1, detector.size), sequence)
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
         """Advance each watch to the end of the run, unless its phase changes before; return the parts that remain.
@@ -435,16 +435,16 @@ class _Run:
                         states[key][:] = row
         for part, survey in zip(self._parts, self._surveys(), strict=True):
             self._watches[part.watch].touched(survey)
-        left = []
+        remaining = []
         for part_index, stop in stops.items():
             if part_index in early:
                 part = self._parts[part_index]
                 self._watches[part.watch].touched()
                 run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys, self._scratch)
-                left += [*run.finish(thresholds, changes), part._replace(start=stop)]
+                remaining += [*run.finish(thresholds, changes), part._replace(start=stop)]
             else:
                 changes.append(self._change(part_index, thresholds))
-        return left
+        return remaining
 
     def _surveys(self) -> list[Survey]:
         """Return the figures of the states of each part, after the run."""
@@ -465,8 +465,8 @@ class _Run:
             np.minimum(due_us, detector.due_us(states).reshape(shape).min(axis=0), out=due_us)
             np.maximum(missing, detector.missings(states).reshape(shape).max(axis=0), out=missing)
         return [
-            Survey(of, sum(of), sum(masses), int(n_groups), int(policy_id), lacking, due)
-            for of, masses, n_groups, policy_id, lacking, due in zip(
+            Survey(of, sum(of), sum(masses), int(n_groups), int(policy_id), n_missing, due)
+            for of, masses, n_groups, policy_id, n_missing, due in zip(
                 zip(*(evidence[key] for key in self._keys), strict=True),
                 zip(*(mass[key] for key in self._keys), strict=True),
                 *header.tolist(),
@@ -547,7 +547,7 @@ def _nothing(steps: int, width: int) -> Series:
 
 
 def _seen(series: Sequence[Series]) -> BoolArray:
-    """Return where there is an observation, series after series."""
+    """Return which groups have an observation, series after series."""
     if all(values.seen is None for values in series):
         return np.ones(sum(len(values.x) for values in series), dtype=np.bool_)
     return np.concatenate(

@@ -168,11 +168,11 @@ def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: tim
         groups[point.at] = groups.get(point.at, 0) + point.sums.n_groups
     if not groups or median(groups.values()) < _USUAL_GROUPS:
         return ()
-    spans, known = [], begin
+    spans, covered_until = [], begin
     for at in [*sorted(groups), end]:
-        if at - known >= width:
-            spans.append(Gap(begin=known, end=at))
-        known = max(known, at + width)
+        if at - covered_until >= width:
+            spans.append(Gap(begin=covered_until, end=at))
+        covered_until = max(covered_until, at + width)
     return tuple(spans)
 
 

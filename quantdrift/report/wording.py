@@ -183,5 +183,5 @@ def _unknown(n: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    listed_names = ", ".join(names[:3])
+    return listed_names if len(names) <= 3 else f"{listed_names} and {len(names) - 3} more"

@@ -225,8 +225,8 @@ def _relative(difference: Values, reference: Values) -> Values:
         scaled = difference / scale
     reached = np.isfinite(scaled)
     error = length(np.where(reached, scaled, 0.0))
-    known = reached.all(axis=1) & ((size > 0) | (error == 0))
-    return np.where(known, error / np.where(size > 0, size, 1.0), np.inf)
+    defined = reached.all(axis=1) & ((size > 0) | (error == 0))
+    return np.where(defined, error / np.where(size > 0, size, 1.0), np.inf)
 
 
 def _worst(outputs: Sequence[_OutputError], name: str) -> Values:

@@ -212,10 +212,10 @@ def _scoring_request(
     prompt_ids = _ids(outputs.get(f"prompt_token_ids.{index}", outputs.get("prompt_token_ids")))
     messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
-    if prompt_ids is None and (unlike := changes_prompt(options)):
+    if prompt_ids is None and (changing_option := changes_prompt(options)):
         raise QuarantineError(
             QuarantineReason.OUTPUT,
-            f"the client's `{unlike}` changes the prompt, so the reference cannot rebuild it: have clients set "
+            f"the client's `{changing_option}` changes the prompt, so the reference cannot rebuild it: have clients set "
             "`return_token_ids`",
         )
     if "messages" in inputs:

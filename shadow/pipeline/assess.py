@@ -182,9 +182,9 @@ class Assessor:
             if isinstance(outcome, QuarantineError):
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 continue
-            sliced_exchange, kept = self._put_into_slices(case, outcome, of_items, at)
+            sliced_exchange, vector_rows = self._put_into_slices(case, outcome, of_items, at)
             sliced.append(sliced_exchange)
-            vectors += kept
+            vectors += vector_rows
         runtimes = {
             case.version_reference.runtime.artefact.digest: case.version_reference.runtime
             for case in in_progress.prepared

@@ -94,7 +94,7 @@ class Reader:
     async def read_once(self) -> None:
         """Fetch once, and queue the batches that are full or have waited long enough."""
         try:
-            if await self._is_careful():
+            if await self._reads_one_at_a_time():
                 await self._read_one()
             else:
                 await self._read_many()
@@ -103,7 +103,7 @@ class Reader:
             await self.flush()
             await self._stop.wait(_PAUSE_S)
 
-    async def _is_careful(self) -> bool:
+    async def _reads_one_at_a_time(self) -> bool:
         now_s = self._clock.monotonic_s()
         if self._careful_until_s is None:
             n_out = await self._consumer.unacknowledged()

@@ -240,9 +240,9 @@ class Noise:
         waiting = self._waiting.pop(group)
         ends = itertools.accumulate(len(sample.rows) for sample in waiting)
         n = max(sum(end <= most_items for end in ends), 1)
-        chosen, left = waiting[:n], waiting[n:]
-        if left:
-            self._waiting[group] = left
+        chosen, remaining = waiting[:n], waiting[n:]
+        if remaining:
+            self._waiting[group] = remaining
         self._n_bytes -= sum(sample.n_bytes for sample in chosen)
         self._n_waiting -= len(chosen)
         return chosen
@@ -250,12 +250,12 @@ class Noise:
     def _due_group(self, entry: PreparedExchange) -> "_Group | None":
         """Return the group of the version of `entry` that is due and has waited longest; None if none is due."""
         now_s, version = self._clock.monotonic_s(), entry.signature[:2]
-        ripe = [
+        due_groups = [
             (chosen[0].since_s, group)
             for group, chosen in list(self._waiting.items())
             if group.signature[:2] == version and chosen and _is_due(chosen, now_s, alone=group.alone)
         ]
-        return min(ripe, key=lambda group: group[0])[1] if ripe else None
+        return min(due_groups, key=lambda group: group[0])[1] if due_groups else None
 
     def _count(self, entry: PreparedExchange, outcome: str, n: int) -> None:
         if n:

@@ -95,8 +95,8 @@ class CachedRuntime:
         here and stays open.
     """
 
-    def __init__(self, shelf: RuntimeCache, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: RuntimeCache, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
+        self._cache = cache
         self._load = load
         before = _resident_bytes()
         runtime = load()
@@ -109,7 +109,7 @@ class CachedRuntime:
         self.inputs: tuple[TensorSpec, ...] = runtime.inputs
         self.outputs: tuple[TensorSpec, ...] = runtime.outputs
         self.embedding: str = runtime.embedding
-        shelf.put(self, runtime)
+        cache.put(self, runtime)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name; opens the reference again if it was closed.
@@ -121,7 +121,7 @@ class CachedRuntime:
         BrokenRuntimeError
             As of the reference, or it can no longer be opened.
         """
-        runtime = self._shelf.use(self)
+        runtime = self._cache.use(self)
         if not self._is_measured(sum(array.nbytes for array in inputs.values())):
             return runtime.run(inputs)
         before = _resident_bytes()
@@ -129,11 +129,11 @@ class CachedRuntime:
             return runtime.run(inputs)
         finally:
             self.n_bytes += max(_resident_bytes() - before, 0)
-            self._shelf.put(self, runtime)
+            self._cache.put(self, runtime)
 
     def close(self) -> None:
         """Close all references of the cache."""
-        self._shelf.close()
+        self._cache.close()
 
     def reopen(self) -> ReferenceRuntime:
         """Open it again.

@@ -80,9 +80,9 @@ async def _usage(connection: AsyncConnection, model: str, begin: datetime, end: 
     rows = (await connection.execute(_WEIGHTS, period)).mappings().all()
     everything = {row["model"]: float(row["weight"]) for row in rows if row["predicate"] == "true"}
     if not everything.get(model):
-        known = ", ".join(sorted(everything)) or "none"
+        model_names = ", ".join(sorted(everything)) or "none"
         raise OperatorError(
-            f"the database has no comparisons of model `{model}` since {begin:%Y-%m-%d %H:%M}; models: {known}"
+            f"the database has no comparisons of model `{model}` since {begin:%Y-%m-%d %H:%M}; models: {model_names}"
         )
     return Usage(
         requests_per_s=total / float(seconds) * everything[model] / sum(everything.values()),

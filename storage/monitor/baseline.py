@@ -123,13 +123,15 @@ async def find_version(connection: AsyncConnection, model: str, name: str) -> Ve
             return VersionFact(
                 id=row["id"], name=row["candidate_version"], first_seen_at=row["first_seen_at"]
             )
-    known = ", ".join(row["candidate_version"] for row in rows)
+    versions_known = ", ".join(row["candidate_version"] for row in rows)
     if name in {row["candidate_version"] for row in every}:
         raise OperatorError(
             f"version `{name}` of model `{model}` has no reference, so it is not compared: name a reference in "
-            f"models.references. Versions with one: {known}"
+            f"models.references. Versions with one: {versions_known}"
         )
-    raise OperatorError(f"model `{model}` has no version `{name}` in the database; versions: {known}")
+    raise OperatorError(
+        f"model `{model}` has no version `{name}` in the database; versions: {versions_known}"
+    )
 
 
 async def find_slices(connection: AsyncConnection, model: str, names: Sequence[str]) -> dict[int, str]:

@@ -96,21 +96,23 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
         Alerts that open or escalate.
     """
     examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in range(len(rows))}
-    lacking = list(examples_of)
+    incomplete = list(examples_of)
     try:
         for _ in range(ROUNDS):
-            if not lacking:
+            if not incomplete:
                 break
             async with Evidence(connection).bounded(STATEMENT_S):
                 worst, n_sorted = await _worst(
-                    connection, {row_index: rows[row_index] for row_index in lacking}
+                    connection, {row_index: rows[row_index] for row_index in incomplete}
                 )
             examples_of |= worst
-            left = [row_index for row_index in lacking if len(examples_of[row_index]) < MOST]
+            still_incomplete = [row_index for row_index in incomplete if len(examples_of[row_index]) < MOST]
             # If all items were read, or no other slice took places, there are no more examples.
-            lacking = [] if n_sorted < DEPTH or len(left) == len(lacking) else left
+            incomplete = (
+                [] if n_sorted < DEPTH or len(still_incomplete) == len(incomplete) else still_incomplete
+            )
     except RetryError as error:
-        _LOG.warning("%d alerts are sent without examples: %s", len(lacking), error)
+        _LOG.warning("%d alerts are sent without examples: %s", len(incomplete), error)
     return [
         Shown(
             examples=tuple(exchange_id for exchange_id, _ in shown), traces=tuple(trace for _, trace in shown)

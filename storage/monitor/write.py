@@ -89,9 +89,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
     alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
-    shown = iter(await examples(connection, alarms) if alarms else ())
+    examples_of_alarms = iter(await examples(connection, alarms) if alarms else ())
     for transition in outcome.transitions:
-        more = next(shown).attributes(trace_url) if transition.episode in _ALARMS else {}
+        more = next(examples_of_alarms).attributes(trace_url) if transition.episode in _ALARMS else {}
         await _write_transition(connection, transition, more)
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}

@@ -302,8 +302,8 @@ def _children(pid: int) -> list[int]:
 
 def _environment() -> dict[str, str]:
     # PGDATA, PGPORT and similar variables in the caller's environment belong to another server.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return kept | {"LC_ALL": "C"}
+    without_postgres = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return without_postgres | {"LC_ALL": "C"}
 
 
 def _free_port() -> int:

@@ -87,7 +87,7 @@ def _namespace(setpriv: str) -> UnprivilegedUser:
 
 def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:
     script = 'test -x "$1" && exec "$0" --version'
-    tried = subprocess.run(  # noqa: S603 - our own command
+    result = subprocess.run(  # noqa: S603 - our own command
         [*account.prefix, "/bin/sh", "-c", script, program, directory.parent],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -95,7 +95,7 @@ def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:
         cwd="/",
         timeout=30,
     )
-    return tried.returncode == 0
+    return result.returncode == 0
 
 
 def _tool(name: str) -> str:

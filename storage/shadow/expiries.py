@@ -123,7 +123,7 @@ async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]
 
 
 async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) -> None:
-    """Note what the rows are for, and that there is a new tally to hold them against; after the tallies themselves."""
+    """Record what the rows are for, and that there is a new tally to compare them with; call it after storing the tallies."""
     named = {
         (tally.boot.lower(), of.row): (tally.source, stratum.stratum, model)
         for tally in tallies

@@ -109,7 +109,7 @@ class Writer:
         ]
 
     async def store(self, batch: StoreBatch) -> Written:
-        """Store a batch in one transaction: what its rows point to, one `batch` row, its comparisons.
+        """Store a batch in one transaction: the rows that it refers to, one `batch` row, its comparisons.
 
         A batch of which nothing is new leaves no `batch` row. Exchanges without a reference are counted every
         time they come: nothing of them is kept that would tell a second time from the first.
@@ -244,14 +244,16 @@ async def _ids(
             )
         },
     )
-    met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+    slices_by_key = {
+        (s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices
+    }
     slices = await _ids_of(
         connection,
         tables.Slice.__table__,
         ("model", "predicate"),
         {
             key: {"name": row.name, "definition": {"where": msgspec.to_builtins(row.where)}}
-            for key, row in met.items()
+            for key, row in slices_by_key.items()
         },
     )
     return (
@@ -271,8 +273,8 @@ async def _ids_of(
     if not wanted:
         return {}
     columns = [table.c[name] for name in names]
-    known = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
-    ids = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known)}
+    known_rows = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
+    ids = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known_rows)}
     # In one order everywhere, so that two workers never wait for each other.
     for key in sorted(set(wanted) - set(ids)):
         row = dict(zip(names, key, strict=True))

@@ -59,14 +59,14 @@ def traits_of(
     n_clusters
         How many clusters there are.
     """
-    kept = {
+    frequent_labels = {
         label for label, _ in Counter(label for of_one in labels for label in of_one).most_common(MOST_LABELS)
     }
     overall: defaultdict[str, float] = defaultdict(float)
     inside: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(n_clusters)]
     counts: list[Counter[str]] = [Counter() for _ in range(n_clusters)]
     for position, weight, of_one in zip(positions.tolist(), weights.tolist(), labels, strict=True):
-        for label in kept.intersection(of_one):
+        for label in frequent_labels.intersection(of_one):
             overall[label] += weight
             if position >= 0:
                 inside[position][label] += weight

@@ -261,7 +261,7 @@ def _near(vectors: Float32) -> Bools:
 
 
 def _scaling(sample: Sample, *, per_column: bool) -> tuple[Float32, Float32]:
-    """Return centre and scale: of each feature its own, of an embedding one for all, which keeps its geometry."""
+    """Return centre and scale: one for each feature, or a common one for an embedding, which keeps its geometry."""
     vectors = sample.vectors.astype(np.float64)
     centre = np.average(vectors, axis=0, weights=sample.weights)
     squares = np.average((vectors - centre) ** 2, axis=0, weights=sample.weights)
@@ -292,8 +292,8 @@ def _centroids(
             if (reached := _cost(points, weights, fitted)) < cost:
                 best, cost = fitted, reached * factor
     counts = np.bincount(_squares(points, best).argmin(axis=1), minlength=k)
-    kept = counts >= min(_LEAST_IN_CLUSTER, counts.max())
-    centroids: Float64 = best[kept]
+    large_enough = counts >= min(_LEAST_IN_CLUSTER, counts.max())
+    centroids: Float64 = best[large_enough]
     return centroids
 
 
@@ -367,11 +367,13 @@ def _identities(
     for index, cluster_id in enumerate(ids):
         if cluster_id == OTHER_ID and next_id <= naming.most_ids:
             ids[index], next_id = next_id, next_id + 1
-    kept = gone[:_MOST_FORMER]
+    former_clusters = gone[:_MOST_FORMER]
     former = Anchors(
-        ids=tuple(cluster_id for cluster_id, _, _ in kept),
-        centres=np.array([at for _, at, _ in kept], np.float32).reshape(len(kept), width),
-        spreads=np.array([spread for _, _, spread in kept], np.float32),
+        ids=tuple(cluster_id for cluster_id, _, _ in former_clusters),
+        centres=np.array([at for _, at, _ in former_clusters], np.float32).reshape(
+            len(former_clusters), width
+        ),
+        spreads=np.array([spread for _, _, spread in former_clusters], np.float32),
     )
     return tuple(ids), former, next_id
 

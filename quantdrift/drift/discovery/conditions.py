@@ -46,16 +46,16 @@ def edges_of(values: FloatArray, n_bins: int) -> list[float]:
 
     None where they hardly differ, or further than a float can say: one odd input must not end a search.
     """
-    known = values[np.isfinite(values)]
-    if len(known) < n_bins:
+    finite = values[np.isfinite(values)]
+    if len(finite) < n_bins:
         return []
     with np.errstate(over="ignore", invalid="ignore"):
-        low, high = np.quantile(known, (0.05, 0.95)).tolist()
-    spread = (high - low) or float(known.max()) - float(known.min())
+        low, high = np.quantile(finite, (0.05, 0.95)).tolist()
+    spread = (high - low) or float(finite.max()) - float(finite.min())
     if not _LEAST_SPREAD <= spread < math.inf:
         return []
     step = 10.0 ** math.floor(math.log10(spread / _STEPS))
-    quantiles = np.quantile(known, np.arange(1, n_bins) / n_bins)
+    quantiles = np.quantile(finite, np.arange(1, n_bins) / n_bins)
     return sorted({float(f"{round(float(q) / step) * step:g}") for q in quantiles})
 
 

@@ -40,7 +40,7 @@ class Choice:
 
     def __init__(self, least_share: float, n_bins: int, first: Collection[str] = ()) -> None:
         self._least_share, self._n_bins, self._first = least_share, n_bins, first
-        self._glimpsed: list[_Item] = []
+        self._first_items: list[_Item] = []
         self._gathering: Gathering | None = None
 
     def add(
@@ -55,8 +55,8 @@ class Choice:
         if self._gathering is not None:
             self._gathering.add(exchange, pi, attributes, features, signals)
             return
-        self._glimpsed.append((exchange, pi, attributes, features, signals))
-        if len(self._glimpsed) == GLIMPSED:
+        self._first_items.append((exchange, pi, attributes, features, signals))
+        if len(self._first_items) == GLIMPSED:
             self._gathering = self._chosen()
 
     def items(self) -> Items:
@@ -64,14 +64,14 @@ class Choice:
         return (self._gathering or self._chosen()).items()
 
     def _chosen(self) -> Gathering:
-        glimpse = Gathering(most_keys=_MOST_GLIMPSED)
-        for item in self._glimpsed:
-            glimpse.add(*item)
-        keys = informative_keys(glimpse.items(), self._least_share, self._n_bins, first=self._first)
+        sample = Gathering(most_keys=_MOST_GLIMPSED)
+        for item in self._first_items:
+            sample.add(*item)
+        keys = informative_keys(sample.items(), self._least_share, self._n_bins, first=self._first)
         gathering = Gathering(keys)
-        for item in self._glimpsed:
+        for item in self._first_items:
             gathering.add(*item)
-        self._glimpsed = []
+        self._first_items = []
         return gathering
 
 

@@ -249,16 +249,16 @@ class _Lattice:
             conditions.append(condition)
             sums.append(self._columns[holds].sum(axis=0, dtype=np.float64))
         first = np.array(sums).reshape(len(conditions), len(self._signals), _SUMS)
-        kept = self._weightiest(first)
-        self.n_left_out = len(conditions) - len(kept)
+        chosen = self._weightiest(first)
+        self.n_left_out = len(conditions) - len(chosen)
         self.n_scored = 0
-        self._conditions = [conditions[index] for index in kept]
+        self._conditions = [conditions[index] for index in chosen]
         self._keys = np.array([condition.key for condition in self._conditions], dtype=object)
         # Only the conditions being joined are in memory.
-        self._members = np.zeros((len(items), len(kept)), dtype=np.float32)
+        self._members = np.zeros((len(items), len(chosen)), dtype=np.float32)
         for index, condition in enumerate(self._conditions):
             self._members[:, index] = items.members((condition,))
-        self._first = first[kept]
+        self._first = first[chosen]
         self._pool: dict[tuple[int, Indices], float] = {}  # (signal, slice) to score
 
     def descend(self) -> None:

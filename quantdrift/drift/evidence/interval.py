@@ -92,7 +92,7 @@ def estimate(sums: FloatArray, scale: float = 1.0) -> Estimate | None:
 
 @compiled
 def _bounds(sums: FloatArray) -> tuple[float, float, float]:
-    """Return mean, lower and upper bound of a window that holds something."""
+    """Return mean, lower and upper bound of a window that is not empty."""
     a, b, p0, p1, p2 = sums[_A], sums[_B], sums[_P0], sums[_P1], sums[_P2]
     # Reject m where p + q m - p0 m^2 >= 0: below the larger root (too small a mean), above the smaller one.
     mean = sums[_X] / sums[_W]

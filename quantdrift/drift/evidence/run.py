@@ -73,11 +73,11 @@ class BlockRun:
     def _go(self, step: IntArray) -> SequenceRun:
         block = self._block
         rows, steps = np.nonzero(np.arange(len(block.seen)) <= step[:, None])
-        trail = GroupSequence(
+        sequence = GroupSequence(
             ends=np.cumsum(step + 1),
             x=block.x[steps, rows],
             seen=block.seen[steps, rows],
             mass=block.mass[steps, rows],
             at_us=block.at_us[steps, rows],
         )
-        return self._follow(self._start.copy(), trail)
+        return self._follow(self._start.copy(), sequence)

@@ -107,17 +107,17 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 def damage(before: Window, after: Window) -> Damage | None:
     """Return the split of a slice's move by margin, or None where a window has no item with margin and divergence."""
-    known = [_known(window) for window in (before, after)]
-    bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in known]
-    stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], known[1].weight, N_BINS))
+    windows = [_known(window) for window in (before, after)]
+    bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in windows]
+    stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], windows[1].weight, N_BINS))
     samples = [
         Sample(x=window.x, weight=window.weight, cell=stratum[bin_], cluster=window.cluster)
-        for window, bin_ in zip(known, bins, strict=True)
+        for window, bin_ in zip(windows, bins, strict=True)
     ]
     parts = split(samples[0], samples[1], N_BINS)
     if parts is None:
         return None
-    low = [float(window.weight[window.margin < LOW_MARGIN].sum() / window.weight.sum()) for window in known]
+    low = [float(window.weight[window.margin < LOW_MARGIN].sum() / window.weight.sum()) for window in windows]
     return Damage(split=parts, low_margin_before=low[0], low_margin_after=low[1])
 
 
@@ -159,10 +159,10 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
 
 
 def _known(window: Window) -> Window:
-    kept = np.isfinite(window.x) & np.isfinite(window.margin)
+    complete = np.isfinite(window.x) & np.isfinite(window.margin)
     return Window(
-        x=window.x[kept],
-        margin=window.margin[kept],
-        weight=window.weight[kept],
-        cluster=window.cluster[kept],
+        x=window.x[complete],
+        margin=window.margin[complete],
+        weight=window.weight[complete],
+        cluster=window.cluster[complete],
     )

@@ -31,19 +31,19 @@ def decided(deciding: Decided, since: str) -> str:
     if deciding.after is None:
         return ""
     share = deciding.metric is Metric.FLIP
-    seen = (
+    observed = (
         f"{percent(deciding.after)} of decisions changed"
         if share
         else f"mean {_amount(deciding, deciding.after)}"
     )
-    seen = f"{seen} since {since} ({count_of(deciding.n_after, 'exchange')})"
+    observed = f"{observed} since {since} ({count_of(deciding.n_after, 'exchange')})"
     if deciding.kind == Kind.CHANGE:
         before = "" if deciding.before is None else f", {_value(deciding, deciding.before)} before"
-        return f"{seen}{before}"
+        return f"{observed}{before}"
     if deciding.budget is None:
-        return seen
+        return observed
     noise = f" and {_value(deciding, deciding.noise)} for noise" if deciding.noise else ""
-    return f"{seen}, {_value(deciding, deciding.budget)} accepted{noise}"
+    return f"{observed}, {_value(deciding, deciding.budget)} accepted{noise}"
 
 
 def aggregate(all_traffic: Aggregate, metric: Metric, unit: str) -> str:

@@ -89,15 +89,15 @@ class _Mean(msgspec.Struct, frozen=True, kw_only=True):
 
 def _mean(window: Measured, name: str) -> _Mean:
     values = window.values[name]
-    known: BoolArray = np.isfinite(values)
-    if not known.any():
+    finite: BoolArray = np.isfinite(values)
+    if not finite.any():
         return _Mean(value=math.nan, variance=math.inf, n=0)
-    weight = window.weight[known] / window.weight[known].sum()
-    value = float(weight @ values[known])
-    _, cluster = np.unique(window.cluster[known], return_inverse=True)
+    weight = window.weight[finite] / window.weight[finite].sum()
+    value = float(weight @ values[finite])
+    _, cluster = np.unique(window.cluster[finite], return_inverse=True)
     # Perplexities reach the largest float: their variance becomes infinite, so they never count as moved.
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.bincount(cluster, weights=weight * (values[known] - value))
+        sums = np.bincount(cluster, weights=weight * (values[finite] - value))
         squares = float(sums @ sums)
     n = len(sums)
     variance = squares * n / (n - 1) if n > 1 and math.isfinite(squares) else math.inf

@@ -73,12 +73,12 @@ class Remainder(msgspec.Struct, frozen=True, kw_only=True):
         if self.excess <= 0.0:
             return False
         over = self.mean - self.level
-        left = self.share * (over + Z * self.se)
-        return over <= Z * self.se and left < MOST_LEFT * self.excess
+        excess_left = self.share * (over + Z * self.se)
+        return over <= Z * self.se and excess_left < MOST_LEFT * self.excess
 
 
 def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
-    """Return what is left of a slice without the items where `out`, (n,), holds.
+    """Return the rest of a slice without the items for which `out`, (n,), is True.
 
     Parameters
     ----------
@@ -91,13 +91,13 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
     """
     total = float(items.weight.sum())
     overall_mean = float(items.weight @ items.x) / total
-    left = items.weight * ~out
-    weight = float(left.sum())
+    rest_weight = items.weight * ~out
+    weight = float(rest_weight.sum())
     if weight <= 0.0:
         return Remainder(share=0.0, mean=0.0, se=0.0, excess=overall_mean - level, level=level)
-    mean = float(left @ items.x) / weight
-    clusters = np.bincount(items.cluster, weights=left * (items.x - mean)) / weight
-    groups = np.bincount(items.cluster, weights=left) / weight
+    mean = float(rest_weight @ items.x) / weight
+    clusters = np.bincount(items.cluster, weights=rest_weight * (items.x - mean)) / weight
+    groups = np.bincount(items.cluster, weights=rest_weight) / weight
     spread = float(items.weight @ np.square(items.x - overall_mean)) / total
     variance = max(float(clusters @ clusters), spread * float(groups @ groups))
     return Remainder(

@@ -306,8 +306,8 @@ class _Plan:
             )
             if needed.sum() < self._budget.n_strata:
                 return rates
-            kept = np.cumsum(needed[self._rank]) < self._budget.n_strata
-            self._boosted[self._rank[~kept & (needed[self._rank] > 0)]] = False
+            within_limit = np.cumsum(needed[self._rank]) < self._budget.n_strata
+            self._boosted[self._rank[~within_limit & (needed[self._rank] > 0)]] = False
 
     def _spent(self, ceiling: FloatArray) -> Rates:
         aim = HEADROOM * self._budget.replays_per_s

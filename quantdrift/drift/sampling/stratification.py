@@ -62,9 +62,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         level = mean.copy()
         for _ in range(self.shape.shape[1]):
             full = level[:, None] * self.shape >= 1.0
-            room = mean - (self.share * full).sum(axis=1)
+            unassigned = mean - (self.share * full).sum(axis=1)
             remaining = (self.share * self.shape * ~full).sum(axis=1)
-            level = np.where(remaining > 0, np.maximum(room / np.maximum(remaining, _TINY), level), level)
+            level = np.where(
+                remaining > 0, np.maximum(unassigned / np.maximum(remaining, _TINY), level), level
+            )
         return np.minimum(1.0, level[:, None] * self.shape)
 
 
@@ -114,13 +116,13 @@ def margin_edges(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
     weight
         (items,), inverse inclusion probabilities.
     """
-    known = np.isfinite(margin)
-    if not known.any():
+    finite = np.isfinite(margin)
+    if not finite.any():
         return ()
-    order = np.argsort(margin[known])
-    heights = np.cumsum(weight[known][order])
+    order = np.argsort(margin[finite])
+    heights = np.cumsum(weight[finite][order])
     indices = np.searchsorted(heights, np.array(QUANTILES) * heights[-1])
-    edges = rounded_down(margin[known][order][indices])
+    edges = rounded_down(margin[finite][order][indices])
     return tuple(float(edge) for edge in np.unique(edges) if edge > 0)
 
 
@@ -145,7 +147,7 @@ def profile_of(
     """
     n_slices, n_bins = shape
     cell = owner * n_bins + bins
-    seen = np.isfinite(flip)
+    with_flip = np.isfinite(flip)
 
     def total(values: FloatArray, of: BoolArray | None = None) -> FloatArray:
         where = cell if of is None else cell[of]
@@ -153,22 +155,22 @@ def profile_of(
         return np.asarray(sums.reshape(shape), dtype=np.float64)
 
     traffic, count = total(weight), total(np.ones(len(bins)))
-    known, n_known = total(weight[seen], seen), total(np.ones(int(seen.sum())), seen)
-    flips = total((weight * np.where(seen, flip, 0.0))[seen], seen)
+    known, n_known = total(weight[with_flip], with_flip), total(np.ones(int(with_flip.sum())), with_flip)
+    flips = total((weight * np.where(with_flip, flip, 0.0))[with_flip], with_flip)
 
     overall = (flips.sum() + 0.5 * _mean(weight)) / (known.sum() + _mean(weight))
-    common = _drawn(flips.sum(axis=0), known.sum(axis=0), n_known.sum(axis=0), overall)
+    common = _shrunk(flips.sum(axis=0), known.sum(axis=0), n_known.sum(axis=0), overall)
     share = traffic.sum(axis=0) / traffic.sum() if traffic.sum() > 0 else np.full(n_bins, 1.0 / n_bins)
     n = count.sum(axis=1, keepdims=True)
     in_slice = traffic.sum(axis=1, keepdims=True)
     own = np.divide(traffic, in_slice, out=np.zeros(shape), where=in_slice > 0)
     return Profile(
         share=(n * own + PRIOR_ITEMS * share) / (n + PRIOR_ITEMS),
-        flip=_drawn(flips, known, n_known, common),
+        flip=_shrunk(flips, known, n_known, common),
     )
 
 
-def _drawn(
+def _shrunk(
     part: FloatArray, total_count: FloatArray, n: FloatArray, towards: FloatArray | float
 ) -> FloatArray:
     rate = np.divide(part, total_count, out=np.zeros_like(total_count), where=total_count > 0)

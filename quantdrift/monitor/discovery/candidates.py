@@ -110,8 +110,8 @@ def with_traffic(
             if value is not None:
                 values[index].append((float(value[0]), float(value[1])))
     after = [
-        _after(row, np.array(seen, dtype=np.float64).reshape(-1, 2), until)
-        for row, seen in zip(candidates, values, strict=True)
+        _after(row, np.array(group_values, dtype=np.float64).reshape(-1, 2), until)
+        for row, group_values in zip(candidates, values, strict=True)
     ]
     return after, n_unknown
 

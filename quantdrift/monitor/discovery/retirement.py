@@ -140,20 +140,22 @@ def restored(
 def _quiet(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: Discovery) -> str | None:
     """Return as text that a metric is quiet; empty where the slice does not have it, None where that is not shown."""
     cap, accepted = cap_of(metric, budget), budget_of(metric, budget)
-    seen = [version for version in versions if version.inside.weight_of(metric) > 0]
-    if not seen:
+    with_traffic = [version for version in versions if version.inside.weight_of(metric) > 0]
+    if not with_traffic:
         return ""
 
-    def bound(of: Sequence[VersionSums]) -> float:
-        return null_mean(accepted, _rest(metric, of) / cap, limits.least_ratio)
+    def bound(some_versions: Sequence[VersionSums]) -> float:
+        return null_mean(accepted, _rest(metric, some_versions) / cap, limits.least_ratio)
 
-    sums = Sums.together(version.inside for version in seen)
+    sums = Sums.together(version.inside for version in with_traffic)
     mean, high = _mean(metric, sums) / cap, _high(metric, sums, cap)
-    if high > bound(seen) or any(_low(metric, version.inside, cap) > bound([version]) for version in seen):
+    if high > bound(with_traffic) or any(
+        _low(metric, version.inside, cap) > bound([version]) for version in with_traffic
+    ):
         return None
     return (
         f"mean {metric.value} {number(mean * cap, 3)}, at most {number(high * cap, 3)}, below the level of"
-        f" {number(bound(seen) * cap, 3)}"
+        f" {number(bound(with_traffic) * cap, 3)}"
     )
 
 

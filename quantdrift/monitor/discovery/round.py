@@ -155,8 +155,10 @@ async def discover(
     searches = [await work.search(version, discoveries) for version in state.versions]
     elapsed_s = (now - state.searched_at).total_seconds() if state.searched_at else EVERY_S
     allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
-    new, left = _freeze(config, discoveries, searches, allowed, now, most_candidates=most_candidates)
-    for model, count in left.items():
+    new, waiting_by_model = _freeze(
+        config, discoveries, searches, allowed, now, most_candidates=most_candidates
+    )
+    for model, count in waiting_by_model.items():
         waiting[model] = waiting.get(model, 0) + count
     before = {row.id: row for row in state.discoveries}
     if not dry_run and (searches or discoveries):
@@ -334,7 +336,7 @@ def _freeze(
         if row.status is Status.CANDIDATE and row.waits_since is None:
             n_tested[row.model] = n_tested.get(row.model, 0) + 1
     chosen: list[tuple[VersionSearch, Origin]] = []
-    left: dict[str, int] = {}
+    n_above_limit: dict[str, int] = {}
     frozen = set()
     for version_search in searches:
         model = version_search.version.model
@@ -342,13 +344,13 @@ def _freeze(
             if (model, origin.key.predicate) in frozen:
                 continue  # found in two versions: it is tested on the first
             if n_tested.get(model, 0) >= most_candidates:
-                left[model] = left.get(model, 0) + 1
+                n_above_limit[model] = n_above_limit.get(model, 0) + 1
                 continue
             n_tested[model] = n_tested.get(model, 0) + 1
             frozen.add((model, origin.key.predicate))
             chosen.append((version_search, origin))
     if not chosen or allowed <= 0:
-        return [], left
+        return [], n_above_limit
     at_stake = threshold(len(chosen), allowed)
     frozen_at = _floor(now, config.monitor.session_s) + timedelta(seconds=config.monitor.session_s)
     return [
@@ -361,7 +363,7 @@ def _freeze(
             frozen_at=frozen_at,
         )
         for version_search, origin in chosen
-    ], left
+    ], n_above_limit
 
 
 def _row(version_search: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:

@@ -73,8 +73,10 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
                 free.append(index)
             else:
                 header[inside[:, column] & (header < 0)] = index
-        left: FloatArray = np.cumsum(shares[free] / max(shares[free].sum(), np.finfo(np.float64).tiny))
-        drawn = np.array(free)[np.minimum(np.searchsorted(left, _spread(rng), side="right"), len(free) - 1)]
+        cumulative: FloatArray = np.cumsum(shares[free] / max(shares[free].sum(), np.finfo(np.float64).tiny))
+        drawn = np.array(free)[
+            np.minimum(np.searchsorted(cumulative, _spread(rng), side="right"), len(free) - 1)
+        ]
         return np.where(header < 0, drawn, header)
 
 

@@ -109,21 +109,21 @@ def recent_of(traffic: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent
     """Return the recent items as arrays; items of header strata that no longer exist are left out."""
     items = traffic.items
     index_of = {stratum.name: index for index, stratum in enumerate(strata)}
-    kept = [index for index, name in enumerate(items.header_stratum) if name in index_of]
+    item_indices = [index for index, name in enumerate(items.header_stratum) if name in index_of]
     demand = {row.id: index for index, row in enumerate(traffic.slices)}
     pairs = [
         (at, demand[slice_id])
-        for at, index in enumerate(kept)
+        for at, index in enumerate(item_indices)
         for slice_id in items.slice_ids[index]
         if slice_id in demand
     ]
     memberships = np.array(pairs, dtype=np.intp).reshape(-1, 2)
     return Recent(
-        weight=1.0 / np.array([items.pi[index] for index in kept], dtype=np.float64),
-        n_items=np.array([items.n_items[index] for index in kept], dtype=np.float64),
-        header=np.array([index_of[items.header_stratum[index]] for index in kept], dtype=np.intp),
-        margin=_numbers(items.margin, kept),
-        flip=_numbers(items.flip, kept),
+        weight=1.0 / np.array([items.pi[index] for index in item_indices], dtype=np.float64),
+        n_items=np.array([items.n_items[index] for index in item_indices], dtype=np.float64),
+        header=np.array([index_of[items.header_stratum[index]] for index in item_indices], dtype=np.intp),
+        margin=_numbers(items.margin, item_indices),
+        flip=_numbers(items.flip, item_indices),
         item=memberships[:, 0],
         slice=memberships[:, 1],
         offered_per_s=np.array([traffic.offered.per_s.get(stratum.name, 0.0) for stratum in strata]),
@@ -237,5 +237,5 @@ def _urgencies(signals: Sequence[SignalEvidence]) -> dict[int, float]:
     return urgencies
 
 
-def _numbers(values: Sequence[float | None], kept: Sequence[int]) -> FloatArray:
-    return np.array([np.nan if values[i] is None else values[i] for i in kept], dtype=np.float64)
+def _numbers(values: Sequence[float | None], item_indices: Sequence[int]) -> FloatArray:
+    return np.array([np.nan if values[i] is None else values[i] for i in item_indices], dtype=np.float64)

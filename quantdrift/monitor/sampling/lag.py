@@ -184,8 +184,8 @@ def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[floa
     rate = n_done / working_s
     if before is None or not _waiting(now):
         return max(rate, before or 0.0), 0.0  # it waits for work: it could do this much, and perhaps more
-    kept = 2.0 ** (-working_s / _HALF_LIFE_S)
-    return kept * before + (1.0 - kept) * rate, 0.0
+    decay = 2.0 ** (-working_s / _HALF_LIFE_S)
+    return decay * before + (1.0 - decay) * rate, 0.0
 
 
 def _load(

@@ -137,8 +137,8 @@ class ClassificationComparator:
         # A flip needs a finite reference, not a finite candidate.
         flip = np.where(q_finite, candidate_top != reference_top, True)
         k = min(self._top_k, candidate.shape[1])
-        strays = top_set(candidate, k) & ~top_set(reference, k)
-        topk = np.where(q_finite, strays.any(axis=1), True)
+        not_in_reference = top_set(candidate, k) & ~top_set(reference, k)
+        topk = np.where(q_finite, not_in_reference.any(axis=1), True)
         return Divergences(
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
@@ -154,7 +154,7 @@ class ClassificationComparator:
                 "reference_top": np.where(p_finite, reference_top, -1),
                 "tv": np.where(both, np.abs(p - q).sum(axis=1) / 2, np.nan),
                 "weighted_flip": np.where(p_finite, flip * reference_margin, np.nan),
-                "topk_overlap": np.where(both, 1 - strays.sum(axis=1) / k, np.nan),
+                "topk_overlap": np.where(both, 1 - not_in_reference.sum(axis=1) / k, np.nan),
                 **_shifts(q.max(axis=1), p, candidate_top, both),
                 **self._turned(
                     candidate_top, reference_top, finite=(q_finite, p_finite), n_classes=p.shape[1]
@@ -241,8 +241,8 @@ class ClassificationComparator:
     def _shifts_of_list(self, listed: TopLabels, reference: Values, both: Flags) -> dict[str, Values]:
         """Return the shifts of confidence, which follow from the first listed probability."""
         p = np.exp(self._log_probabilities(reference, "reference")[0])
-        known = both & (self._output_kind is OutputKind.PROBABILITIES)
-        return _shifts(listed.values[:, 0], p, listed.classes[:, 0], known)
+        defined = both & (self._output_kind is OutputKind.PROBABILITIES)
+        return _shifts(listed.values[:, 0], p, listed.classes[:, 0], defined)
 
     def _of_list(self, listed: TopLabels) -> tuple[Flags, Values]:
         """Return which items are finite, and the gap of the two largest probabilities if the list has both."""
@@ -330,12 +330,12 @@ def _jensen_shannon(p: Values, q: Values) -> Values:
     return divergence
 
 
-def _shifts(sureness: Values, p: Values, top: Classes, known: Flags) -> dict[str, Values]:
+def _shifts(sureness: Values, p: Values, top: Classes, defined: Flags) -> dict[str, Values]:
     """Return `confidence_shift` and `calibration_shift`; `sureness` is the candidate's top probability."""
     same = np.take_along_axis(p, top[:, np.newaxis], axis=1)[:, 0]
     return {
-        "confidence_shift": np.where(known, sureness - p.max(axis=1), np.nan),
-        "calibration_shift": np.where(known, sureness - same, np.nan),
+        "confidence_shift": np.where(defined, sureness - p.max(axis=1), np.nan),
+        "calibration_shift": np.where(defined, sureness - same, np.nan),
     }
 
 

@@ -34,14 +34,14 @@ def endings(scores: Sequence[Scores]) -> dict[str, Values]:
     """
     end_p = np.array([score.end_p for score in scores], dtype=np.float64)
     # Without positions either the answer ended at once, and could not end earlier, or its end is unknown.
-    known = [len(score.ends) > 0 or not np.isnan(score.end_p) for score in scores]
+    has_ends = [len(score.ends) > 0 or not np.isnan(score.end_p) for score in scores]
     survived = [_survived(score.ends) for score in scores]
     at_least = np.array([1 - steps[-1] for steps in survived])
     at_most = np.array([1 - _survived(score.ends_upper)[-1] for score in scores])
     return {
         "end_p": end_p,
-        "early_end": np.where(known, at_least, np.nan),
-        "early_end_upper": np.where(known, at_most, np.nan),
+        "early_end": np.where(has_ends, at_least, np.nan),
+        "early_end_upper": np.where(has_ends, at_most, np.nan),
         "kept_share": np.array([steps[1:].mean() if len(steps) > 1 else np.nan for steps in survived]),
     }
 

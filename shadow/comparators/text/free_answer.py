@@ -36,7 +36,8 @@ def compare_free_answers(answers: Sequence[Answer], scores: Sequence[Scores]) ->
         The candidate's answers, and the reference's scores with its free-running answers.
     """
     rows = [
-        _compare(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, scores, strict=True)
+        _compare(answer, len(score.logprobs), score.free_answer)
+        for answer, score in zip(answers, scores, strict=True)
     ]
     columns = {name: np.empty(len(rows), dtype=object) for name in _Comparison.__struct_fields__}
     for name, column in columns.items():

@@ -68,7 +68,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     codes
-        (1 + k, positions), the token; negative if there is none, or if it is not unambiguous.
+        (1 + k, positions), the token; negative if there is none, or if its spelling is ambiguous.
     logprobs
         (1 + k, positions), NaN if there is none.
     """

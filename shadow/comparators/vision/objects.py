@@ -91,12 +91,12 @@ class ObjectReader:
             & np.isfinite(objects.classes)
         )
         all_finite: Flags = np.asarray((finite | ~present).all(axis=1))
-        kept = present & finite & (objects.scores >= options.score_threshold / 2)
+        is_object = present & finite & (objects.scores >= options.score_threshold / 2)
         return [
             Objects(
-                boxes=_corners(objects.boxes[item, kept[item]], options.box_format),
-                scores=objects.scores[item, kept[item]],
-                classes=np.minimum(np.rint(objects.classes[item, kept[item]]), _MOST_CLASSES).astype(
+                boxes=_corners(objects.boxes[item, is_object[item]], options.box_format),
+                scores=objects.scores[item, is_object[item]],
+                classes=np.minimum(np.rint(objects.classes[item, is_object[item]]), _MOST_CLASSES).astype(
                     np.int64
                 ),
             )

@@ -185,10 +185,10 @@ def _artefact(path: Path, model: onnx.ModelProto, allowed: tuple[str, ...]) -> A
     except OSError as error:
         raise _unreadable(path, error) from error
     if unfit := findings(model, allowed):
-        shown = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
+        listed = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
         raise OperatorError(
-            f"the reference {path} is not full precision: {shown}{more}. Configure the FP32 model that the "
+            f"the reference {path} is not full precision: {listed}{more}. Configure the FP32 model that the "
             "candidate was made from, or name the types in `models.references.allow_reduced_precision`"
         )
     reduced = sorted({finding.precision for finding in findings(model)})

@@ -259,8 +259,8 @@ def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], factory: st
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN]) or "none"
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    listed = ", ".join(f"`{name}`" for name in names[:_SHOWN]) or "none"
+    return listed + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _calling(parameters: Sequence[str], model: Model) -> Callable[[list[torch.Tensor]], Arguments]:

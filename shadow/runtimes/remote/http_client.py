@@ -48,14 +48,14 @@ class HttpServer:
         TimeoutError
             It takes too long.
         """
-        kept = self._connection.sock is not None
+        reused = self._connection.sock is not None
         everything = {**(headers or {}), **self._token.headers()}
         try:
             return self._once(method, path, body, everything)
         except TimeoutError:
             raise
         except _BROKEN_OFF as error:
-            if not kept:
+            if not reused:
                 raise RetryError(f"{self._where} is away: {error!r}") from error
         try:
             return self._once(method, path, body, everything)

@@ -79,7 +79,7 @@ class OpenAILanguage:
         self._server = server
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
-        self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
+        self._ask, self.artefact, self.provenance, longest = server.opened(self._scoring_method)
         # One token is generated with each request: there must be room for it.
         self.longest = None if longest is None else longest - 1
 
@@ -136,7 +136,7 @@ class OpenAILanguage:
         self._answers.close()
         self._server.close()
 
-    def _way(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
+    def _scoring_method(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
         """Return the way of asking that the server accepts."""
         # With the end tokens: a server that does not know them would refuse answers later.
         row = TokenRow(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
