@@ -65,7 +65,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Parameters
     ----------
     config, secrets
-        Of the sidecar; its children get the same configuration, even if the file changes.
+        Configuration and secrets of the sidecar; its children get the same configuration, even if the file changes.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
     path

@@ -60,12 +60,12 @@ def pause(
     """
     config = at_data(load(config_path), data)
     if show:
-        _tell(_change(config, None), as_json=as_json)
+        _print_pause(_change(config, None), as_json=as_json)
         return
     _check(config, model)
     now = datetime.now(UTC)
     order = Order(by=by, at=now, until=None if span is None else now + _span(span), reason=reason)
-    _tell(_change(config, lambda current: current.at(now).paused(order, model)), as_json=as_json)
+    _print_pause(_change(config, lambda current: current.at(now).paused(order, model)), as_json=as_json)
 
 
 @click.command("resume")
@@ -92,7 +92,7 @@ def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: 
             raise OperatorError(f"`{model}` is not paused by name{also}")
         return current.resumed(model)
 
-    _tell(_change(config, change), as_json=as_json)
+    _print_pause(_change(config, change), as_json=as_json)
 
 
 def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
@@ -124,7 +124,7 @@ def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
     return asyncio.run(run())
 
 
-def _tell(current: Pause, *, as_json: bool) -> None:
+def _print_pause(current: Pause, *, as_json: bool) -> None:
     if as_json:
         emit(current)
         return

@@ -118,7 +118,7 @@ def simulate(
     Parameters
     ----------
     law
-        What is observed after the shift.
+        Distribution of the observations after the shift.
     budget
         Accepted mean of x, in (0, 1).
     allowance

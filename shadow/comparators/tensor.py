@@ -57,7 +57,8 @@ def steps_apart(first: Array, second: Array, type_name: str) -> Values:
     Parameters
     ----------
     first, second
-        Of one shape, floating point and finite. A number too large for the type is one ulp above its largest number.
+        Arrays of one shape, floating point and finite. A number too large for the type is one ulp above its largest
+        number.
     type_name
         FP16, BF16, FP32 or FP64.
     """

@@ -31,7 +31,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     messages, tools
-        Of a chat, as they were sent.
+        Messages and tools of a chat, as they were sent.
     template
         Further arguments of the chat template, by name.
     prompt

@@ -52,7 +52,7 @@ class Reader:
     model
         Name of the model.
     consumer
-        Of the model's exchanges.
+        Consumer of the model's exchanges.
     queues
         Receives the batches.
     in_flight

@@ -28,7 +28,7 @@ class TallyStore:
     Parameters
     ----------
     consumer
-        Of the stream of tallies.
+        Consumer of the stream of tallies.
     worker
         Name of this worker in the database.
     max_deliveries, fetch_bytes, store_limit_s

@@ -22,7 +22,7 @@ class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     version_reference, n_items
-        Of the exchange.
+        Reference and number of items of the exchange.
     names
         The candidate's name of each output, to the reference's.
     candidate, reference

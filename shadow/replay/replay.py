@@ -158,7 +158,7 @@ def replay_again(
     batch, most_items
         As for `compare_batch`.
     names
-        Of each exchange, as in `OutputPair`.
+        Output names of each exchange, as in `OutputPair`.
 
     Raises
     ------

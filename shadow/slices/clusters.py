@@ -38,7 +38,7 @@ class ClusterAssignment(msgspec.Struct, frozen=True, kw_only=True):
     slices
         Learned and novel slices of each item.
     version
-        Of the clustering that assigned them; 0 if there is none yet.
+        Version of the clustering that assigned them; 0 if there is none yet.
     vectors
         The vectors to store.
     """
@@ -102,11 +102,11 @@ class ClusterSlices:
         Parameters
         ----------
         digest
-            Of the reference that replayed the exchange.
+            Digest of the reference that replayed the exchange.
         embedding : (items, ...)
             The reference's embedding, or None if it has none.
         features
-            Of each item, keyed by `feature_key`.
+            Features of each item, keyed by `feature_key`.
         at
             The current time: the cap on vectors is per hour.
         """

@@ -30,7 +30,7 @@ def itemised(table: Array, column: int, n_items: int) -> Array:
     column
         The column with the item's number; a negative number marks a row as padding.
     n_items
-        Of the batch.
+        Number of items of the batch.
 
     Returns
     -------

@@ -46,9 +46,9 @@ class Attributes:
         Parameters
         ----------
         headers
-            Of the request, names in lower case.
+            Headers of the request, names in lower case.
         parameters
-            Of the request.
+            Parameters of the request.
         document
             The JSON part of the request.
         """

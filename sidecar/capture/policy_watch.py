@@ -127,7 +127,7 @@ class PolicyWatcher:
         queue, stop
             As for `run`.
         directory
-            Where the pause files are.
+            Directory of the pause files.
         """
         while (connection := queue()) is None:
             if await stop.wait(_TICK_S):

@@ -28,11 +28,11 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
     target
         The path that the client requested.
     headers
-        Of the request, names in lower case.
+        Headers of the request, names in lower case.
     request, response
         Contents.
     status, response_headers
-        Of the response.
+        Status and headers of the response.
     captured_at
         Time when the response was complete; aware.
     """

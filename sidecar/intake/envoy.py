@@ -35,7 +35,7 @@ class ExtProc:
     Parameters
     ----------
     config
-        Of the sidecar.
+        Configuration of the sidecar.
     token
         The token that a stream must have; empty: none is needed, because the port has a loopback address.
     gateway

@@ -80,7 +80,7 @@ def read_event(headers: Mapping[str, str]) -> Event | None:
     Parameters
     ----------
     headers
-        Of the HTTP request that carries it; names are case-insensitive.
+        Headers of the HTTP request that carries the event; names are case-insensitive.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def target_of(event: Event, body: bytes) -> str:
     Parameters
     ----------
     event
-        Of the request.
+        Event of the request.
     body
         Its content.
 

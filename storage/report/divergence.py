@@ -120,9 +120,9 @@ class Divergence:
         Parameters
         ----------
         window
-            What is summed.
+            The window to sum over.
         width
-            Of a bucket, counted from the window's begin; the window's own length gives one.
+            Width of a bucket, counted from the window's begin; the window's own length gives one bucket.
         caps
             Version to the model's `budget.cap`; these versions are read.
         slice_ids

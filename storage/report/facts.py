@@ -160,7 +160,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     budgets
         Accepted mean by metric, as the monitor wrote it; may lack some.
     noise
-        What it added to that for noise, where it added something.
+        The allowance for noise that was added to the budget, if there was one.
     """
 
     version_id: int
@@ -184,11 +184,11 @@ class Deciding(_Fact, frozen=True, kw_only=True):
     before, n_history
         The same before the onset, and the exchanges seen before it.
     budget, noise
-        What was accepted, and what was added to it for noise.
+        The budget, and the allowance for noise that was added to it.
     tail_level, tail_before, tail_after
-        Of a tail: a level, and the shares of items above it.
+        For a tail: a level, and the shares of items above it.
     evidence, threshold
-        What was reached, and what it took.
+        The evidence, and the threshold that it had to reach.
     """
 
     detector: str = "budget"
@@ -248,9 +248,9 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     compared
         Exchanges compared; None where the period is too large to count them by stratum.
     lost
-        Of the taken, by reason; `expired` are part of the published as well.
+        Taken exchanges that were lost, by reason; `expired` are part of the published ones as well.
     models
-        Of the lost, by model and reason, where the request named its model.
+        Lost exchanges by model and reason, if the request named its model.
     """
 
     stratum: str

@@ -65,7 +65,7 @@ class Writer:
     Parameters
     ----------
     database
-        Where to.
+        Database to write to.
     clock
         Tells what is captured in the future, and measures the allowance of payloads: a wrong configuration sets
         everything aside, and must not fill the disk.

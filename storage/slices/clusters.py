@@ -112,7 +112,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     model, reference_digest, space
-        What they are vectors of.
+        Model, reference and space of the vectors.
     n_vectors, last_at
         How many there are, and when the newest was captured.
     fitted_at, fitted_to
@@ -323,7 +323,7 @@ async def store_clustering(
     clusters
         Their description, as the text of a JSON array.
     vectors
-        What it was fitted to; not empty.
+        Vectors that the clustering was fitted to; not empty.
     made_by
         Name of the person who asked for the fit, or `monitor`.
 

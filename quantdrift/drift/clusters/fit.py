@@ -231,7 +231,7 @@ def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> flo
     Parameters
     ----------
     scores : (n,)
-        Of vectors that did not place the centroids.
+        Scores of vectors that were not used to fit the centroids.
     weights : (n,)
         1 / pi.
     quantile

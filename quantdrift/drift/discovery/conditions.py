@@ -24,7 +24,7 @@ def conditions_of(items: Items, least_share: float, n_bins: int) -> Iterator[tup
     Parameters
     ----------
     items
-        What they are to hold for.
+        The items that the conditions are made from.
     least_share
         In (0, 1).
     n_bins

@@ -31,7 +31,7 @@ class Choice:
     Parameters
     ----------
     least_share
-        Of a slice, in (0, 1).
+        Smallest share of a slice, in (0, 1).
     n_bins
         Quantile bins of a feature, at least 2.
     first
@@ -88,7 +88,7 @@ def informative_keys(
     items
         A part of the traffic.
     least_share
-        Of a slice, in (0, 1).
+        Smallest share of a slice, in (0, 1).
     n_bins
         Quantile bins of a feature, at least 2.
     first

@@ -143,14 +143,14 @@ def search(
     Parameters
     ----------
     items
-        What to look at. The time is proportional to items times the square of `most_conditions`, and the memory to
+        The items to search. The time is proportional to items times the square of `most_conditions`, and the memory to
         items times `most_conditions` times 4 bytes.
     bounds
-        Per metric the mean, over its cap, that a slice must be above.
+        By metric, the mean over its cap that a slice must exceed.
     limits
-        What bounds the search.
+        The limits of the search.
     give_up
-        Asked again and again; once it is true the search ends.
+        Called repeatedly; the search ends once it returns True.
 
     Raises
     ------

@@ -58,7 +58,7 @@ class Remainder(msgspec.Struct, frozen=True, kw_only=True):
     excess
         The whole slice's mean over the level.
     level
-        What both are measured against.
+        The level that both means are compared with.
     """
 
     share: float
@@ -87,7 +87,7 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
     out
         Which of them also lie in the other slice.
     level
-        What the slice is measured against: its budget, or its mean before.
+        The level that the slice is compared with: its budget, or its mean before.
     """
     total = float(items.weight.sum())
     overall_mean = float(items.weight @ items.x) / total

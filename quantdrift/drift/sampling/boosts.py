@@ -40,7 +40,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     header_strata
-        Of the first phase, in order, the last being `default`. Of their rates only 0 is read: take nothing.
+        Header strata of the first phase, in order; `default` is the last. Of their rates only 0 (take nothing) is read.
     edges
         Rising edges of the margin bins: those of the baseline, so that unweighted detectors lose no samples, else
         `stratification.margin_edges`. Empty: margins do not count.

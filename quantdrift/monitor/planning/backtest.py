@@ -45,7 +45,7 @@ class HourSums(msgspec.Struct, kw_only=True):
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
     """A slice whose mean over the whole period is above its budget beyond chance, and that never alerted.
 
-    Where an allowance for noise is added to the budget, the mean is above both together.
+    If an allowance for noise is added to the budget, the mean is above both together.
 
     Parameters
     ----------

@@ -203,7 +203,7 @@ def _fits(policy: Policy) -> bool:
 def _demands(traffic: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
     """Return the demand of each slice; its traffic is its share of a day's traffic, times what the fleet is offered now.
 
-    Where there are several models a boost names its model, so that slices with the same conditions do not share one.
+    If there are several models, a boost names its model, so that slices with the same conditions do not share one.
     """
     everything = sum(row.weight for row in traffic.slices if row.everything)
     items_per_s = float(recent.items_per_s().sum())

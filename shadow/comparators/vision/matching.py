@@ -37,7 +37,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     candidate, reference
         Indices of the objects in each pair of one class : (pairs,).
     iou
-        Of each such pair : (pairs,), float64.
+        IoU of each such pair : (pairs,), float64.
     n_candidate, n_reference
         Number of objects that count.
     missed, invented, class_changed

@@ -193,9 +193,9 @@ def write_canaries(canaries: Canaries, path: Path, about: Mapping[str, str]) -> 
     canaries
         The set.
     path
-        Where to.
+        The file to write.
     about
-        What it was recorded with, for people: it is not checked.
+        Description of the recording, for people: it is not checked.
 
     Raises
     ------

@@ -69,7 +69,7 @@ class Graphs:
     device
         A CUDA device.
     compute
-        What is captured.
+        The computation to capture.
     """
 
     def __init__(self, device: torch.device, compute: Compute) -> None:

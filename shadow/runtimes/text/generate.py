@@ -63,7 +63,7 @@ def answered(
     Parameters
     ----------
     model, tokenizer
-        Of `transformers`.
+        Model and tokenizer of `transformers`.
     prompt
         Token ids.
     end_ids

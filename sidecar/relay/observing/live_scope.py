@@ -23,7 +23,7 @@ class LiveScope:
     secret
         Key of the salts.
     directory
-        Where the policy file and the pause files are.
+        Directory of the policy file and the pause files.
     send_frame
         Called with each finished exchange.
     slot
