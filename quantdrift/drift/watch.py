@@ -31,7 +31,7 @@ from quantdrift.drift.evidence.run import (
 
 
 class Phase(StrEnum):
-    """What the evidence says of a slice."""
+    """The phase of a watched slice: no alarm, a ticket, or a page."""
 
     WATCHING = "watching"
     WARNING = "warning"
@@ -39,15 +39,15 @@ class Phase(StrEnum):
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """When summed evidence is an alarm.
+    """The thresholds that the summed evidence must reach for an alarm.
 
     Parameters
     ----------
     page, ticket
         1 / q, q the expected false alarms per 30 days of the whole fleet.
     mass_ratio
-        Evidence must also be so many times the mass given since the reset: after months of silence the mass alone
-        could pass 1 / q, and one clean observation would page.
+        The evidence must also be this many times the mass given since the reset. Without it one normal observation
+        could page after months of silence, because the mass alone would exceed 1 / q.
     """
 
     page: float
@@ -56,45 +56,45 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
-    """A signal of a slice: a metric seen by a kind of detector."""
+    """The key of a signal: a metric of a slice, and the kind of detector that follows it."""
 
     metric: str
     kind: str
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal's part in a series of groups.
+    """The values of one signal in a series of groups.
 
     Parameters
     ----------
     x
-        (steps, width) its values.
+        (steps, width) the values of each group.
     seen
-        (steps,) where there is one; None where there always is.
+        (steps,) whether the group has a value; None if all have one.
     """
 
     x: FloatArray
     seen: BoolArray | None = None
 
-    def at(self, place: slice | IntArray) -> Self:
-        """Return the part in the groups at `place`."""
-        seen = None if self.seen is None else self.seen[place]
-        return msgspec.structs.replace(self, x=self.x[place], seen=seen)
+    def at(self, rows: slice | IntArray) -> Self:
+        """Return the part with the groups at `rows`."""
+        seen = None if self.seen is None else self.seen[rows]
+        return msgspec.structs.replace(self, x=self.x[rows], seen=seen)
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups that a slice was given, in the order of the fold.
+    """The new groups of a slice, in the order of the fold.
 
     Parameters
     ----------
     order
-        (steps,) place of each group in its batch.
+        (steps,) index of each group in its batch.
     mass
-        (steps,) calendar mass when it came.
+        (steps,) calendar mass at the group's time.
     at_us
         (steps,) event time, microseconds.
     series
-        Per signal; one without an entry was not observed.
+        Values by signal; a signal without an entry has no values.
     """
 
     order: FloatArray
@@ -106,17 +106,17 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """Return those of the parts, one after another."""
         first, last = parts[0].start, parts[-1].stop
         if all(before.stop == after.start for before, after in itertools.pairwise(parts)):
-            place: slice | IntArray = slice(first, last)
+            rows: slice | IntArray = slice(first, last)
             if (first, last) == (0, len(self.order)):
                 return self
         else:
-            place = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+            rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         return msgspec.structs.replace(
             self,
-            order=self.order[place],
-            mass=self.mass[place],
-            at_us=self.at_us[place],
-            series={key: one.at(place) for key, one in self.series.items()},
+            order=self.order[rows],
+            mass=self.mass[rows],
+            at_us=self.at_us[rows],
+            series={key: series.at(rows) for key, series in self.series.items()},
         )
 
 
@@ -126,17 +126,17 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     Parameters
     ----------
     evidence
-        For paging, of each signal in the order of its keys.
+        Page evidence of each signal, in the order of the keys.
     total
-        The sum of it.
+        The sum of the evidence.
     page_mass
-        Calendar mass that the page copies were given since their reset, summed.
+        Sum of the calendar mass given to the page copies since their reset.
     n_groups
-        Most groups that any signal has seen.
+        Largest number of groups that any signal has had.
     policy_id
         Policy of the last group; 0 before the first.
     missing
-        Most groups that any baseline lacks.
+        Largest number of groups that any baseline still needs.
     due_us
         Event time from which on `Detector.tend` has something to do.
     """
@@ -346,12 +346,12 @@ class SliceStates(MutableMapping[SignalKey, FloatArray]):
 class SliceWatch:
     """A slice's phase and the states of its signals: a row of a table. `advance` changes it in place.
 
-    Whoever else changes a state calls `touched`.
+    Code that changes a state in another way calls `touched`.
 
     Parameters
     ----------
     phase
-        Where it stands.
+        The current phase.
     states
         One per signal, copied into the table.
     table
@@ -395,13 +395,13 @@ class SliceWatch:
         self.table.surveyed[self.row] = False
 
     def add(self, key: SignalKey, state: FloatArray) -> None:
-        """Watch one more signal; where an alarm lasts it too must recover before it resolves."""
+        """Add a signal. During an alert the new signal must recover too before the alert ends."""
         self.states[key] = state
         if self.phase is not Phase.WATCHING:
             DETECTORS[key.kind].alarmed(self.states[key], page=self.phase is Phase.FIRING)
 
     def stand_down(self, *, mass: float, at_us: int) -> None:
-        """End an alert that nothing more can be said about: watch again, from nothing."""
+        """End an alert whose slice or version is no longer observed, and start again with empty evidence."""
         self.phase = Phase.WATCHING
         for key, state in self.states.items():
             DETECTORS[key.kind].arm(state, mass=mass, at_us=at_us)
@@ -412,7 +412,7 @@ class SliceWatch:
         return self.survey().total
 
     def page_threshold(self, thresholds: Thresholds) -> float:
-        """Return what the summed evidence must reach to page now."""
+        """Return the threshold that the summed evidence must reach now for a page."""
         return max(thresholds.page, thresholds.mass_ratio * self.survey().page_mass)
 
 
@@ -429,15 +429,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before, after
         The phases.
     order
-        Place of the deciding group in the batch.
+        Index of the deciding group in its batch.
     at_us
-        Its event time.
+        Event time of that group.
     evidence
-        Per signal, the evidence that decided: for an alarm, or, where the alarm ended, for recovery.
+        The evidence that decided, by signal: for an alarm, or for recovery if the alert ended.
     threshold
-        What the sum of it, or for recovery the least of it, had to reach.
+        The threshold for the sum of the evidence; for recovery, for the smallest of it.
     states
-        Per signal, the state that decided, before the reset.
+        The state that decided, by signal, before the reset.
     """
 
     watch: int
@@ -453,7 +453,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds: Thresholds) -> list[Change]:
     """Give each watch its groups and return the changes of phase, ordered by group and watch.
 
-    The same watches with the same groups give the same bits, in whatever company they are advanced.
+    The same watches with the same groups give the same bits, whatever other watches are advanced with them.
     """
     return advance_joined(watches, *_joined(groups), thresholds)
 
@@ -461,18 +461,18 @@ def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds:
 def advance_joined(
     watches: Sequence[SliceWatch], groups: Groups, ends: IntArray, thresholds: Thresholds
 ) -> list[Change]:
-    """Do as `advance` does, with the groups of all watches one after another.
+    """Do the same as `advance`, with the groups of all watches in one series.
 
     Parameters
     ----------
     watches
-        What is advanced.
+        The watches to advance.
     groups
-        Those of the first watch, then those of the next.
+        The groups of the first watch, then those of the second, and so on.
     ends
-        (watches,) where the groups of each end.
+        (watches,) where the groups of each watch end.
     thresholds
-        When evidence is an alarm.
+        The thresholds of an alarm.
     """
     changes: list[Change] = []
     scratch: dict[SignalKey, FloatArray] = {}
@@ -487,9 +487,9 @@ def advance_joined(
         if start < stop
     ]
     while pending:
-        alike = _alike(watches, pending)
+        parts_by_keys = _by_signals(watches, pending)
         pending = []
-        for keys, parts in alike.items():
+        for keys, parts in parts_by_keys.items():
             for first in range(0, len(parts), SIDE_BY_SIDE):
                 run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], keys, scratch)
                 pending += run.finish(thresholds, changes)
@@ -497,7 +497,7 @@ def advance_joined(
     return changes
 
 
-def _alike(
+def _by_signals(
     watches: Sequence[SliceWatch], parts: Sequence["_Part"]
 ) -> dict[tuple[SignalKey, ...], list["_Part"]]:
     """Return the parts by the signals of their watches."""
@@ -512,49 +512,52 @@ def _alike(
 
 
 def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
-    """Return the groups of several watches one after another, and where those of each end."""
-    n = [len(given.order) for given in groups]
-    widths = {key: one.x.shape[1] for given in groups for key, one in given.series.items()}
-    nothing = np.zeros(0)
-    together = Groups(
-        order=np.concatenate([nothing, *(given.order for given in groups)]),
-        mass=np.concatenate([nothing, *(given.mass for given in groups)]),
-        at_us=np.concatenate([nothing, *(given.at_us for given in groups)]),
+    """Return the groups of several watches as one series, and where the groups of each watch end."""
+    n = [len(batch.order) for batch in groups]
+    widths = {key: series.x.shape[1] for batch in groups for key, series in batch.series.items()}
+    empty_array = np.zeros(0)
+    joined = Groups(
+        order=np.concatenate([empty_array, *(batch.order for batch in groups)]),
+        mass=np.concatenate([empty_array, *(batch.mass for batch in groups)]),
+        at_us=np.concatenate([empty_array, *(batch.at_us for batch in groups)]),
         series={
-            key: _one_after_another([given.series.get(key) for given in groups], n, width)
+            key: _one_after_another([batch.series.get(key) for batch in groups], n, width)
             for key, width in widths.items()
         },
     )
-    return together, np.cumsum(n, dtype=np.intp)
+    return joined, np.cumsum(n, dtype=np.intp)
 
 
 def _one_after_another(series: Sequence[Series | None], n: Sequence[int], width: int) -> Series:
     """Return one signal's parts in several series of `n` groups; None: not observed."""
     x = np.concatenate(
-        [np.zeros((steps, width)) if one is None else one.x for one, steps in zip(series, n, strict=True)]
+        [
+            np.zeros((steps, width)) if values is None else values.x
+            for values, steps in zip(series, n, strict=True)
+        ]
     )
-    if all(one is not None and one.seen is None for one in series):
+    if all(values is not None and values.seen is None for values in series):
         return Series(x=x)
     seen = [
         np.zeros(steps, dtype=np.bool_)
-        if one is None
+        if values is None
         else np.ones(steps, dtype=np.bool_)
-        if one.seen is None
-        else one.seen
-        for one, steps in zip(series, n, strict=True)
+        if values.seen is None
+        else values.seen
+        for values, steps in zip(series, n, strict=True)
     ]
     return Series(x=x, seen=np.concatenate(seen))
 
 
 class _Part(NamedTuple):
-    """Some of a watch's groups that are still to be given.
+    """A part of a watch's groups that its signals have not processed yet.
 
     Parameters
     ----------
     watch
         Index of the watch.
     start, stop
-        Its groups from `start` on, before `stop`, in all that are given.
+        Indices in the joined groups: from `start`, before `stop`.
     """
 
     watch: int
@@ -563,7 +566,7 @@ class _Part(NamedTuple):
 
 
 class _Run:
-    """Some groups of watches with the same signals, side by side."""
+    """The processing of some groups of several watches with the same signals, side by side."""
 
     def __init__(
         self,
@@ -602,9 +605,9 @@ class _Run:
         )
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
-        """Move each watch to the end of the run, unless it changes before; return what is left to do.
+        """Advance each watch to the end of the run, unless its phase changes before; return the parts that remain.
 
-        A watch that changes before goes the same way again, up to there.
+        A watch whose phase changes before the end is run again, up to that group.
         """
         stops = self._stops(thresholds)
         early = [place for place, stop in stops.items() if stop < self._parts[place].stop]
@@ -616,26 +619,26 @@ class _Run:
         for key, of in states.items():
             self._table.states[key][rows] = of
         self._table.survey_from(rows, states)
-        left = []
-        for place, stop in stops.items():
-            if place in early:
-                part = self._parts[place]
+        remaining: list[_Part] = []
+        for part_index, stop in stops.items():
+            if part_index in early:
+                part = self._parts[part_index]
                 run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys, self._scratch)
-                left += [*run.finish(thresholds, changes), part._replace(start=stop)]
+                remaining += [*run.finish(thresholds, changes), part._replace(start=stop)]
             else:
-                changes.append(self._change(place, thresholds))
-        return left
+                changes.append(self._change(part_index, thresholds))
+        return remaining
 
     def _stops(self, thresholds: Thresholds) -> dict[int, int]:
-        """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
-        found: dict[int, int] = {}
+        """Return, for each part in which the phase changes, the index of the first group after the change, as in `_Part`."""
+        stops: dict[int, int] = {}
         for hit in np.flatnonzero(self._hits(thresholds)).tolist():
-            place = int(np.searchsorted(self._ends, hit, side="right"))
-            found.setdefault(place, self._parts[place].stop - int(self._ends[place]) + hit + 1)
-        return found
+            part_index = int(np.searchsorted(self._ends, hit, side="right"))
+            stops.setdefault(part_index, self._parts[part_index].stop - int(self._ends[part_index]) + hit + 1)
+        return stops
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
-        """Return where a phase changes, (groups,)."""
+        """Return after which groups a phase changes, (groups,)."""
         page_mass, ticket_mass = thresholds.mass_ratio * self._course[[PAGE_MASS, TICKET_MASS]]
         page: BoolArray = (self._course[PAGE] >= thresholds.page) & (self._course[PAGE] >= page_mass)
         ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (
@@ -650,9 +653,9 @@ class _Run:
         over = np.min([run.course[RECOVERY] for run in self._runs.values()], axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))
 
-    def _change(self, place: int, thresholds: Thresholds) -> Change:
-        part, last = self._parts[place], int(self._ends[place]) - 1
-        watch, given = self._watches[part.watch], self._given
+    def _change(self, part_index: int, thresholds: Thresholds) -> Change:
+        part, last = self._parts[part_index], int(self._ends[part_index]) - 1
+        watch, batch = self._watches[part.watch], self._given
         page = self._course[PAGE, last] >= max(
             thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]
         )
@@ -671,14 +674,14 @@ class _Run:
             watch=part.watch,
             before=watch.phase,
             after=after,
-            order=int(given.order[last]),
-            at_us=int(given.at_us[last]),
+            order=int(batch.order[last]),
+            at_us=int(batch.at_us[last]),
             evidence=evidence,
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
         if after is Phase.WATCHING:
-            watch.stand_down(mass=float(given.mass[last]), at_us=change.at_us)
+            watch.stand_down(mass=float(batch.mass[last]), at_us=change.at_us)
         else:
             watch.phase = after
             for key, state in watch.states.items():

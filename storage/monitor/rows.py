@@ -26,7 +26,7 @@ def from_us(at_us: int) -> datetime:
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row; it is in no cycle, and a fold makes and reads too many of them to be searched for some."""
+    """Base of the rows. They are in no reference cycle, and too many for the garbage collector to search."""
 
 
 class ComparisonRow(_Row, frozen=True, kw_only=True):

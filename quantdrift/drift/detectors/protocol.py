@@ -15,7 +15,7 @@ from quantdrift.drift.detectors.tail.detector import TailDetector
 from quantdrift.drift.evidence import group
 from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
-from quantdrift.drift.evidence.numba_cache import note_kept
+from quantdrift.drift.evidence.numba_cache import mark_complete
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
@@ -159,4 +159,4 @@ def compile_all() -> None:
         detector.evidences(states)
     BUDGET.recents(np.zeros((1, BUDGET.size)), np.zeros(1, dtype=np.intp))
     group.compile_all()
-    note_kept()
+    mark_complete()

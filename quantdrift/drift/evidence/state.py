@@ -36,7 +36,7 @@ def dump_rows(kind: str, states: FloatArray, rows: Sequence[int]) -> list[bytes]
 
 @cache
 def _head(kind: str, n: int) -> tuple[bytes, int]:
-    """Return what stands before the checksum, and the checksum of it."""
+    """Return the bytes before the checksum, and their checksum."""
     name = kind.encode("ascii")
     head = _MAGIC + bytes((VERSION, len(name))) + name + struct.pack("<I", n)
     return head, zlib.crc32(head)
