@@ -14,6 +14,7 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import TURN_S, Stop, supervise
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
@@ -25,6 +26,7 @@ from quantdrift.core.telemetry import (
     grpc_headers,
 )
 from quantdrift.monitor.compilation import compile_loops
+from quantdrift.monitor.dependence import SessionSearch
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
@@ -90,7 +92,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
 
 
 class Monitor:
-    """The tasks of the process: lead and fold, send events, maintain the database, search slices, make policies.
+    """The tasks of the process: lead and fold, send events, maintain the database, search slices and sessions, make policies.
 
     `serve` constructs it with its parts.
     """
@@ -131,6 +133,13 @@ class Monitor:
         self._refits = ClusterFits(
             config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._gauges.leads
         )
+        self._session_search = SessionSearch(
+            database=database,
+            clock=clock,
+            stop=stop,
+            leads=lambda: self._gauges.leads,
+            wait_s=TURN_S,
+        )
         self._policy = PolicyMaker(
             config=config,
             database=database,
@@ -163,6 +172,7 @@ class Monitor:
             "outbox": self._outbox_turn,
             "maintenance": self._maintain_turn,
             "discovery": self._discoverer.turn,
+            "sessions": self._session_search.turn,
             "clusters": self._refits.turn,
             "policy": self._policy.turn,
         }
@@ -175,21 +185,20 @@ class Monitor:
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Return `turn` with a growing pause after each temporary failure, which is logged in one line."""
-        pause_s = 0.0
+        backoff = Backoff(TURN_S, _LONGEST_PAUSE_S)
 
         async def with_pauses() -> None:
-            nonlocal pause_s
             try:
                 await turn()
             except RetryError as error:
-                pause_s = min(max(2 * pause_s, TURN_S), _LONGEST_PAUSE_S)
-                _LOG.warning("%s: %s; retrying in %g s", name, error, pause_s)
+                pause_s = backoff.next_s()
+                _LOG.warning("%s: %s; retrying in %.1f s", name, error, pause_s)
                 await self._stop.wait(pause_s)
             except OperatorError as error:
                 self._operator_error = error
                 self._stop.set()
             else:
-                pause_s = 0.0
+                backoff.reset()
 
         return with_pauses
 

@@ -32,7 +32,7 @@ EVERY_S: Final = 5.0
 """Least time between two requests to a replica: 500 exchanges, which a mean needs, take most of an hour, and a replica
 of any size has room for them."""
 TIMEOUT_S: Final = 10.0
-"""Longest wait for an answer. One that serves takes less, and nobody waits for this one but its own thread."""
+"""Longest wait for an answer. A working replica takes less; only the thread of this class waits for it."""
 _HTTP: Final = ("http://", "https://")
 
 

@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.discovery.items import Gathering, Items
-from quantdrift.drift.discovery.search import Found
+from quantdrift.drift.discovery.search import FoundSlice
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.limits import DiscoveryLimits
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
@@ -190,9 +190,9 @@ def traffic() -> Items:
     return gathering.items()
 
 
-def found(*where: Predicate) -> Found:
+def found(*where: Predicate) -> FoundSlice:
     """Return a finding."""
-    return Found(
+    return FoundSlice(
         where=where,
         metric=Metric.DIVERGENCE,
         mean=0.1,

@@ -390,7 +390,7 @@ class Model(Section, frozen=True, kw_only=True):
 
 
 class Slice(Section, frozen=True, kw_only=True):
-    """A part of the traffic that is watched by itself: by attribute (`header`, `parameter`, `json`), by input `feature`, or by the `cross` of other slices."""
+    """A part of the traffic that is watched by itself: by attribute (`header`, `parameter`, `json`, `time`), by input `feature`, or by the `cross` of other slices."""
 
     name: Annotated[
         str, about("Name of the slice in alerts; the value or bin is appended."), Meta(min_length=1)
@@ -403,6 +403,14 @@ class Slice(Section, frozen=True, kw_only=True):
         str, about("Request parameter whose values make the slices; it must be in capture.parameters.")
     ] = ""
     json: Annotated[str, about("JSON path whose values make the slices; it must be in capture.json.")] = ""
+    time: Annotated[
+        str,
+        about(
+            "Times of capture that make the slices: `week` (weekday, weekend), `day` (monday to sunday) or `hours` "
+            "(00-06, 06-12, 12-18, 18-24), in capture.time_zone."
+        ),
+        Meta(pattern="^(|week|day|hours)$"),
+    ] = ""
     values: Annotated[
         tuple[str, ...], about("Values that become slices. Empty: each value that is seen.")
     ] = ()

@@ -100,13 +100,13 @@ def device_for(provider: Provider) -> torch.device:
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", 0)  # with its number: not everything of PyTorch takes one without
-    found = ", ".join(cuda_devices())
+    devices = ", ".join(cuda_devices())
     if provider is not Provider.AUTO:
         raise OperatorError(
             f"shadow.provider is `{provider}`, but PyTorch {torch.__version__} has no CUDA device (the driver shows: "
-            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`"
+            f"{devices or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`"
         )
-    if found:
+    if devices:
         _LOG.warning(
             "PyTorch could not use a CUDA device: replaying on the CPU. Install a PyTorch for CUDA and a fitting driver, "
             "or set shadow.provider to `cpu`"
