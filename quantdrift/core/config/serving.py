@@ -197,8 +197,8 @@ class Capture(Section, frozen=True, kw_only=True):
     time_zone: Annotated[
         str,
         about(
-            "Time zone in which days and hours are counted for slices by time, e.g. `Europe/Berlin`: that of "
-            "the people who send the requests."
+            "Time zone in which slices by time count days and hours. Name that of the people who send the "
+            "requests, e.g. `Europe/Berlin`."
         ),
     ] = "UTC"
 
