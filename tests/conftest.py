@@ -48,6 +48,12 @@ _FORBIDDEN = pytest.StashKey[list[str]]()
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return for `-n auto` one process more than there are cores: tests wait a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst:
     """Share the tests among the processes as `tests.schedule` says, whatever `--dist` says."""
     return LongestFirst(config, log)
