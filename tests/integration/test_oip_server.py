@@ -1,3 +1,5 @@
+"""The example's inference server."""
+
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The weekly report from a real database."""
+
 import os
 from pathlib import Path
 from urllib.parse import urlsplit

@@ -1,3 +1,5 @@
+"""The demo's configuration names the demo's files."""
+
 from pathlib import Path
 
 import pytest

@@ -1,3 +1,5 @@
+"""The outcome of the demo: which events make it fail."""
+
 from typing import Any
 
 import msgspec

@@ -1,3 +1,5 @@
+"""The text that the demo prints."""
+
 import io
 
 import pytest

@@ -1,3 +1,5 @@
+"""Numbers as texts show them."""
+
 import pytest
 
 from quantdrift.core.notation import count_of, from_to, number, percent

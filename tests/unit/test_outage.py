@@ -1,4 +1,4 @@
-"""What is told of a part that does not run."""
+"""The messages about a part that does not run."""
 
 import logging
 from datetime import UTC, datetime

@@ -1,3 +1,5 @@
+"""The report's advice on each finding."""
+
 import msgspec
 import pytest
 

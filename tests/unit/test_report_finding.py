@@ -1,3 +1,5 @@
+"""The findings of the weekly report."""
+
 from datetime import datetime, timedelta
 
 import msgspec

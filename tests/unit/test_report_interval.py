@@ -1,3 +1,5 @@
+"""Confidence intervals in the report."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""The HTML of the report."""
+
 from typing import Any
 
 import msgspec

@@ -1,3 +1,5 @@
+"""The sentences of the report."""
+
 from datetime import timedelta
 
 import msgspec

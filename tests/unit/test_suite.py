@@ -69,7 +69,7 @@ def test_every_directory_has_its_turn_and_servers_go_together() -> None:
     """A file goes to one process, the tests with real servers to one together, and what is short comes last."""
     held = {path.parent.name for path in TESTS.glob("*/test_*.py")}
     assert held == set(ORDER)
-    assert part("tests/unit/test_alert.py::test_a[b::c]") == "tests/unit/test_alert.py"
+    assert part("tests/unit/test_backtest_alerts.py::test_a[b::c]") == "tests/unit/test_backtest_alerts.py"
     assert part("tests/servers/test_vllm.py::test_a") == part("tests/servers/test_kserve.py::test_b")
     turns = [rank(f"tests/{name}/test_a.py::test_a") for name in ("new", "acceptance", "integration", "unit")]
     assert turns == sorted(turns)

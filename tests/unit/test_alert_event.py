@@ -1,0 +1,78 @@
+"""Alert events, by the kind of detector that fired."""
+
+import numpy as np
+import pytest
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.tasks import Task
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
+from quantdrift.drift.evidence.header import N_TOTAL, Onset
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.monitor.fold.alert_event import AlertEvent, ended, summary, transition_row
+from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.storage.monitor.rows import Episode, TransitionRow
+from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
+from tests.support.monitor.tail_streams import STRETCHED, given, last, learned
+
+pytestmark = pytest.mark.unit
+
+
+def told(state: FloatArray, *, kind: str, metric: Metric, moved: Onset | None = None) -> TransitionRow:
+    """Return an alert of `scanner=faint` that a detector decided."""
+    return transition_row(
+        task=Task.CLASSIFICATION,
+        version=CATALOG.versions[WITH_REFERENCE],
+        place=CATALOG.slices[FAINT_ID],
+        change=(Verdict.OK, Verdict.FIRING),
+        reason=reason_of(kind, metric, page=True),
+        metric=metric,
+        kind=kind,
+        state=state,
+        budget=0.02,
+        n_groups=20_000,
+        moved=moved or DETECTORS[kind].moved(state),
+        evidence=12.0,
+        threshold=10.0,
+        aggregate=(Verdict.OK, None, None),
+        episode=Episode.OPEN,
+        at_us=BEGIN_US,
+        fold_seq=1,
+    )
+
+
+def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
+    """Its quantile, its budget, and at which level how much more there is; the text says which figure it is.
+
+    Seeded; the upper tail is stretched by three.
+    """
+    rng = np.random.default_rng(5)
+    states = learned(rng, 1, 20_000, tau=0.0)
+    for first in range(0, 8 * 256, 256):
+        states = last(TAIL.run(states, given(rng, STRETCHED, 1, first)))
+    row = told(states[0], kind=TAIL.kind, metric=Metric.DIVERGENCE)
+    assert row.details["detector"] == "tail"
+    assert row.details["budget"] == 0.02
+    assert row.details["tail_after"] > row.details["tail_before"] >= 0
+    assert row.details["tail_level"] > 0
+    story = AlertEvent(
+        **{name: row.details[name] for name in AlertEvent.__struct_fields__ if name in row.details}
+    )
+    assert "tail" in summary(story)
+    assert "budget" not in summary(story)
+
+
+def test_an_alert_of_a_budget_tells_no_tail() -> None:
+    """The mean against the budget, which holds whatever the state tests against."""
+    state = BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
+    state[N_TOTAL] = 400
+    moved = Onset(onset_us=BEGIN_US, before=None, after=None, n_after=0)
+    row = told(state, kind=BUDGET.kind, metric=Metric.FLIP, moved=moved)
+    assert row.details["detector"] == "budget"
+    assert "tail_level" not in row.details
+    assert "2026-03-01T12:00:00" in row.details["advice"]
+
+
+def test_the_end_of_an_alert_says_whether_it_is_well_or_gone() -> None:
+    """What is compared no more is not called healthy."""
+    assert "not compared any more" in ended(Verdict.UNKNOWN)
+    assert "within its budget again" in ended(Verdict.OK)
