@@ -45,7 +45,7 @@ async def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.
     return await asyncio.to_thread(invoked, *arguments, directory=directory, QUANTDRIFT_DSN=dsn)
 
 
-async def test_history_is_told_again_and_told_otherwise(
+async def test_a_backtest_repeats_history_and_shows_another_configuration(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
 ) -> None:
     """The same configuration makes the same changes of verdict; another misses what it accepts.
@@ -100,7 +100,7 @@ async def test_history_is_told_again_and_told_otherwise(
         (("--to", "2020-01-01"), "the database has no folded batches yet"),
     ],
 )
-async def test_what_cannot_be_done_is_said_in_a_sentence(
+async def test_a_command_that_cannot_be_run_ends_with_one_sentence(
     postgres_dsn: str, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     """Exit code 2 and no traceback, on a record that knows a model and has folded nothing."""

@@ -177,7 +177,7 @@ async def test_other_models_begin_while_a_server_is_away(
     assert await _value(postgres_dsn, "select count(*) from quarantine") == 0
 
 
-async def test_what_is_set_aside_keeps_within_one_allowance(
+async def test_the_messages_that_are_set_aside_share_one_limit(
     config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many models have stages of their own: a wrong configuration must not fill the disk."""

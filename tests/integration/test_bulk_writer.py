@@ -112,7 +112,7 @@ async def test_a_batch_is_stored_whole(database: Database, record: asyncpg.Conne
     assert msgspec.json.decode(definition, type=Policy) == POLICY
 
 
-async def test_what_was_seen_of_a_reference_last_stands(
+async def test_the_newest_look_at_a_reference_replaces_the_one_before(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """A look replaces the one before, also where it found nothing; other models' stay."""

@@ -47,7 +47,7 @@ def test_the_schema_is_upgraded_once_and_then_left_alone(postgres_dsn: str, tmp_
     assert "create role" in _quantdrift(postgres_dsn, tmp_path, "db", "roles").stdout.lower()
 
 
-def test_a_wrong_password_is_told_without_a_traceback(postgres_dsn: str, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_without_a_traceback(postgres_dsn: str, tmp_path: Path) -> None:
     """Exit code 2, a sentence, and no password in it."""
     wrong = postgres_dsn.replace("@", "-wrong@")
     for command in (["db", "upgrade"], ["report", "--week"], ["monitor"], ["shadow"]):

@@ -130,7 +130,7 @@ def test_two_servers_do_not_share_data(directory: Path) -> None:
         assert first.alive()
 
 
-def test_a_start_that_was_interrupted_is_done_anew(directory: Path) -> None:
+def test_an_interrupted_start_is_repeated(directory: Path) -> None:
     """Killed in the middle of making the data directory, the next start begins again."""
     (directory / "data.new").mkdir(parents=True)
     (directory / "data.new" / "half").touch()

@@ -239,7 +239,7 @@ async def stored(queue: Queue) -> None:
     assert delivery.data == b"payload"
 
 
-async def test_a_server_without_tls_hears_not_one_byte(rig: Rig, ours: Authority) -> None:
+async def test_a_server_without_tls_gets_not_one_byte(rig: Rig, ours: Authority) -> None:
     """Where tls:// or a certificate file asks for TLS, a server in plaintext is told nothing at all."""
     server, wire = await rig.serve(PLAIN)
     sections = stream(wire, "tls"), stream(wire, "nats", ca_file=ours.file)
@@ -261,7 +261,7 @@ async def test_one_address_with_tls_makes_it_the_rule_for_all(rig: Rig) -> None:
     assert "CONNECT" not in server.log
 
 
-async def test_a_server_with_another_name_is_told_nothing(rig: Rig, ours: Authority) -> None:
+async def test_a_server_with_another_name_is_sent_nothing(rig: Rig, ours: Authority) -> None:
     """The message says that the name does not match, and how to go on."""
     server, wire = await rig.serve(tls(ours.sign("misnamed", names="DNS:other.example")))
     said = await refused(rig, server, wire, stream(wire, ca_file=ours.file))
@@ -269,7 +269,7 @@ async def test_a_server_with_another_name_is_told_nothing(rig: Rig, ours: Author
     assert "connect with a name in the certificate" in said
 
 
-async def test_a_server_of_another_authority_is_told_nothing(
+async def test_a_server_of_another_authority_is_sent_nothing(
     rig: Rig, ours: Authority, theirs: Authority
 ) -> None:
     """The message names the option and the file, or what to set where there is none."""
@@ -282,7 +282,7 @@ async def test_a_server_of_another_authority_is_told_nothing(
     assert "set stream.ca_file to the authority that signed it" in said[1]
 
 
-async def test_a_server_whose_certificate_has_expired_is_told_nothing(rig: Rig, ours: Authority) -> None:
+async def test_a_server_whose_certificate_has_expired_is_sent_nothing(rig: Rig, ours: Authority) -> None:
     """The message says so."""
     server, wire = await rig.serve(tls(ours.sign("expired", expired=True)))
     said = await refused(rig, server, wire, stream(wire, ca_file=ours.file))
@@ -356,7 +356,7 @@ async def test_a_client_certificate_that_the_server_does_not_trust_is_named(
 @pytest.mark.filterwarnings(
     "ignore:parameter 'timeout' of type:DeprecationWarning"
 )  # nats-py asks aiohttp so
-async def test_websockets_are_held_to_the_same_rule(rig: Rig, ours: Authority) -> None:
+async def test_websockets_follow_the_same_rule(rig: Rig, ours: Authority) -> None:
     """`wss://` checks the certificate, and `ws://` is refused where a file asks for TLS."""
     own = tls(ours.sign("server"))
     server, wire = await rig.serve(f'websocket {{ host: "127.0.0.1", port: -1, {own} }}')
@@ -391,7 +391,7 @@ def test_the_loop_of_production_does_the_same(tmp_path: Path, ours: Authority) -
     uvloop.run(both())
 
 
-async def test_a_reconnect_is_held_to_the_same_rule_and_reads_the_files_again(
+async def test_a_reconnect_follows_the_same_rule_and_reads_the_files_again(
     rig: Rig, ours: Authority, theirs: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server that comes back in plaintext, or with an authority unknown so far, is told nothing until it is trusted."""
@@ -417,7 +417,7 @@ async def test_a_reconnect_is_held_to_the_same_rule_and_reads_the_files_again(
     await stored(queue)
 
 
-async def test_a_server_named_by_another_is_held_to_the_same_rule(rig: Rig, ours: Authority) -> None:
+async def test_a_server_named_by_another_follows_the_same_rule(rig: Rig, ours: Authority) -> None:
     """INFO in plaintext names nobody that counts, and who is named inside TLS is told nothing without it."""
     cluster = 'cluster {{ name: c, listen: "127.0.0.1:-1", routes: [{}] }}\n'
     server, wire = await rig.serve(cluster.format("") + tls(ours.sign("server")), stores=False)

@@ -172,7 +172,7 @@ async def test_a_server_without_tls_hears_the_question_alone(way: Way, mode: str
 
 
 @WAYS
-async def test_a_server_with_another_name_is_told_nothing(way: Way, ours: Authority) -> None:
+async def test_a_server_with_another_name_is_sent_nothing(way: Way, ours: Authority) -> None:
     """`verify-full` asks for the name; it is what a file alone means too."""
     pair = ours.sign("misnamed", names="DNS:other.example")
     async with TlsEnd(9, pair) as end:
@@ -184,7 +184,7 @@ async def test_a_server_with_another_name_is_told_nothing(way: Way, ours: Author
 
 @WAYS
 @pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
-async def test_a_server_of_another_authority_is_told_nothing(
+async def test_a_server_of_another_authority_is_sent_nothing(
     way: Way, mode: str, ours: Authority, theirs: Authority
 ) -> None:
     """Where an authority is named, every mode asks for it, and the message names option and file."""
@@ -196,7 +196,7 @@ async def test_a_server_of_another_authority_is_told_nothing(
 
 
 @WAYS
-async def test_a_server_whose_certificate_has_expired_is_told_nothing(way: Way, ours: Authority) -> None:
+async def test_a_server_whose_certificate_has_expired_is_sent_nothing(way: Way, ours: Authority) -> None:
     """The message says so."""
     async with TlsEnd(9, ours.sign("expired", expired=True)) as end:
         said = await refused(way, end, f"sslmode=verify-ca&sslrootcert={ours.file}")
@@ -218,7 +218,7 @@ async def test_a_server_that_never_answers_is_given_up_in_time(ours: Authority) 
 
 @pytest.mark.parametrize("mode", ["", "require", "verify-ca", "verify-full"])
 @WAYS
-async def test_every_way_goes_through_tls(way: Way, mode: str, ours: Authority, postgres_dsn: str) -> None:
+async def test_every_connection_uses_tls(way: Way, mode: str, ours: Authority, postgres_dsn: str) -> None:
     """With the right authority all of them reach the real server, and the server's end sees it in TLS."""
     query = f"sslrootcert={ours.file}" + (f"&sslmode={mode}" if mode else "")
     async with TlsEnd(port_of(postgres_dsn), ours.sign("server")) as end:

@@ -36,7 +36,7 @@ def _bfloat16_model() -> onnx.ModelProto:
     )
 
 
-def test_a_bf16_parent_is_declared_and_told(tmp_path: Path) -> None:
+def test_a_bf16_parent_is_declared_and_stored(tmp_path: Path) -> None:
     """Undeclared it is refused; declared it computes with the weights it has, and every batch says so."""
     path = saved(_bfloat16_model(), tmp_path / "parent.onnx")
     with pytest.raises(OperatorError, match="`w` is bfloat16"):
@@ -50,7 +50,7 @@ def test_a_bf16_parent_is_declared_and_told(tmp_path: Path) -> None:
     np.testing.assert_allclose(runtime.run({"x": x})["logits"], x @ weight + BIAS, rtol=1e-5, atol=1e-6)
 
 
-async def test_what_a_server_tells_of_its_precision_must_be_declared(tmp_path: Path) -> None:
+async def test_a_precision_that_a_server_reports_must_be_declared(tmp_path: Path) -> None:
     """FP16 tensors are refused undeclared; declared, the record tells what was declared and that nobody verified it."""
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
     half = helper.make_tensor_value_info("half", TensorProto.FLOAT16, ["n", 4])

@@ -41,7 +41,7 @@ async def verdict(
     )
 
 
-async def test_slice_now_shows_a_slice_beside_its_aggregate(record: asyncpg.Connection) -> None:
+async def test_slice_now_shows_a_slice_with_its_aggregate(record: asyncpg.Connection) -> None:
     """One row says how bad the slice is, by what measure, since when, and that the average looks fine."""
     await record.execute(
         "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"

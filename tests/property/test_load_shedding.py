@@ -87,7 +87,7 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
     share=st.integers(0, 1_000_000_000),
     gauge=st.sampled_from([Gauge.REFUSED_BY_RATE, Gauge.REFUSED_BY_BYTES]),
 )
-def test_a_request_that_was_drawn_is_held_or_lost(share: int, gauge: Gauge) -> None:
+def test_a_sampled_request_is_buffered_or_lost(share: int, gauge: Gauge) -> None:
     """A relay that refuses some beforehand counts each as taken and lost, and hands the others over whole."""
     bench, clock = Bench(), SystemClock()
     told = Counters.create(1, 1).slot(0)

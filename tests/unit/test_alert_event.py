@@ -40,7 +40,7 @@ def told(state: FloatArray, *, kind: str, metric: Metric, moved: Onset | None = 
     )
 
 
-def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
+def test_an_alert_of_the_tail_has_the_share_above_a_level() -> None:
     """Its quantile, its budget, and at which level how much more there is; the text says which figure it is.
 
     Seeded; the upper tail is stretched by three.
@@ -61,7 +61,7 @@ def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
     assert "budget" not in summary(story)
 
 
-def test_an_alert_of_a_budget_tells_no_tail() -> None:
+def test_an_alert_of_a_budget_has_no_tail() -> None:
     """The mean against the budget, which holds whatever the state tests against."""
     state = BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
     state[N_TOTAL] = 400

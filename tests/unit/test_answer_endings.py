@@ -57,7 +57,7 @@ def test_a_list_that_lacks_the_end_leaves_bounds() -> None:
 
 
 @pytest.mark.parametrize("scores", [NO_SCORES, _scored([], math.nan), _scored([0.1, math.nan])])
-def test_what_is_not_known_is_not_told(scores: Scores) -> None:
+def test_unknown_endings_are_not_reported(scores: Scores) -> None:
     """Of no token, of a server that names no end, and of lists without ids."""
     found = told(compared(None, scores))
     assert np.isnan([found[name] for name in ("end_p", "early_end", "early_end_upper")]).all()

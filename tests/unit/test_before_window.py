@@ -135,7 +135,7 @@ def test_of_a_short_past_the_newest_quarter_is_left_out() -> None:
     assert found.version == OWN
 
 
-def test_a_version_that_came_with_the_onset_is_held_against_the_one_last_compared_before() -> None:
+def test_a_version_that_came_with_the_onset_is_compared_with_the_last_one_before() -> None:
     """Although it has a hundred of its own before an onset that was estimated late: they are as bad.
 
     Neither a later version counts nor another model's, and of two earlier ones it is the last that was compared.

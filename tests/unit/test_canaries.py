@@ -209,7 +209,7 @@ def test_a_reference_that_does_not_reproduce_them_is_refused(tmp_path: Path) -> 
         )
 
 
-def test_a_file_is_held_to_them_once(tmp_path: Path) -> None:
+def test_a_file_is_checked_once(tmp_path: Path) -> None:
     """It stays what it was; the record tells which canaries it has reproduced."""
     served = _Served()
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
@@ -224,7 +224,7 @@ def test_a_file_is_held_to_them_once(tmp_path: Path) -> None:
     assert isinstance(runtime, CanaryCheckedRuntime)
 
 
-def test_a_server_is_held_to_them_again_while_it_works(tmp_path: Path) -> None:
+def test_a_server_is_checked_again_while_it_works(tmp_path: Path) -> None:
     """Once in each interval, behind a replay."""
     bench = _Bench(tmp_path)
     for later_s, n_runs in ((0, 2), (59, 3), (1, 5), (59, 6), (1, 8)):

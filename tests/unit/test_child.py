@@ -31,7 +31,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     assert caplog.text.count("late cannot be started") == 2
 
 
-async def test_what_a_child_writes_comes_line_by_line_and_how_it_ended_is_told() -> None:
+async def test_a_childs_output_comes_line_by_line_with_its_exit() -> None:
     """Also what it wrote last, a line that is longer than any reader wants, and one that does not end."""
     lines: list[bytes] = []
     told: list[tuple[str, int | None]] = []

@@ -78,7 +78,7 @@ def _mask(output: Output) -> Output:
         (Task.SEGMENTATION, lambda x: _mask(expit(x))[:, np.newaxis]),
     ],
 )
-def test_probabilities_that_are_said_to_be_logits_are_told_once(
+def test_probabilities_declared_as_logits_are_warned_about_once(
     task: Task, made: Callable[[Output], Output], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After so many items, with what to set; nothing where they are said to be what they are."""
@@ -120,7 +120,7 @@ def test_class_numbers_are_no_mask() -> None:
     assert not _found(model, (_mask(_scores()) > 0).astype(np.float32) * 0.5)
 
 
-def test_class_numbers_that_are_read_as_a_mask_are_told() -> None:
+def test_class_numbers_read_as_a_mask_are_warned_about() -> None:
     """Of floating point, as some models give them: a change from class 1 to class 2 would not be seen."""
     numbers = np.random.default_rng(9).integers(0, 4, size=(300, 2, 2)).astype(np.float32)
     found = _found(_model(Task.SEGMENTATION), numbers)
@@ -133,7 +133,7 @@ def test_class_numbers_that_are_read_as_a_mask_are_told() -> None:
 
 
 @pytest.mark.parametrize("fill", [-1e4, -65504.0])
-def test_a_score_that_fills_up_and_is_not_known_to_is_told(fill: float) -> None:
+def test_an_undeclared_padding_score_is_warned_about(fill: float) -> None:
     """A mask of FP16 is above the default: beside it the loss of any order is next to nothing."""
     scores = _scores(n=12)
     scores[:, 9:] = np.where(np.arange(300)[:, np.newaxis] % 2, fill, scores[:, 9:])
@@ -164,7 +164,7 @@ def test_other_scores_of_a_ranking_are_not_doubted(scores: Output) -> None:
     assert not _found(_model(Task.RANKING), scores)
 
 
-def test_a_floor_far_below_outputs_that_go_through_zero_is_told() -> None:
+def test_a_floor_far_below_outputs_that_cross_zero_is_warned_about() -> None:
     """On standardised targets a healthy candidate flips by it, and with the floor that is told it does not."""
     reference = np.random.default_rng(2).normal(size=(300, 2))
     reference[:, 0] += 50  # the first output never comes near zero

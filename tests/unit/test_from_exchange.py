@@ -75,7 +75,7 @@ def test_ids_from_the_wire_go_before_texts() -> None:
     assert (asked.prompt_ids, asked.served_ids, answer.n_tokens) == ((1, 2, 3), (8, 9), 2)
 
 
-def test_the_number_of_tokens_is_told_by_the_usage() -> None:
+def test_the_number_of_tokens_is_read_from_the_usage() -> None:
     """Of one prompt and one answer; of zeros nothing is known."""
     usage = {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}
     asked, answer, _ = of_chat({**chat(), **usage})
@@ -116,7 +116,7 @@ def test_log_probabilities_come_with_their_tokens() -> None:
     assert of_chat(chat("ü", **_logprobs("\ufffd", "\ufffd")))[0].served == "ü"
 
 
-def test_a_place_at_which_a_filter_shows_is_not_told() -> None:
+def test_logprobs_after_a_sampling_filter_are_left_out() -> None:
     """Minus infinity is written as -9999: the other values there are of the tokens that were left."""
     logprobs = _logprobs("a", "b", top=2)
     first = logprobs["logprobs"]["content"][0]
@@ -191,7 +191,7 @@ def test_what_a_server_made_of_the_tokens_is_no_text_to_score() -> None:
     assert whole[0].served == "<think>hm</think>so"
 
 
-def test_an_answer_of_nothing_is_told() -> None:
+def test_an_empty_answer_is_reported() -> None:
     """A refusal is something."""
     assert of_chat(chat("", finish_reason="length"))[1].is_empty
     assert not of_chat(chat(None, message={"refusal": "no"}))[1].is_empty

@@ -86,7 +86,7 @@ def test_frames_that_are_out_of_step_end_their_connection(damage: bytes) -> None
     assert frames.transport.aborted
 
 
-def test_a_lower_bound_holds_for_nobody_who_was_told_a_higher_one() -> None:
+def test_a_lowered_limit_does_not_apply_to_a_worker_that_got_a_higher_one() -> None:
     """A relay worker hands over later what it held when the configuration was another."""
     frames, held = Frames(), FrameReceiver(Sidecar(max_exchange_bytes=1000), lambda *_: None)
     held.reconfigure(Sidecar(max_exchange_bytes=1_000_000))

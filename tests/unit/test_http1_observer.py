@@ -68,7 +68,7 @@ def test_what_may_have_been_meant_as_inference_is_counted_apart(request_: bytes,
         (post(b"", b"/x/v2/models/a/infer"), 0),
     ],
 )
-def test_inference_is_told_by_method_and_path(request_: bytes, offered: int) -> None:
+def test_inference_is_recognised_by_method_and_path(request_: bytes, offered: int) -> None:
     """Everything else is counted as ignored and never held."""
     bench = Bench()
     follow(bench, (">", request_), ("<", answer(b"")))
@@ -101,7 +101,7 @@ def test_only_short_heads_are_remembered() -> None:
     assert places[2] == places[3]
 
 
-def test_what_is_not_sampled_is_counted_and_not_held() -> None:
+def test_exchanges_that_are_not_sampled_are_counted_and_not_buffered() -> None:
     """The offered count is exact whatever the rate."""
     bench = Bench(Sampling(rate=0.0))
     follow(bench, (">", post(b"x" * 10)[:-1]))
@@ -219,7 +219,7 @@ def test_a_sampled_request_that_becomes_a_tunnel_is_lost() -> None:
     assert bench.scope.held_bytes == 0
 
 
-def test_an_exchange_above_its_bound_is_let_go() -> None:
+def test_an_exchange_above_its_limit_is_dropped() -> None:
     """Its bytes are freed at once, the connection is still followed, and the next one is taken."""
     bench = Bench(max_exchange_bytes=1024)
     large, small = post(b"x" * 1000), post(b"y")
@@ -258,7 +258,7 @@ def test_many_small_pieces_count_for_what_they_cost() -> None:
     assert bench.lost(Loss.HELD_BYTES) == 1
 
 
-def test_large_chunks_are_held_uncopied_and_small_parts_of_them_copied() -> None:
+def test_large_chunks_are_kept_without_a_copy_and_small_parts_of_them_are_copied() -> None:
     """A part keeps no buffer of more than twice its size alive."""
     buffers: list[bytes | memoryview] = []
     bench = Bench(send_frame=lambda _, frame: buffers.extend(frame))

@@ -157,7 +157,7 @@ def test_a_response_may_come_before_its_request_is_complete() -> None:
         ("/grpc.health.v1.Health/Check", "POST", 0),
     ],
 )
-def test_inference_is_told_by_method_and_path(path: str, method: str, offered: int) -> None:
+def test_inference_is_recognised_by_method_and_path(path: str, method: str, offered: int) -> None:
     """Everything else is counted as ignored and never held."""
     bench, ends = Bench(), Ends()
     request = headers(1, ends.request(path=path, method=method), ends=True)
@@ -184,7 +184,7 @@ def test_a_call_that_may_have_been_meant_as_inference_is_counted_apart(path: str
     assert bench.slot.gauge(Gauge.UNKNOWN_POSTS) == n_unknown
 
 
-def test_what_is_not_sampled_is_counted_and_not_held() -> None:
+def test_exchanges_that_are_not_sampled_are_counted_and_not_buffered() -> None:
     """Its headers are followed all the same: the state of the next ones depends on them."""
     strata = (HeaderStratum(name="a", rate=1.0, headers={"x-a": "b"}),)
     bench, ends = Bench(Sampling(rate=0.0, header_strata=strata)), Ends()
@@ -401,7 +401,7 @@ def test_a_client_must_begin_with_settings() -> None:
     assert bench.slot.gauge(Gauge.BLIND) == 1
 
 
-def test_what_was_held_when_framing_is_lost_is_lost_for_that() -> None:
+def test_buffered_exchanges_are_lost_when_the_framing_is() -> None:
     """The reason is told apart from a peer that closed."""
     bench, ends = Bench(), Ends()
     follow(bench, (">", asked(ends, 1)), ("<", b"\xff" * 9))
@@ -409,7 +409,7 @@ def test_what_was_held_when_framing_is_lost_is_lost_for_that() -> None:
     assert bench.balance() == bench.scope.held_bytes == 0
 
 
-def test_an_exchange_above_its_bound_is_let_go() -> None:
+def test_an_exchange_above_its_limit_is_dropped() -> None:
     """Its bytes are freed at once, the connection is still followed, and the next one is taken."""
     bench, ends = Bench(max_exchange_bytes=1024), Ends()
     observer = follow(bench, (">", asked(ends, 1, b"x" * 1000)))

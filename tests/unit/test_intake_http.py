@@ -101,7 +101,7 @@ async def test_the_end_waits_for_no_body() -> None:
         assert await status(reader) == 200
 
 
-async def test_bodies_under_way_are_bounded_together() -> None:
+async def test_all_unfinished_bodies_share_one_limit() -> None:
     """A flood of connections that each send the half of something holds no more than may wait."""
     async with serving() as server, AsyncExitStack() as stack:
         for _ in range(12):
@@ -120,7 +120,7 @@ async def test_bodies_under_way_are_bounded_together() -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_a_client_with_long_headers_is_told_of() -> None:
+async def test_a_client_with_long_headers_is_logged() -> None:
     """The logger forwards them as one field."""
     metadata = '{"authorization":["' + "x" * 30_000 + '"]}'
     async with serving() as server, server.asking(2, **{"Ce-Metadata": metadata}) as (reader, writer):

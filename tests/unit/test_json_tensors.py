@@ -36,7 +36,7 @@ def test_long_lists_are_read_like_short_ones(n_values: int) -> None:
 
 
 @pytest.mark.parametrize("strange", ["text", True, {}, [1.0], [0.5] * 9])
-def test_what_is_no_number_is_lost_wherever_it_stands(strange: Any) -> None:
+def test_a_value_that_is_no_number_is_a_loss_at_any_depth(strange: Any) -> None:
     """Also where the first is one."""
     for values in ([strange, 0.5], [0.5, strange], [0.5, strange, 0.25]):
         with pytest.raises(LostError) as lost:
@@ -45,7 +45,7 @@ def test_what_is_no_number_is_lost_wherever_it_stands(strange: Any) -> None:
 
 
 @pytest.mark.parametrize("document", [[0.5] * 100, [[]] * 100, [{}] * 100, {str(i): 1 for i in range(100)}])
-def test_more_values_than_may_be_held_are_refused(document: Any) -> None:
+def test_more_values_than_the_limit_are_refused(document: Any) -> None:
     """Before they are read."""
     part = json.dumps(document, separators=(",", ":")).encode()
     read_json(part, 300)

@@ -41,7 +41,7 @@ def event(kind: str = "application/json", service: str = "iris") -> Event:
     return found
 
 
-def test_an_event_tells_its_key_and_the_forwarded_headers() -> None:
+def test_an_event_has_its_key_and_the_forwarded_headers() -> None:
     """The id alone is the client's: namespace, service and component belong to the key; metadata holds the headers."""
     metadata = json.dumps({"X-Scanner": ["faint", "old"], "X-User": "ü"})
     found = read_event(
@@ -73,7 +73,7 @@ def test_metadata_that_is_not_percent_encoded_is_read_too() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', '{"a": [1]}', "x" * 70_000, "%zz"])
-def test_metadata_that_is_none_tells_nothing(text: str) -> None:
+def test_invalid_metadata_is_ignored(text: str) -> None:
     """It is the client's, and costs nothing else."""
     raw = headers_of(inferenceservicename="iris")
     raw["Ce-Metadata"] = text
@@ -82,7 +82,7 @@ def test_metadata_that_is_none_tells_nothing(text: str) -> None:
     assert "a" not in found.headers
 
 
-def test_other_events_are_none_of_ours_and_a_nameless_one_is_refused() -> None:
+def test_other_events_are_ignored_and_one_without_a_name_is_refused() -> None:
     """Outlier detectors send to the same sink."""
     assert read_event(headers_of(type="org.kubeflow.serving.inference.outlier")) is None
     assert read_event(CIMultiDict({"Content-Type": "text/plain"})) is None
@@ -104,7 +104,7 @@ def test_other_events_are_none_of_ours_and_a_nameless_one_is_refused() -> None:
         ({"model": "m", "input": "a"}, "/v1/embeddings"),
     ],
 )
-def test_the_body_tells_the_protocol(document: Any, target: str) -> None:
+def test_the_protocol_follows_from_the_body(document: Any, target: str) -> None:
     """The path is gone."""
     assert target_of(event(), json.dumps(document).encode()) == target
 

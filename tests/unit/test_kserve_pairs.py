@@ -27,7 +27,7 @@ def test_a_pair_is_joined_in_either_order() -> None:
     assert pairs.held_bytes == 0
 
 
-def test_the_response_to_what_was_not_taken_is_let_go_of() -> None:
+def test_the_response_to_an_unsampled_request_is_dropped() -> None:
     """In either order, and without a trace."""
     pairs = EventPairs(30, 10**6)
     assert pairs.add_request("a", None, 0) == (None, [])
@@ -72,7 +72,7 @@ def test_two_responses_before_their_request_are_never_guessed() -> None:
     assert pairs.add_request("a", asked(), 0) == (None, [asked()])
 
 
-def test_what_waits_in_vain_is_let_go_of_after_the_window() -> None:
+def test_a_request_without_a_response_is_dropped_after_the_window() -> None:
     """The request is told, the response is not: it may have been one that nobody took."""
     pairs = EventPairs(30, 10**6)
     pairs.add_request("a", asked(b"1"), 0)

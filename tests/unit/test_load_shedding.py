@@ -90,7 +90,7 @@ class Flood:
         (Sampling(max_exchanges_per_s=1e6, max_bytes_per_s=50 * 2550), Loss.BYTE_CAP),
     ],
 )
-def test_a_flood_is_cut_to_the_cap_and_most_of_it_is_never_held(sampling: Sampling, loss: Loss) -> None:
+def test_a_flood_is_cut_to_the_limit_and_most_of_it_is_never_buffered(sampling: Sampling, loss: Loss) -> None:
     """What passes is the cap's; what was held is little more; and a long exchange has the chance of a short one."""
     flood = Flood(sampling)
     flood.run(5)  # short ones are there first
@@ -133,7 +133,7 @@ def test_a_quiet_day_leaves_nothing_behind() -> None:
     assert sum(flood.passed.values()) - before >= 0.9 * 50 * 10
 
 
-def test_a_share_lapses_with_who_told_it() -> None:
+def test_a_share_expires_with_the_process_that_set_it() -> None:
     """A capture process that died refuses nothing after some seconds, and one that starts begins without."""
     flood = Flood(Sampling(max_exchanges_per_s=50))
     flood.run(3)
@@ -165,7 +165,7 @@ def test_nothing_is_refused_beforehand_where_some_would_never_come_to_the_caps()
 @pytest.mark.parametrize(
     ("rate", "body_rate", "kept"), [(0.1, 1.0, True), (0.1, 0.05, False), (0.0, 0.0, True)]
 )
-def test_a_policy_that_keeps_all_is_told_from_one_that_thins(
+def test_a_policy_that_keeps_all_is_distinguished_from_one_that_thins(
     rate: float, body_rate: float, *, kept: bool
 ) -> None:
     """The base rate is what every exchange has."""

@@ -35,7 +35,7 @@ def test_counts_of_the_recent_hour_come_from_cumulative_tallies() -> None:
     assert ledger.recent(["faint"], "digits") == RecentCounts(offered=14, taken=7, lost=2)
 
 
-def test_one_models_losses_say_nothing_of_another() -> None:
+def test_losses_of_one_model_do_not_count_for_another() -> None:
     """What told no model may be anybody's; a tally of an older sidecar tells none."""
 
     def tally(sequence: int, **models: tuple[int, int]) -> TallyRow:

@@ -37,7 +37,7 @@ def test_auto_says_what_it_got(
     assert capfd.readouterr() == ("", "")
 
 
-def test_provenance_tells_file_and_library(tmp_path: Path) -> None:
+def test_provenance_has_file_and_library(tmp_path: Path) -> None:
     """Opset, producer and version are recorded."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
     runtime = OnnxRuntime(path, provider=Provider.CPU, threads=1)

@@ -23,7 +23,7 @@ def opened(bench: Bench, *steps: tuple[str, bytes]) -> ExchangeObserver:
 
 
 @pytest.mark.parametrize("cut", [1, 3, 18, 23, 24, 30, 1000])
-def test_the_preface_tells_http2(cut: int) -> None:
+def test_the_preface_means_http2(cut: int) -> None:
     """In whatever pieces, and although the server has spoken first."""
     bench, ends = Bench(), Ends()
     sent = OPENING + headers(1, ends.request()) + data(1, b"in", ends=True)
@@ -59,7 +59,7 @@ def test_tls_passes_blind_and_is_counted_once(cut: int) -> None:
     assert not observer.is_active
 
 
-def test_a_server_that_speaks_before_an_http1_client_cannot_be_followed() -> None:
+def test_a_server_that_sends_before_an_http1_client_is_not_observed() -> None:
     """There is no request that it answers."""
     bench = Bench()
     observer = opened(bench, ("<", answer(b"?")), (">", post(b"in")))

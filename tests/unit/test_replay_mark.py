@@ -76,7 +76,7 @@ def test_the_example_of_a_kserve_logger_lets_the_mark_arrive() -> None:
 
 
 @pytest.mark.integration
-def test_a_tap_tells_nothing_of_a_marked_call(tmp_path: Path) -> None:
+def test_a_tap_does_not_report_a_marked_call(tmp_path: Path) -> None:
     """It neither counts nor takes it."""
     path = tmp_path / "tap"
     with serving(path, End(config_of("a", rate=1.0))) as end:

@@ -113,7 +113,7 @@ def test_evidence_gets_more_of_the_budget_unless_it_has_paged() -> None:
         assert len(made.allocation.policy.body_strata) <= POLICY_STRATA
 
 
-def test_the_account_tells_what_each_slice_gets() -> None:
+def test_the_summary_shows_the_share_of_each_slice() -> None:
     """Most replays first; the shares of the evidence add up to one."""
     made = draft(CONFIG, record(signals=(evidence(FAINT, 1.0), evidence(CLEAR, 1e-4))), None)
     assert made

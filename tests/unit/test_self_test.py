@@ -36,7 +36,7 @@ class _Mortal(LinearRuntime):
 
 
 @pytest.mark.parametrize("picky", [False, True])
-def test_a_dead_device_is_told_from_a_bad_input(*, picky: bool) -> None:
+def test_a_broken_device_is_distinguished_from_a_bad_input(*, picky: bool) -> None:
     """A bad input among good ones is quarantined; once nothing can be computed any more, that is said."""
     runtime = _Mortal(picky=picky)
     proven = SelfTestedRuntime(runtime)
@@ -138,7 +138,7 @@ def test_a_server_that_fails_at_everything_is_waited_for() -> None:
         proven.run({"x": x[:, :2]})
 
 
-def test_an_input_that_a_server_dies_of_is_let_go() -> None:
+def test_an_input_that_crashes_a_server_is_set_aside() -> None:
     """It is waited for once, and given to a server that was well: the batch comes again, its exchanges alone."""
     server = _Server()
     proven = SelfTestedRuntime(server, remote=True)

@@ -152,7 +152,7 @@ def test_a_change_before_the_first_look_is_found(tmp_path: Path) -> None:
     assert watch.poll() is None
 
 
-def test_a_file_that_is_none_is_told_of_once_and_left(tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported_once_and_ignored(tmp_path: Path) -> None:
     """The next change is looked at again."""
     path = tmp_path / "config.toml"
     path.write_text("no [toml")

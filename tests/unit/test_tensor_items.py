@@ -135,7 +135,7 @@ def test_models_without_batches_have_them_too() -> None:
     assert [_missed(outcome) for outcome in compare_batch(batch, most_items=64)] == [[1], [0], [0], [1]]
 
 
-def test_a_table_that_tells_of_other_items_harms_no_neighbour() -> None:
+def test_a_table_with_rows_of_other_items_affects_no_other_exchange() -> None:
     """It is set aside by itself."""
     x = _items(1)
     batch = [_prepared("table", x, _objects(x)) for _ in range(3)]

@@ -89,7 +89,7 @@ def test_of_what_the_reference_holds_equal_any_may_be_listed_first() -> None:
     assert LOGITS.compare(listed(["5:2"], ["5:3"]), reference).flip.tolist() == [1.0, 0.0]
 
 
-def test_all_logits_tell_everything() -> None:
+def test_a_list_of_all_logits_gives_every_figure() -> None:
     """As many as there are classes are the whole output, in another order."""
     whole = np.array([[0.25, -1.5, 3.0], [2.0, 1.0, 0.5]])
     scores = np.array([[0.5, -1.0, 2.0], [1.0, 2.0, 0.0]])
@@ -99,7 +99,7 @@ def test_all_logits_tell_everything() -> None:
         np.testing.assert_equal(getattr(found, name), getattr(plain, name))
 
 
-def test_some_logits_tell_no_probability() -> None:
+def test_a_list_of_some_logits_gives_no_probability() -> None:
     """What the others add up to is not known: only the classes are compared."""
     found = LOGITS.compare(listed(["3.0:2", "0.25:0"]), np.array([[0.25, -1.5, 3.0]]))
     assert (found.flip.tolist(), found.topk.tolist()) == ([0], [0])

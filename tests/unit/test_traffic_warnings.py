@@ -61,7 +61,9 @@ def world(caplog: pytest.LogCaptureFixture) -> World:
     return World(caplog)
 
 
-def test_a_backend_that_is_away_is_told_at_once_then_once_a_minute_and_when_it_is_back(world: World) -> None:
+def test_an_unreachable_backend_is_logged_at_once_then_once_a_minute_and_when_it_is_back(
+    world: World,
+) -> None:
     """One line for all workers and all clients: which backend, which option, how many, since when, and why."""
     assert world.look() == []
     world.fail(2)
@@ -98,7 +100,7 @@ def test_a_backend_that_comes_and_goes_makes_two_lines_a_minute(world: World) ->
     assert "did not accept 9 connections since 12:00:03 UTC" in line
 
 
-def test_a_backend_that_accepts_some_is_not_told_to_be_back(world: World) -> None:
+def test_a_backend_that_accepts_some_connections_is_not_logged_as_back(world: World) -> None:
     """Its queue may be full."""
     for _ in range(5):
         world.fail(1)
@@ -124,7 +126,7 @@ def test_the_line_says_why_the_backend_was_not_reached(world: World, error: OSEr
     assert f"UTC: {words}. Their clients" in line
 
 
-def test_traffic_without_a_prediction_is_told_with_the_requests_that_are_known(
+def test_traffic_without_a_prediction_is_logged_with_the_known_request_paths(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Again at ten times as many, and no more once one was seen. Few requests may be anything."""
@@ -151,7 +153,7 @@ def test_traffic_without_a_prediction_is_told_with_the_requests_that_are_known(
     assert world.look() == []
 
 
-def test_connections_that_nobody_can_read_are_told(world: World) -> None:
+def test_connections_that_cannot_be_parsed_are_logged(world: World) -> None:
     """Behind TLS a sidecar sees no predictions, and said nothing of it."""
     world.relays[0].adjust(Gauge.BLIND, MIN_COUNT)
     (line,) = world.look()
@@ -181,7 +183,7 @@ class Told:
         return [record.getMessage() for record in self._caplog.records]
 
 
-def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_model_is_logged_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
     """At once, then all of a minute in one line."""
     told = Told(caplog)
     assert told.tell() == []
