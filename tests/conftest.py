@@ -17,7 +17,7 @@ from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
-from quantdrift.storage.server.temporary import throwaway_server
+from tests.support.in_memory import memory_directory
 from tests.support.isolation import isolated
 from tests.support.schedule import LongestFirst, rank
 from tests.support.shared import made_once
@@ -107,7 +107,7 @@ def postgres_cluster() -> Iterator[PostgresServer]:
 
     Nobody connects to that database but `postgres_dsn`, which copies it.
     """
-    with throwaway_server() as server:
+    with memory_directory() as parent, PostgresServer(parent / "postgres", durable=False) as server:
         asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
 
@@ -149,12 +149,12 @@ async def database(postgres_dsn: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres_server() -> Iterator[PostgresServer]:
     """Return a migrated server of the test's own, to be killed and started again.
 
-    It keeps its promises about durability, as in production.
+    Its settings are those of production, also for durability.
     """
-    with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
+    with memory_directory() as parent, PostgresServer(parent / "server") as server:
         asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
 

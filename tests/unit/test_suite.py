@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import in_memory
+from tests.support.in_memory import memory_directory
 from tests.support.isolation import ROOT, isolated, reaches
 from tests.support.resident_memory import apart, resident_bytes
 from tests.support.schedule import ORDER, part, rank
@@ -102,3 +104,24 @@ def test_what_several_ask_for_is_made_once(tmp_path_factory: pytest.TempPathFact
         one.join()
     assert found == ["trained"] * 4
     assert len(calls) == 2
+
+
+@pytest.mark.unit
+def test_a_directory_in_memory_is_deleted_at_the_end_and_that_of_a_killed_process_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory in use stays. Without room in memory it is on disk."""
+    monkeypatch.setattr(in_memory, "MEMORY", tmp_path)
+    (tmp_path / "quantdrift-tests-killed.lock").touch()
+    (tmp_path / "quantdrift-tests-killed" / "postgres").mkdir(parents=True)
+    with memory_directory() as first:
+        assert not (tmp_path / "quantdrift-tests-killed").exists()
+        with memory_directory() as second:
+            assert first.parent == second.parent == tmp_path
+            assert first.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(in_memory, "MEMORY", tmp_path / "missing")
+    with memory_directory() as directory:
+        assert tmp_path not in directory.parents
+        assert directory.stat().st_mode & 0o777 == 0o755
+    assert not directory.exists()
