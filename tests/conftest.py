@@ -160,6 +160,15 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """Return what `tmp_path` returns, in memory: for tests that start a Postgres server with data of its own."""
+    with memory_directory() as parent:
+        path = parent / "test"
+        path.mkdir(mode=0o700)
+        yield path
+
+
+@pytest.fixture
 def backend() -> Iterator["Backend"]:
     """Return an inference server's stand-in that runs; `reply` makes its answers."""
     from tests.support.sidecar.relay_process import running_backend

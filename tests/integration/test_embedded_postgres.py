@@ -49,9 +49,9 @@ async def value(dsn: str, query: str) -> object:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(memory_path: Path) -> Path:
     """Return a directory below one that only its owner may enter."""
-    return tmp_path / "server"
+    return memory_path / "server"
 
 
 async def test_it_is_durable_local_and_asks_for_a_password(directory: Path) -> None:
