@@ -61,15 +61,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFi
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a test that has not one mark of its kind, and sort what several processes share by what takes long."""
-    for item in items:
-        kinds = [mark.name for mark in item.iter_markers() if mark.name in _KINDS]
-        if len(kinds) != 1:
-            raise pytest.UsageError(
-                f"{item.nodeid} is marked {kinds or 'by nothing'}: exactly one of {_KINDS}"
-            )
+    """Put the tests that several processes share into an order: what takes long comes first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test that has not exactly one mark of its kind."""
+    kinds = [mark.name for mark in item.iter_markers() if mark.name in _KINDS]
+    if len(kinds) != 1:
+        pytest.fail(f"it is marked {kinds or 'by nothing'}: exactly one of {_KINDS}", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

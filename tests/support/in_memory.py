@@ -25,9 +25,9 @@ def memory_directory() -> Iterator[Path]:
     was killed is deleted by the next process that makes one.
     """
     if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < _ENOUGH_BYTES:
-        with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory:
-            Path(directory).chmod(0o755)
-            yield Path(directory)
+        with tempfile.TemporaryDirectory(prefix=_PREFIX) as on_disk:
+            Path(on_disk).chmod(0o755)
+            yield Path(on_disk)
         return
     _delete_abandoned()
     with tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=".lock", dir=MEMORY) as lock:
