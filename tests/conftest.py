@@ -93,13 +93,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nats_url() -> Iterator[str]:
     """Return the address of a real JetStream server that all tests of this process share.
 
     Each test uses a stream name of its own, and each stream reserves as much as in production: far more together than
     there is disk, and than is ever used.
     """
-    with NatsServer(tmp_path_factory.mktemp("nats"), store_bytes=1 << 50) as server:
+    with memory_directory() as parent, NatsServer(parent / "nats", store_bytes=1 << 50) as server:
         yield server.url
 
 
