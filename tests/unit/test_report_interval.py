@@ -1,3 +1,5 @@
+"""Confidence intervals in the report."""
+
 import math
 
 import pytest
@@ -78,7 +80,7 @@ def test_quantile_lies_within_a_bin_of_the_true_one() -> None:
 
 
 @pytest.mark.parametrize(("probability", "n"), [(0.99, 999), (0.95, 199), (0.5, 19)])
-def test_quantile_is_not_told_where_n_is_too_small(probability: float, n: int) -> None:
+def test_there_is_no_quantile_where_n_is_too_small(probability: float, n: int) -> None:
     """Below ten exchanges expected beyond it, a quantile is no number."""
     bins = _bins_of([0.01] * n)
     assert quantile(bins, probability, n) is None
@@ -114,7 +116,7 @@ def test_the_mean_above_a_quantile_counts_what_is_infinite_as_ten() -> None:
     assert found.high == pytest.approx(10.0)
 
 
-def test_the_mean_above_a_quantile_is_told_where_the_quantile_is() -> None:
+def test_there_is_a_mean_above_a_quantile_where_there_is_the_quantile() -> None:
     """Ten exchanges are expected beyond it, in the slice's effective number."""
     bins = _bins_of([0.01] * 2000)
     assert shortfall(bins, 0.99, 999) is None
