@@ -112,18 +112,19 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return await asyncpg.connect(ssl=self.tls.context(), **options)
         except ssl.SSLError as error:
-            raise OperatorError(f"Postgres at {self._where}: {self.tls.in_words(error)}") from error
+            raise OperatorError(f"Postgres at {self.where}: {self.tls.in_words(error)}") from error
         except ConnectionError as error:
             if "rejected SSL upgrade" not in str(error):
                 raise
             raise OperatorError(
-                f"Postgres at {self._where}: TLS is asked for, and the server offers none; no user name or password was"
+                f"Postgres at {self.where}: TLS is asked for, and the server offers none; no user name or password was"
                 " sent to it. Set `ssl = on` at the server; for plaintext write sslmode=disable in the address and set no"
                 " certificate files"
             ) from error
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """HOST:PORT of the server, or what the driver makes of an address without them."""
         found = self.arguments
         return f"{found.get('host', 'localhost')}:{found.get('port', 5432)}"
 

@@ -19,6 +19,7 @@ from quantdrift.cli import (
     retirement,
     serve,
     slices,
+    status,
     triage,
 )
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
@@ -76,6 +77,7 @@ def main() -> None:
     \b
     Run everything on this host:     quantdrift up --config config.toml
     Check the configuration:         quantdrift config check
+    See how far exchanges come:      quantdrift status
     Write the weekly report:         quantdrift report --week
     """
 
@@ -113,6 +115,7 @@ for _command in (
     config.config_,
     reference.reference_,
     slices.slices,
+    status.status,
     triage.triage,
 ):
     main.add_command(_command)

@@ -80,6 +80,7 @@ async def serve(
     tallies = Tallies(
         counters=counters,
         rows=lambda: live_config_file.current.rows,
+        unknown=service.unknown_models.totals,
         source=identity.source,
         boot=boot,
         queue=lambda: publisher.queue,

@@ -185,7 +185,7 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
     """At once, then all of a minute in one line."""
     told = Told(caplog)
     assert told.tell() == []
-    told.strangers.count("wine")
+    told.strangers.count("wine", "all")
     assert told.tell() == [
         (
             "no such model is configured: saw model `wine` 1 time (did you mean `wines`?) in the sampled requests of the "
@@ -193,8 +193,8 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
         )
     ]
     for _ in range(801):
-        told.strangers.count("Wines")
-    told.strangers.count("resnet")
+        told.strangers.count("Wines", "all")
+    told.strangers.count("resnet", "all")
     assert told.tell() == []
     (line,) = told.tell(after_s=60)
     assert "saw model `Wines` 801 times (did you mean `wines`?), model `resnet` 1 time in the" in line
@@ -207,10 +207,10 @@ def test_names_that_clients_choose_can_neither_fill_memory_nor_forge_a_line(
 ) -> None:
     """Their number and length are bounded, and control characters are written out."""
     told = Told(caplog)
-    told.strangers.count("a\nb\x1b[31m\u202e`" + "x" * 100_000)
-    told.strangers.count("")
+    told.strangers.count("a\nb\x1b[31m\u202e`" + "x" * 100_000, "all")
+    told.strangers.count("", "all")
     for index in range(10_000):
-        told.strangers.count(f"n{index}")
+        told.strangers.count(f"n{index}", "all")
     (line,) = told.tell()
     assert "model `a\\nb\\x1b[31m\\u202e'xxx" in line
     assert line.isprintable()
