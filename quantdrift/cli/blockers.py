@@ -24,6 +24,7 @@ _MUCH: Final = 0.5
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _HINTS: Final = {
     Loss.HELD_BYTES: "raise sidecar.max_held_bytes, or sample less",
+    Loss.TRUNCATED: "a peer closed the connection during them; check that the server at sidecar.backend answers",
     Loss.CAPTURE_DOWN: "the capture process of the sidecar does not run: see the sidecar's log",
     Loss.CAPTURE_BEHIND: "the capture process is too slow: sample less, or give the sidecar more processor time",
     Loss.ERROR_STATUS: "the model's server answered with errors",

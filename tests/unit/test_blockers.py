@@ -36,12 +36,21 @@ def _wines(**changes: Any) -> ModelFlow:
 
 
 def _flow(*models: ModelFlow, **changes: Any) -> Flow:
-    counts: dict[str, Any] = {"offered": _step(100), "captured": _step(100), "tallied_at": NOW, "folded_at": NOW}
+    counts: dict[str, Any] = {
+        "offered": _step(100),
+        "captured": _step(100),
+        "tallied_at": NOW,
+        "folded_at": NOW,
+    }
     return Flow(models={model.model: model for model in models}, **(counts | changes))
 
 
 def _facts(**changes: Any) -> Facts:
-    known: dict[str, Any] = {"flow": _flow(_wines()), "waiting": {"wines": Waiting(is_read=True)}, "ports": UP}
+    known: dict[str, Any] = {
+        "flow": _flow(_wines()),
+        "waiting": {"wines": Waiting(is_read=True)},
+        "ports": UP,
+    }
     return Facts(now=NOW, begin=_ago(60), span="1h", **(known | changes))
 
 
