@@ -12,8 +12,8 @@ import msgspec
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
-from quantdrift.monitor.fold.noise import NoiseEvent
 from quantdrift.storage.admin.database_docs import page as database_markdown
+from quantdrift.storage.monitor.events import NoiseEvent
 from quantdrift.storage.monitor.explanation import Explanation
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -42,7 +42,8 @@ def advise(
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    explanation, n_history = episode.explanation, episode.deciding.n_history
+    explanation = episode.explanation
+    n_history = episode.evidence.n_history if episode.evidence else None
     above_before = before is not None and budget is not None and (before.low or 0.0) > budget
     begin = _begin(explanation, n_before, above_before=above_before)
     known = n_before if n_history is None else n_history

@@ -313,8 +313,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         severity=episode.severity,
         task=task_of(config, version.model),
         metric=episode.metric,
-        decided=_decided(episode, task_of(config, version.model), budget),
-        by_budget=episode.deciding.detector == Kind.BUDGET,
+        decided=_decided(episode, task_of(config, version.model)),
+        by_budget=episode.evidence is None or episode.evidence.detector == Kind.BUDGET,
         onset_at=episode.onset_at,
         opened_at=episode.opened_at,
         resolved_at=episode.resolved_at,
@@ -366,30 +366,27 @@ def _accepted(fact: VerdictFact | None, metric: Metric, default: float | None) -
     return None if budget is None else budget + (fact.noise.get(metric, 0.0) if fact else 0.0)
 
 
-def _decided(episode: Episode, task: Task, budget: float | None) -> str:
+def _decided(episode: Episode, task: Task) -> str:
     """Return the figures that decided an alert, from its onset until the alert, as text."""
-    deciding = episode.deciding
+    deciding = episode.evidence
+    if deciding is None or deciding.n_since_onset is None:
+        return ""
     figures = Decided(
         task=task,
         metric=episode.metric,
         kind=deciding.detector,
         after=deciding.after,
-        n_after=deciding.n_since_onset or 0,
+        n_after=deciding.n_since_onset,
         before=deciding.before if deciding.n_history is not None else None,
-        budget=budget if deciding.budget is None else deciding.budget,
-        noise=deciding.noise,
+        budget=deciding.budget,
+        noise=deciding.noise or 0.0,
         tail_level=deciding.tail_level,
         tail_before=deciding.tail_before,
         tail_after=deciding.tail_after,
     )
-    if deciding.n_since_onset is None or not (text := decided(figures, "the onset")):
+    if not (text := decided(figures, "the onset")):
         return ""
-    evidence = (
-        ""
-        if deciding.evidence is None or deciding.threshold is None
-        else f"; evidence {number(deciding.evidence)}, {number(deciding.threshold)} needed"
-    )
-    return f"{text}{evidence}"
+    return f"{text}; evidence {number(deciding.total)}, {number(deciding.threshold)} needed"
 
 
 def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
 from quantdrift.storage.database import translated
+from quantdrift.storage.monitor.events import AlertEvent, event_of
 from quantdrift.storage.monitor.rows import from_us, to_us
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
@@ -91,12 +92,12 @@ class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alerting(msgspec.Struct, frozen=True, kw_only=True):
-    """An open alert with its details."""
+    """An open alert with its event."""
 
     model_version_id: int
     slice_id: int
     severity: Verdict
-    details: dict[str, Any]
+    event: AlertEvent
 
 
 class Evidence:
@@ -211,16 +212,17 @@ class Evidence:
         return doubt
 
     async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
-        """Return the open alerts of some versions, oldest first, at most 256."""
+        """Return the open alerts of some versions, oldest first, at most 256; without those whose event is not readable."""
         found = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
         return [
             Alerting(
                 model_version_id=row["model_version_id"],
                 slice_id=row["slice_id"],
                 severity=Verdict(row["severity"]),
-                details=row["details"],
+                event=event,
             )
             for row in found.mappings()
+            if (event := event_of(row["details"])) is not None
         ]
 
     async def _limit(self, setting: str) -> None:

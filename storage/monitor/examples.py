@@ -16,6 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
+from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.rows import TransitionRow, from_us
 
@@ -67,20 +68,20 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     examples: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()
 
-    def attributes(self, trace_url: str) -> dict[str, list[str]]:
-        """Return them as attributes of the event.
+    def linked(self, trace_url: str) -> AlertExamples:
+        """Return them as a part of the event.
 
         Parameters
         ----------
         trace_url
             Link to a production trace, with `{trace_id}`; empty: no links.
         """
-        links = [
+        links = tuple(
             trace_url.replace("{trace_id}", parts[1])
             for trace in self.traces
             if trace_url and len(parts := trace.split("-")) == 4
-        ]
-        return {"examples": list(self.examples), "traces": links}
+        )
+        return AlertExamples(exchanges=self.examples, traces=links)
 
 
 async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -> list[Shown]:

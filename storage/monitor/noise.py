@@ -73,7 +73,7 @@ async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -
             exceeds=row.exceeds,
             at=from_us(row.at_us),
             fold_seq=row.fold_seq,
-            details=row.details,
+            details=msgspec.to_builtins(row.event),
         )
         .returning(tables.NoiseChange.id)
     )

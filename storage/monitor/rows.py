@@ -8,6 +8,7 @@ import msgspec
 
 from quantdrift.core.records import Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
+from quantdrift.storage.monitor.events import AlertEvent, NoiseEvent
 
 RETIRED_AFTER: Final = timedelta(days=30)  # without data: a signal, or a version without a reference
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -183,7 +184,7 @@ class NoiseChangeRow(_Row, frozen=True, kw_only=True):
     exceeds: bool
     at_us: int
     fold_seq: int
-    details: dict[str, Any]
+    event: NoiseEvent
 
 
 class BatchRows(_Row, frozen=True, kw_only=True):
@@ -293,8 +294,10 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
         The metric with the most evidence.
     onset_us
         Estimated begin of the drift; the time of the change where there is no estimate.
-    details
-        Attributes of the event, without their prefix.
+    reason
+        Why the verdict changed.
+    event
+        What is sent of it; None for `NONE`.
     """
 
     model_version_id: int
@@ -306,7 +309,14 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
     episode: Episode
     metric: Metric
     onset_us: int
-    details: dict[str, Any]
+    reason: str
+    event: AlertEvent | None = None
+
+    @property
+    def alert(self) -> AlertEvent:
+        """The event of a change that opens, escalates or closes an alert: each of these has one."""
+        assert self.event is not None
+        return self.event
 
 
 class RollupRow(_Row, frozen=True, kw_only=True):
@@ -377,12 +387,30 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     floors: tuple[FloorRow, ...] = ()
 
 
+class ExplainedBy(_Row, frozen=True, kw_only=True):
+    """The smaller alerting slice that explains an open alert from now on; None: nothing does any more.
+
+    Fields as in `Explanation`.
+    """
+
+    explained_by: str | None
+    explained_by_id: int | None
+    incident: str
+
+
+class Explains(_Row, frozen=True, kw_only=True):
+    """All larger alerting slices that an open alert explains from now on; fields as in `Explanation`."""
+
+    explains: tuple[str, ...]
+    explains_ids: tuple[int, ...]
+
+
 class AlertNote(_Row, frozen=True, kw_only=True):
-    """A change to the details of an open alert, made when the fold is written; None removes a key."""
+    """A change to the explanation of an open alert, made when the fold is written."""
 
     model_version_id: int
     slice_id: int
-    more: dict[str, Any]
+    change: ExplainedBy | Explains
 
 
 class Outcome(_Row, frozen=True, kw_only=True):

@@ -94,8 +94,8 @@ def test_an_alert_of_a_version_that_another_replaced_ends_as_unknown() -> None:
     outcome = fold.take()
     assert _closed(outcome) == [(WITH_REFERENCE, FAINT_ID, Verdict.FIRING, Verdict.UNKNOWN)]
     assert _verdict(fold, WITH_REFERENCE) == (Verdict.UNKNOWN, "superseded")
-    (story,) = [row.details for row in outcome.transitions if row.episode is Episode.CLOSE]
-    assert "its health is unknown" in story["advice"]
+    (story,) = [row.alert for row in outcome.transitions if row.episode is Episode.CLOSE]
+    assert "its health is unknown" in story.change.advice
     assert {row.model_version_id for row in fold.current()} == {2, NEW}
     # One straggler of the old version changes nothing.
     fold.batch(_compared(seq + 7, late_us + SECOND_US, version=WITH_REFERENCE, captured_us=at_us + SECOND_US))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from quantdrift.drift.discovery.confirmation import N_BETS, Trial
 from quantdrift.drift.discovery.items import Items
 from quantdrift.drift.discovery.search import SAME, Found, overlap
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import cap_of, shown, slices_of
+from quantdrift.monitor.fold.groups import Columns, Observation, cap_of, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
@@ -75,7 +76,6 @@ def with_traffic(
     until
         Captures before this time are tested afterwards. A multiple of `session_us` since 1970: no session is cut.
     """
-    begins_us = [to_us(row.tested_at) for row in candidates]
     groups: dict[tuple[int, int, str], list[ComparisonRow]] = {}
     n_unknown = 0
     for row in rows:
@@ -94,25 +94,27 @@ def with_traffic(
         },
         policies=dict(policies),
     )
-    rates = Rates()
-    # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
-    budgets = [
-        msgspec.structs.replace(budget, cap=row.scale) if row.metric is Metric.DIVERGENCE else budget
-        for row in candidates
-    ]
-    values: list[list[tuple[float, float]]] = [[] for _ in candidates]
-    for (_, policy_id, _), items in sorted(groups.items(), key=lambda group: group[0]):
-        for place, inside in slices_of(items).items():
-            if inside[0].captured_us < begins_us[place]:
-                continue
-            found = shown(place, inside, rates.of(catalog, place, policy_id), budgets[place])
-            value = found.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
-            if value is not None:
-                values[place].append((float(value[0]), float(value[1])))
-    after = [
-        _after(row, np.array(seen, dtype=np.float64).reshape(-1, 2), until)
-        for row, seen in zip(candidates, values, strict=True)
-    ]
+    values = [np.zeros((0, 2))] * len(candidates)
+    if groups:
+        observed = [
+            Observation(order, items, items[0].captured_us, closed=bool(items[0].group_key))
+            for order, (_, items) in enumerate(sorted(groups.items(), key=lambda group: group[0]))
+        ]
+        columns, rates = Columns(observed), Rates()
+        first_us = columns.captured_us[columns.item[np.append(0, columns.ends)[:-1]]]
+        later = first_us >= np.array([to_us(row.tested_at) for row in candidates])[columns.slice_id]
+        # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
+        caps = [row.scale if row.metric is Metric.DIVERGENCE else budget.cap for row in candidates]
+        for cap in set(caps):
+            places = [place for place, of in enumerate(caps) if of == cap]
+            which = later & np.isin(columns.slice_id, places)
+            found = slice_groups(
+                observed, columns, which, np.full(len(columns.rows), cap), partial(rates.of, catalog)
+            )
+            for number, (_, place) in enumerate(found.keys):
+                signal = SignalKey(candidates[place].metric.value, BUDGET.kind)
+                values[place], _ = found.values(number, signal)
+    after = [_after(row, seen, until) for row, seen in zip(candidates, values, strict=True)]
     return after, n_unknown
 
 

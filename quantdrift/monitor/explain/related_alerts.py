@@ -12,8 +12,8 @@ from quantdrift.drift.explain.overlap import Items, explaining
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
-from quantdrift.storage.monitor.explanation import Explanation, explanation_of
-from quantdrift.storage.monitor.rows import AlertNote, Episode, TransitionRow
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.monitor.rows import AlertNote, Episode, ExplainedBy, Explains, TransitionRow
 
 _RANK = {Verdict.WARNING: 1, Verdict.FIRING: 2}
 AlertsBySlice = Mapping[int, Alerting]  # the open alerts of one version
@@ -44,7 +44,12 @@ class AlertingSlices:
             if change.episode is Episode.CLOSE:
                 alerts.pop(key, None)
             else:
-                alerts[key] = _alerting(change)
+                alerts[key] = Alerting(
+                    model_version_id=key[0],
+                    slice_id=key[1],
+                    severity=change.to_verdict,
+                    event=change.alert,
+                )
         return {key[1]: one for key, one in alerts.items() if key[0] == row.model_version_id}
 
     def larger(self, row: TransitionRow, window: WindowSample, sizes: Mapping[int, float]) -> list[int]:
@@ -73,9 +78,9 @@ class AlertingSlices:
 
     def notes_on_explained(self, row: TransitionRow, larger: Sequence[int], name: str) -> list[AlertNote]:
         """Return notes on earlier alerts, of slices `larger`, that the alert of `row`, of slice `name`, explains."""
-        more = {"explained_by": name, "explained_by_id": row.slice_id, "incident": name}
+        by = ExplainedBy(explained_by=name, explained_by_id=row.slice_id, incident=name)
         return [
-            AlertNote(model_version_id=row.model_version_id, slice_id=slice_id, more=more)
+            AlertNote(model_version_id=row.model_version_id, slice_id=slice_id, change=by)
             for slice_id in larger
             if not self._superseded(row, slice_id)
         ]
@@ -83,14 +88,14 @@ class AlertingSlices:
     def stored_explanation(self, key: Key) -> Explanation:
         """Return the explanation of an alert that was open before the fold; an empty one where there was none."""
         known = self._known.get(key)
-        return explanation_of(known.details) if known else Explanation()
+        return known.event.explanation if known else Explanation()
 
     def notes_on_explaining(self, row: TransitionRow, by: int, explanation: Explanation) -> list[AlertNote]:
         """Return the note on an earlier alert, of slice `by`, with all that it explains since the alert of `row`."""
         if self._superseded(row, by):
             return []
-        more = {"explains": list(explanation.explains), "explains_ids": list(explanation.explains_ids)}
-        return [AlertNote(model_version_id=row.model_version_id, slice_id=by, more=more)]
+        explains = Explains(explains=explanation.explains, explains_ids=explanation.explains_ids)
+        return [AlertNote(model_version_id=row.model_version_id, slice_id=by, change=explains)]
 
     def _superseded(self, row: TransitionRow, other: int) -> bool:
         """Return whether a later change in the same fold replaces what is known of one of the two slices."""
@@ -111,10 +116,10 @@ class AlertingSlices:
             AlertNote(
                 model_version_id=key[0],
                 slice_id=key[1],
-                more={"explained_by": None, "explained_by_id": None, "incident": alert.details.get("slice")},
+                change=ExplainedBy(explained_by=None, explained_by_id=None, incident=alert.event.slice.name),
             )
             for key, alert in sorted(self._known.items())
-            if (key[0], alert.details.get("explained_by_id")) in ended
+            if (key[0], alert.event.explanation.explained_by_id) in ended
         ]
 
 
@@ -147,7 +152,7 @@ def smallest(
     alert = alerts.get(slice_id)
     if alert is None:
         return None
-    values = window.values(measure_of(alert.details, cap))
+    values = window.values(measure_of(alert.event.evidence, cap))
     known = np.isfinite(values)
     others = {
         other_id: window.inside(other_id)[known]
@@ -156,7 +161,7 @@ def smallest(
     }
     items = Items(x=values[known], weight=window.weight[known], cluster=window.cluster[known])
     weights = {known_id: sizes.get(known_id, 0.0) for known_id in (slice_id, *others)}
-    return explaining(items, level_of(alert.details, tolerance), others, weights, slice_id)
+    return explaining(items, level_of(alert.event.evidence, tolerance), others, weights, slice_id)
 
 
 def explains(
@@ -179,12 +184,3 @@ def explains(
         As in `smallest`.
     """
     return smallest(window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance) == slice_id
-
-
-def _alerting(change: TransitionRow) -> Alerting:
-    return Alerting(
-        model_version_id=change.model_version_id,
-        slice_id=change.slice_id,
-        severity=change.to_verdict,
-        details=change.details,
-    )

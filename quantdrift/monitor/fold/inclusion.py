@@ -9,8 +9,7 @@ from quantdrift.core.sampling.inclusion import (
     second_rate,
     smallest_rate,
 )
-from quantdrift.drift.evidence.group import ROUNDING
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
+from quantdrift.storage.monitor.rows import Catalog
 
 
 class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +25,10 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
         Names of the header strata that its items may fall into.
     first, second
         Draws below which a session is in, whatever its items are: all of it is then seen with the same probability.
+
+    Detectors without weights are given the items that have at least probability `smallest`, thinned to it: every item
+    of the slice with the same probability. Not with a rate for each margin bin: when a policy moves these, the mix of
+    margins moves, and a tail or a stratum that holds several bins would see drift where there is none.
     """
 
     smallest: float
@@ -33,21 +36,6 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
     strata: tuple[str, ...]
     first: float
     second: float
-
-    def keeps(self, item: ComparisonRow) -> bool:
-        """Return whether a detector without weights sees `item`: every item of the slice with probability `smallest`.
-
-        Not with a rate for each margin bin: when a policy moves these, the mix of margins moves, and a tail or a
-        stratum that holds several bins would see drift where there is none.
-        """
-        least = self.smallest * (
-            1.0 - ROUNDING
-        )  # a sidecar that says less follows another policy than it says
-        return item.pi >= least and item.u2 < second_rate(self.smallest, item.pi1)
-
-    def keeps_session(self, item: ComparisonRow) -> bool:
-        """Return whether the session of `item` is in; it is the same for all of its items."""
-        return item.u1 < self.first and item.u2 < self.second
 
 
 MOST_KNOWN = 65_536  # policies change daily: what is remembered for years of them must not grow

@@ -98,10 +98,11 @@ def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
             continue
         paged_us = change.at_us if change.to_verdict is Verdict.FIRING else None
         if before is None:
-            onset = change.details.get("onset")
+            evidence = change.event.evidence if change.event else None
+            onset = evidence.onset if evidence else None
             running[key] = Alert(
                 key=key,
-                metric=str(change.details.get("metric", "")),
+                metric=evidence.metric.value if evidence else "",
                 onset_us=to_us(datetime.fromisoformat(onset)) if onset else change.at_us,
                 opened_us=change.at_us,
                 paged_us=paged_us,

@@ -225,7 +225,7 @@ def _stored(row: TransitionRow) -> StoredTransition:
         to_verdict=row.to_verdict,
         at_us=row.at_us,
         fold_seq=row.fold_seq,
-        details=row.details,
+        event=row.event,
     )
 
 

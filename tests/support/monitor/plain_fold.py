@@ -14,10 +14,11 @@ from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Change, Groups, Series, SignalKey, advance
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.groups import exchanges, shown, slices_of
+from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, RollupRow, Snapshot
+from tests.support.monitor.plain_groups import shown, slices_of
 
 EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 MEANS = ("flip", "topk", "js", "divergence", "margin")
@@ -79,13 +80,13 @@ class PlainFold(Fold):
     def batch(self, rows: BatchRows) -> None:
         """Fold one batch, and make the rows of what it touched at once, from each state by itself."""
         super().batch(rows)
-        for key in self._chronicle.dirty:
-            assert self._state.slices[key].verdict.slice_id == key[1]
+        for key in self.state.dirty:
+            assert self.state.slices[key].verdict.slice_id == key[1]
 
     def take(self) -> Outcome:
         """Return what is to be written."""
-        for key in self._chronicle.dirty:
-            self._state.slices[key].watch.touched()  # what is worked out for many at a time is not used
+        for key in self.state.dirty:
+            self.state.slices[key].watch.touched()  # what is worked out for many at a time is not used
         rollups, self.plain_rollup = self.plain_rollup.rows(), PlainRollup()
         outcome = super().take()
         assert not outcome.rollups
@@ -99,24 +100,24 @@ class PlainFold(Fold):
         order = 0
         for exchange in exchanges(rows.comparisons):
             order, first = exchange.order, exchange.rows[0]
-            self._see(min(first.captured_us, rows.stored_us))
+            self.state.pass_time(min(first.captured_us, rows.stored_us))
             version = self.catalog.versions[first.model_version_id]
             if not version.reference_digest:
                 continue
-            cap = self._state.budget(version.model).cap
+            cap = self.state.budget(version.id).cap
             for slice_id, items in slices_of(exchange.rows).items():
                 self.plain_rollup.add(slice_id, items, cap)
             if first.group_key:
-                self._sessions.add(exchange.rows, self._state.now_us)
+                self.state.sessions.add(exchange.rows, self.state.now_us)
             else:
                 self._group(exchange.rows, order, collected)
-        if self._state.clock.at_us is not None:
-            for place, closed in enumerate(self._sessions.due(self._state.now_us), start=order + 1):
+        if self.state.clock.at_us is not None:
+            for place, closed in enumerate(self.state.sessions.due(self.state.now_us), start=order + 1):
                 self._group(closed, place, collected)
         keys = sorted(collected)
-        watches = [self._state.slices[key].watch for key in keys]
+        watches = [self.state.slices[key].watch for key in keys]
         groups = [_groups(collected[key]) for key in keys]
-        changes = advance(watches, groups, self._state.thresholds)
+        changes = advance(watches, groups, self.state.thresholds)
         for watch in watches:
             watch.touched()
         return keys, [(keys[change.watch], change) for change in changes]
@@ -127,26 +128,24 @@ class PlainFold(Fold):
         order: int,
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]],
     ) -> None:
-        first, state = rows[0], self._state
-        budget = state.budget(self.catalog.versions[first.model_version_id].model)
+        first, state = rows[0], self.state
+        budget = state.budget(first.model_version_id)
         captured_us = min(max(row.captured_us for row in rows), state.now_us)
         for slice_id, items in slices_of(rows).items():
-            rates = self._rates.of(self.catalog, slice_id, first.policy_id)
-            if self._ignores(slice_id):
+            rates = state.rates(slice_id, first.policy_id)
+            if state.ignores(slice_id):
                 continue
             values = shown(slice_id, items, rates, budget)
             if not values:
                 continue
             key = (first.model_version_id, slice_id)
-            if key not in self._state.slices:
-                self._enter(key, "", state.now_us, captured_us)
-            entry = self._state.slices[key]
+            if key not in self.state.slices:
+                state.enter(key, "", at_us=state.now_us, last_us=captured_us)
+            entry = self.state.slices[key]
             entry.last_us = max(entry.last_us, captured_us)
-            state.succession.seen(key[0], captured_us)
+            state.compared(key[0], captured_us)
             weighted = rates.weighted and not first.group_key
-            state.observed(
-                key, sorted(values), weighted=weighted, fold_seq=self._fold_seq, catalog=self.catalog
-            )
+            state.observed(key, sorted(values), weighted=weighted)
             for signal in values:
                 entry.watch.states[signal][POLICY] = first.policy_id
             collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, values))
