@@ -146,7 +146,8 @@ def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
         before = Measured(sums=_sums(n, divergence=float(n)), bins=bins)
         (told,) = episodes(CONFIG, _facts(told=(_alert(before, after),)))
         assert (told.before is not None, told.share_before is not None, told.n_before) == (known, known, n)
-        assert ("no history before the drift" in told.advice[0]) is not known
+        assert ("30 are needed to say that anything changed" in told.explanation[0]) is not known
+        assert f"{n} answer" in told.explanation[0] or known
 
 
 def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
@@ -158,9 +159,7 @@ def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
     entry = _alert(after, after, Metric.FLIP)
     lasting = msgspec.structs.replace(entry.episode, evidence=deciding)
     facts = _facts(_said(2, Verdict.FIRING), told=(msgspec.structs.replace(entry, episode=lasting),))
-    decided = (
-        "5.3 % of decisions changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"
-    )
+    decided = "5.3 % of answers changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"
     assert [told.decided for told in episodes(CONFIG, facts)] == [decided]
     (model,) = models(CONFIG, facts)
     assert model.slices[0].decided == decided
