@@ -10,6 +10,7 @@ from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.notation import number
 from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
@@ -91,8 +92,8 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
         rows = [
             (
                 f"{one.model}: {one.name}",
-                f"{one.traffic_per_s:.3g}",
-                f"{one.replays_per_s * shown.directive.lag_factor:.3g}",
+                number(one.traffic_per_s, 3),
+                number(one.replays_per_s * shown.directive.lag_factor, 3),
                 f"{one.evidence_share:.1%}",
             )
             for one in shown.account.slices
@@ -161,8 +162,8 @@ def _headline(shown: Shown, directive: PolicyMessage) -> str:
 
 def _why(account: PolicySummary, lag_factor: float) -> str:
     text = (
-        f"Planned: {account.replays_per_s * lag_factor:.3g} of {account.budget_per_s:g} items/s replayed, "
-        f"{account.taken_per_s * lag_factor:.3g} exchanges/s taken; computed {account.made_at:%Y-%m-%d %H:%M:%S} UTC "
+        f"Planned: {number(account.replays_per_s * lag_factor, 3)} of {account.budget_per_s:g} items/s replayed, "
+        f"{number(account.taken_per_s * lag_factor, 3)} exchanges/s taken; computed {account.made_at:%Y-%m-%d %H:%M:%S} UTC "
         f"from {account.n_items} recent items."
     )
     if lag_factor < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantdrift.cli.output import columns
-from quantdrift.core.notation import count_of
+from quantdrift.core.notation import count_of, number
 from quantdrift.core.records import Metric, Verdict
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: st
     rows: list[tuple[str, ...]] = []
     for one in signals:
         idle = verdict == Verdict.FIRING.value or one.missing
-        evidence = "-" if idle else f"{one.evidence:.3g}"
+        evidence = "-" if idle else number(one.evidence, 3)
         mean = None if one.tail else one.recent
         recent = "" if mean is None else _measured(one.metric, unit, mean.mean, mean.low, mean.high)
         rows.append((f"{one.metric} {one.kind}", _against(one, unit), evidence, recent))

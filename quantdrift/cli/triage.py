@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import number
 from quantdrift.core.records import Verdict
 
 if TYPE_CHECKING:
@@ -64,7 +65,15 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         if one.verdict == Verdict.FIRING.value and model in {"", one.model} and one not in found
     ]
     if as_json:
-        emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found, "firing": firing})
+        emit(
+            {
+                "alpha": alpha,
+                "months": months,
+                "n_watched": len(slices),
+                "slices": [_as_json(one) for one in found],
+                "firing": [_as_json(one) for one in firing],
+            }
+        )
         return
     if not slices:
         click.echo("No slice is watched yet: no exchange has been compared.")
@@ -77,8 +86,9 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     else:
         click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
     if firing:
-        names = ", ".join(f"{one.slice} ({one.model} {one.version})" for one in firing)
-        click.echo(f"Already firing, by the bound on false pages: {names}.")
+        click.echo("Already firing, by the bound on false pages:")
+        for one in firing:
+            click.echo(f"  {one.model} {one.version}: {_what(one)}")
 
 
 def _table(found: "list[TriagedSlice]") -> str:
@@ -88,21 +98,37 @@ def _table(found: "list[TriagedSlice]") -> str:
             one.version,
             one.slice,
             one.verdict,
-            f"{one.evidence:.3g}",
-            f"{one.threshold:.3g}",
+            number(one.evidence, 3),
+            number(one.threshold, 3),
             f"{one.n_groups:,}",
-            _means(one),
+            _what(one),
         )
         for one in found
     ]
     return columns(
-        ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows
+        ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "what"), rows
     )
 
 
-def _means(one: "TriagedSlice") -> str:
-    return ", ".join(
-        f"{metric} {shown['mean']:.3g} (budget {shown['budget']:.3g})"
+def _what(one: "TriagedSlice") -> str:
+    """Return what is wrong: for a slice that alerts what decided, as its page says; else its recent means."""
+    from quantdrift.drift.explain.diagnosis_text import finding
+    from quantdrift.monitor.fold.alert_text import diagnosis_of
+
+    if one.alert is not None and one.alert.evidence.onset:
+        return finding(diagnosis_of(one.alert))
+    means = ", ".join(
+        f"{metric} {number(shown['mean'], 3)} ({number(shown['budget'], 3)} accepted)"
         for metric, shown in sorted(one.estimate.items())
         if "mean" in shown and "budget" in shown
     )
+    return means or one.slice
+
+
+def _as_json(one: "TriagedSlice") -> dict[str, Any]:
+    """Return a slice for programs: the text of its alert in place of its event."""
+    import msgspec
+
+    found = msgspec.structs.asdict(one)
+    found["alert"] = _what(one) if one.alert is not None else None
+    return found
