@@ -9,10 +9,11 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Capture, Config, Model
-from quantdrift.core.records import Protocol
+from quantdrift.core.records import Loss, ModelCount, Protocol
+from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.capture.unknown_models import MAX_NAMES, UnknownModels
 from quantdrift.sidecar.state.config import LiveConfig
-from quantdrift.sidecar.state.counters import Count, Counters, Gauge
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.routes import known_requests
 from quantdrift.sidecar.state.traffic_warnings import (
     MIN_COUNT,
@@ -200,6 +201,36 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
     assert "saw model `Wines` 801 times (did you mean `wines`?), model `resnet` 1 time in the" in line
     assert "of the last 61 s" in line
     assert told.tell(after_s=60) == []
+
+
+def test_the_names_of_unknown_models_travel_in_the_tallies(caplog: pytest.LogCaptureFixture) -> None:
+    """By stratum, a bounded number, after the log line too; what Postgres cannot store in a text is escaped."""
+    told = Told(caplog)
+    for name, stratum in (("wine", "all"), ("wine", "faint"), ("wine", "all"), ("a\0b", "all")):
+        told.strangers.count(name, stratum)
+    told.tell()
+    told.strangers.count("wine", "all")
+    for index in range(10_000):
+        told.strangers.count(f"n{index}", "all")
+    totals = told.strangers.totals
+    assert totals["all", "wine"] == 3
+    assert totals["faint", "wine"] == 1
+    assert totals["all", "a\\x00b"] == 1
+    assert len({name for _, name in totals}) == MAX_NAMES
+    counters = Counters.create(1, 2)
+    counters.slot(0).lose(0, Loss.UNKNOWN_MODEL, 4)
+    tallies = Tallies(
+        counters=counters,
+        rows=lambda: [Row("all"), Row("faint")],
+        unknown=totals,
+        source="pod",
+        boot="b",
+        queue=lambda: None,
+        clock=told.clock,
+    )
+    first, second = tallies.take().strata
+    assert first.models["wine"] == ModelCount(taken=0, unknown=3)
+    assert second.models == {"wine": ModelCount(taken=0, unknown=1)}
 
 
 def test_names_that_clients_choose_can_neither_fill_memory_nor_forge_a_line(
