@@ -23,6 +23,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import Telemetry
@@ -52,7 +53,8 @@ from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
 
 _LOG = logging.getLogger(__name__)
-_CONNECT_PAUSE_S = 1.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
 _PING_S = 10.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
@@ -359,10 +361,12 @@ def _exit(reason: str) -> None:
 
 async def _connected(connect: Callable[[], Awaitable[Connection]], stop: Stop) -> Connection | None:
     """Call `connect` until it succeeds; return None if `stop` is set first."""
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while not stop.is_set():
         try:
             return await connect()
         except RetryError as error:
-            _LOG.warning("%s; trying again in %g s", error, _CONNECT_PAUSE_S)
-            await stop.wait(_CONNECT_PAUSE_S)
+            pause_s = backoff.next_s()
+            _LOG.warning("%s; trying again in %.1f s", error, pause_s)
+            await stop.wait(pause_s)
     return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import BY, CONFIG, DATA, JSON, REASON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
@@ -28,13 +28,6 @@ _METRIC = click.option(
     multiple=True,
     help="Only this metric; may be repeated.",
 )
-_BY = click.option(
-    "--by",
-    default=user_name,
-    show_default="your user name",
-    help="Name of the person who decides; it is stored.",
-)
-_REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
 @click.group()
@@ -161,8 +154,8 @@ def _row(one: "BaselineFact") -> tuple[str, ...]:
     multiple=True,
     help="A similar slice; the tails of all slices named replace the slice's own if it has too few exchanges.",
 )
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def accept(
     config_path: Path,
@@ -251,8 +244,8 @@ def _settling(name: str, source: str, text: str) -> None:
     @_VERSION
     @_SLICE
     @_METRIC
-    @_BY
-    @_REASON
+    @BY
+    @REASON
     @JSON
     def _decide(
         config_path: Path,
@@ -319,8 +312,8 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
 @_MODEL
 @_VERSION
 @_METRIC
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def import_(
     config_path: Path,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import BY, CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, Clustering
 from quantdrift.core.config.assign import nearest
@@ -55,9 +55,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--model", default="", help="Only this model.  [default: all]")
 @click.option("--anew", is_flag=True, help="Ignore the existing clusters and give every cluster a new id.")
 @click.option("--dry-run", is_flag=True, help="Show the result and store nothing.")
-@click.option(
-    "--by", default=user_name, show_default="your user name", help="Name of the person; it is stored."
-)
+@BY
 @JSON
 def fit(
     config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, by: str, as_json: bool

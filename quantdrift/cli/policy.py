@@ -6,10 +6,10 @@ from pathlib import Path
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, embedded_address, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import RetryError
 from quantdrift.core.notation import number
 from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
@@ -122,12 +122,9 @@ def at_data(config: Config, data: Path | None) -> Config:
     """
     if data is None:
         return config
-    path = data / "nats.url"
-    if not path.exists():
-        if not (data / "dsn").exists():
-            raise OperatorError(f"{data} has no file `nats.url`: is `quantdrift up --data {data}` running?")
+    if not (data / "nats.url").exists() and (data / "dsn").exists():
         return config
-    stream = msgspec.structs.replace(config.stream, url=path.read_text(encoding="utf-8").strip())
+    stream = msgspec.structs.replace(config.stream, url=embedded_address(data, "nats.url"))
     return msgspec.structs.replace(config, stream=stream)
 
 

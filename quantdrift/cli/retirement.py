@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import BY, CONFIG, DATA, JSON, REASON, emit, prepare
 from quantdrift.cli.slices import listed_slices, pick
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.load import Role
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
 _MODEL = click.option("--model", default="", help="Model of the slice.")
-_BY = click.option(
-    "--by",
-    default=user_name,
-    show_default="your user name",
-    help="Name of the person who decides; it is stored.",
-)
-_REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
 @click.command("retire")
@@ -36,8 +29,8 @@ _REASON = click.option("--reason", default="", help="Reason; it is stored.")
 @DATA
 @_MODEL
 @click.argument("which")
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def retire(
     config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
@@ -71,8 +64,8 @@ def retire(
 @DATA
 @_MODEL
 @click.argument("which")
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def restore(
     config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool

@@ -7,6 +7,9 @@ renamed or reordered, and after restarts.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -15,7 +18,13 @@ from quantdrift.core.records import Predicate
 
 ALL = "all"
 EVERYTHING = "true"  # the predicate of the slice `all`
+TIME: Final = "time."
+"""Prefix of the attributes that the time of capture gives: no client sends them, and no exchange stores them."""
+
 _OTHER = "(other)"
+_DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_FIRST_DAY_OF_WEEKEND: Final = 5
+_HOURS: Final = 6  # in a part of the day
 
 
 class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +108,7 @@ class SliceAssigner:
         Parameters
         ----------
         attributes
-            As recorded with the exchange.
+            As recorded with the exchange, and `time_attributes`.
         features
             Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
@@ -163,8 +172,34 @@ class SliceAssigner:
         return key
 
 
+def time_attributes(captured_at: datetime, zone: ZoneInfo) -> dict[str, str]:
+    """Return the attributes of a time of capture: part of the week, day of the week, and part of the day.
+
+    Parameters
+    ----------
+    captured_at
+        Aware.
+    zone
+        That of `capture.time_zone`, in which days and hours are counted.
+
+    Examples
+    --------
+    >>> time_attributes(datetime.fromisoformat("2026-11-21T23:30:00Z"), ZoneInfo("UTC"))
+    {'time.week': 'weekend', 'time.day': 'saturday', 'time.hours': '18-24'}
+    """
+    local = captured_at.astimezone(zone)
+    day, begin = local.weekday(), local.hour - local.hour % _HOURS
+    return {
+        f"{TIME}week": "weekend" if day >= _FIRST_DAY_OF_WEEKEND else "weekday",
+        f"{TIME}day": _DAYS[day],
+        f"{TIME}hours": f"{begin:02}-{begin + _HOURS:02}",
+    }
+
+
 def attribute_key(rule: Slice) -> str:
-    """Return the key of the attribute that `rule` slices by, as recorded with the exchange."""
+    """Return the key of the attribute that `rule` slices by, as recorded or as `time_attributes` returns it."""
+    if rule.time:
+        return f"{TIME}{rule.time}"
     if rule.header:
         return f"header.{rule.header}"
     return f"parameter.{rule.parameter}" if rule.parameter else f"json.{rule.json}"

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Final
 
-from quantdrift.core.process.child import leashed
+from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.run import Stop
 from quantdrift.drift.detectors.protocol import compile_all
 from quantdrift.drift.evidence.numba_cache import is_kept, others_find_it
@@ -43,7 +43,9 @@ async def compile_loops(stop: Stop) -> None:
 
 
 async def _in_child_process(stop: Stop) -> int:
-    process = await asyncio.create_subprocess_exec(*leashed([sys.executable, "-P", "-c", _COMPILE]))
+    process = await asyncio.create_subprocess_exec(
+        *ending_with_parent([sys.executable, "-P", "-c", _COMPILE])
+    )
     ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
     if not ended.done():

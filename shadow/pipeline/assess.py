@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.slices import SliceAssigner, SliceKey
+from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
 from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
@@ -95,6 +96,7 @@ class Assessor:
         self.noise = noise or Noise(0.0, SystemClock())
         self.config_warnings = ConfigWarnings()
         self._config = config
+        self._time_zone = ZoneInfo(config.capture.time_zone)
         self._worker = worker
         self._known = tuple(known)
         self._assigners: dict[str, SliceAssigner] = {}
@@ -232,8 +234,9 @@ class Assessor:
             known = tuple(key for key in self._known if key.model == exchange.model)
             assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model, known)
         assigner.extra = self._discovered.get(exchange.model, ())
+        attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._time_zone)}
         slices = [
-            (*assigner.assign(exchange.attributes, of_item), *of_learned)
+            (*assigner.assign(attributes, of_item), *of_learned)
             for of_item, of_learned in zip(features, learned.slices, strict=True)
         ]
         sliced = _SlicedExchange(

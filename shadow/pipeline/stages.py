@@ -17,6 +17,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
 from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
@@ -250,13 +251,14 @@ class Stages:
 
     async def _replay_until_answered(self, ready: _ToReplay) -> list[Answer] | None:
         """Replay a batch, waiting while its reference is unreachable; None if `stop` was set meanwhile."""
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 return await self._replay(ready)
             except RetryError as error:
                 if self._stop.is_set():
                     return None
+                pause_s = backoff.next_s()
                 _LOG.warning(
                     "model %s: could not replay, trying again in %.1f s: %s",
                     ready.ready_batch.model,
@@ -264,7 +266,6 @@ class Stages:
                     error,
                 )
             await self._stop.wait(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _replay(self, ready: _ToReplay) -> list[Answer]:
         in_progress = ready.in_progress

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
+from quantdrift.storage.monitor.dependence import found_sessions
 from quantdrift.storage.monitor.discovery_log import follow, followed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
 from quantdrift.storage.monitor.rows import (
@@ -199,6 +200,7 @@ async def read_catalog(
     slices = await _rows(connection, "select id, model, name, predicate, definition from slice order by id")
     policies = await _policies(connection, wanted, {} if known is None else known.policies)
     return Catalog(
+        undeclared_sessions=await found_sessions(connection),
         versions={
             row["id"]: VersionRow(
                 id=row["id"],

@@ -232,11 +232,18 @@ class SliceRow(_Row, frozen=True, kw_only=True):
 
 
 class Catalog(_Row, frozen=True, kw_only=True):
-    """The versions, slices and policies that other rows refer to, by id."""
+    """The versions, slices and policies that other rows refer to, by id.
+
+    Parameters
+    ----------
+    undeclared_sessions
+        Per version and slice, the attribute whose requests were found to be alike.
+    """
 
     versions: dict[int, VersionRow]
     slices: dict[int, SliceRow]
     policies: dict[int, Policy]
+    undeclared_sessions: dict[tuple[int, int], str] = {}
 
 
 class DetectorRow(_Row, frozen=True, kw_only=True):

@@ -22,10 +22,10 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
+from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 
 N_BINS = 64
@@ -85,17 +85,8 @@ _ITEM_BINS = text(f"""
 """)  # noqa: S608 - constant text
 
 
-class Divergence:
-    """Sums of divergence in one snapshot.
-
-    Parameters
-    ----------
-    connection
-        Inside a transaction.
-    """
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class Divergence(SnapshotReader):
+    """Sums of divergence in one snapshot."""
 
     async def extent(self, begin: datetime, end: datetime, most: int) -> Extent:
         """Return the first and last comparison of a period, and how many there are, counted up to `most`."""
@@ -218,9 +209,6 @@ class Divergence:
     async def _select(self, statement: Select[Any]) -> Sequence[RowMapping]:
         rows: Sequence[RowMapping] = (await self._connection.execute(statement)).mappings().all()
         return rows
-
-    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
-        return (await self._connection.execute(statement, parameters)).mappings().all()
 
 
 def _rollup(grain: Grain) -> tuple[type[RollupHour | RollupDay], InstrumentedAttribute[datetime]]:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import RowMapping, TextClause, insert, text
+from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
@@ -23,6 +23,7 @@ from quantdrift.storage.report.facts import (
     VerdictFact,
     Version,
 )
+from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import ReportRun
 
 _VERSIONS = text("""
@@ -78,7 +79,7 @@ _EXAMPLES = text("""
 """)
 
 
-class Reader:
+class Reader(SnapshotReader):
     """Reads in one snapshot of the database.
 
     Parameters
@@ -95,7 +96,7 @@ class Reader:
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self.divergence = Divergence(connection)
         self.coverage = Coverage(connection)
 
@@ -162,9 +163,6 @@ class Reader:
         """Return the capture time up to which the monitor has folded; None where it never has."""
         rows = await self._rows(text("select event_time from fold"))
         return rows[0]["event_time"] if rows else None
-
-    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
-        return (await self._connection.execute(statement, parameters)).mappings().all()
 
 
 @asynccontextmanager

@@ -41,6 +41,7 @@ _DERIVED: Final = (
     "noise_floor",
     "noise_change",
     "session",
+    "undeclared_session",
     "discovery",
     "discovery_change",
     "discovery_search",

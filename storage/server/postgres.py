@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process.child import ending
+from quantdrift.core.process.child import exit_text
 from quantdrift.storage.server.binaries import Binaries, find_binaries
 from quantdrift.storage.server.unprivileged import UnprivilegedUser, choose_account
 
@@ -152,10 +152,10 @@ class PostgresServer:
                 raise OperatorError(f"Postgres does not start: {_telling(said)} (log: {self._log})")
             threading.Event().wait(_AGAIN_S)
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         """Return why it has ended: the signal, its last error message, or the last line of its log."""
         if self._process is not None and (self._process.poll() or 0) < 0:
-            return f"it {ending(self._process.returncode)}"
+            return f"it {exit_text(self._process.returncode)}"
         try:
             with self._log.open("rb") as log:
                 log.seek(max(log.seek(0, os.SEEK_END) - _WORDS, 0))

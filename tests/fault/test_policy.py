@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -71,6 +72,48 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
             lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
         )
         await until(lambda: pod.follows(second))
+    await queue.close()
+
+
+async def test_a_value_that_changes_before_a_watcher_has_reconnected_is_seen_at_once(
+    server: NatsServer,
+) -> None:
+    """The message is gone by then, so the watcher reads the value when its connection is back, not half a minute later."""
+    stream = Stream(url=server.url)
+    queue = await Queue.connect(stream, client_name="watcher")
+    seen: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def watch() -> None:
+        async with aclosing(KeyValue(queue, stream).watch(DIRECTIVE)) as entries:
+            async for entry in entries:
+                seen.put_nowait(None if entry is None else entry.value)
+
+    async def value(wanted: bytes) -> None:
+        while await seen.get() != wanted:
+            pass
+
+    async def put(given: bytes) -> None:
+        other = await Queue.connect(stream, client_name="another")
+        try:
+            await KeyValue(other, stream, 86_400.0).put(DIRECTIVE, given)
+        finally:
+            await other.close()
+
+    await put(b"0")
+    watching = asyncio.create_task(watch())
+    async with asyncio.timeout(60):
+        await value(b"0")
+    for n in range(3):  # the watcher reconnects once a second: it is hardly ever the first three times
+        server.kill()
+        await until(lambda: not queue.connected)
+        server.start()
+        given = b"%d" % (n + 1)
+        await eventually(lambda given=given: put(given))  # type: ignore[misc]
+        await until(lambda: queue.connected)
+        async with asyncio.timeout(20):  # below the half minute in which it looks anyway
+            await value(given)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
     await queue.close()
 
 

@@ -71,6 +71,33 @@ def test_too_few_exchanges_are_unknown_with_the_number_that_is_missing() -> None
     ]
 
 
+def test_undeclared_sessions_make_a_slice_unknown_and_nothing_pages() -> None:
+    """The drifted slice would fire; its requests count as more than they are, and the verdict says what to declare."""
+    found = msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"})
+    fold = Fold(CONFIG, EMPTY)
+    fold.learn(found)
+    transitions: list[TransitionRow] = []
+    for batch in batches(300, faint_share=0.3):
+        fold.batch(batch)
+        transitions += fold.take().transitions
+    verdict, reason = verdict_of(fold, FAINT_ID)
+    assert verdict is Verdict.UNKNOWN
+    assert reason.startswith("looks like sessions: requests with the same header.x-user")
+    assert reason.endswith('set sampling.sticky_header = "x-user"')
+    assert not any(row.to_verdict in {Verdict.FIRING, Verdict.WARNING} for row in transitions)
+    assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
+
+
+def test_sessions_that_are_declared_by_now_no_longer_hide_anything() -> None:
+    """With `sampling.sticky_header` the same evidence pages."""
+    sampling = msgspec.structs.replace(CONFIG.sampling, sticky_header="x-user")
+    fold = Fold(msgspec.structs.replace(CONFIG, sampling=sampling), EMPTY)
+    fold.learn(msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"}))
+    for batch in batches(300, faint_share=0.3):
+        fold.batch(batch)
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
+
+
 def test_loss_makes_a_slice_unknown() -> None:
     """Above max_loss_ratio in its own header strata a slice is not ok, whatever was compared."""
     fold, _ = fold_all(quiet(200, lost=10))

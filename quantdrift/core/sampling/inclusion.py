@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from quantdrift.core.config.strata import MARGIN, MODEL
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 
-_CAPTURED = ("header.", "parameter.", "json.")
+_CAPTURED = ("header.", "parameter.", "json.", "time.")
 
 
 def known_at_capture(condition: Predicate) -> bool:
-    """Return whether a sidecar can check a condition: on model, attributes or margins, but not on features or clusters."""
+    """Return whether a sidecar can check a condition: on model, attributes, time or margins, but not on features or clusters."""
     return condition.key.startswith(_CAPTURED) or condition.key in {MARGIN, MODEL}
 
 

@@ -34,6 +34,7 @@ from quantdrift.drift.evidence.header import (
     PAGE_MASS,
     PAGING,
     SCALE,
+    TICKET_MASS,
     TICKETING,
     M,
     N,
@@ -119,6 +120,37 @@ class BudgetDetector:
             )
         state[M] = budget
         state[RATES] = _rates(budget, state[RATES.start])
+
+    def carry(self, state: FloatArray, before: FloatArray, share: float) -> bool:
+        """Move a share of the evidence of the version before into that of a new one, both in place.
+
+        The sum of their evidence stays the same, and with it the bound: the null, the mean and the bets are the same, so the
+        evidence goes on growing on the new version's groups as it would have on the old one's. The onset is copied.
+
+        Parameters
+        ----------
+        state
+            Of the new version, which has seen nothing yet.
+        before
+            Of the version before.
+        share
+            In (0, 1].
+
+        Returns
+        -------
+        Whether anything was moved: not for another null, nor while the version before alerts.
+        """
+        same = (
+            state[M] == before[M] and state[SCALE] == before[SCALE] and (state[RATES] == before[RATES]).all()
+        )
+        if not same or before[ALERTING]:
+            return False
+        for part in (PAGE, TICKET, PAGE_MASS, TICKET_MASS):
+            state[part] = share * before[part]
+            before[part] -= state[part]
+        for part in (CUSUM, FLOOR_AT, FLOOR_N, FLOOR_W, FLOOR_X, N, W, X):
+            state[part] = before[part]
+        return True
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Restart both copies at this mass and time, in place."""

@@ -62,6 +62,11 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
             found &= self._meets(condition)
         return found
 
+    def without(self, prefix: str) -> "Items":
+        """Return the same items without the attributes whose keys begin with `prefix`."""
+        codes = {key: column for key, column in self.codes.items() if not key.startswith(prefix)}
+        return msgspec.structs.replace(self, codes=codes, levels={key: self.levels[key] for key in codes})
+
     def _meets(self, condition: Predicate) -> BoolArray:
         if condition.equals is not None:
             levels = self.levels.get(condition.key, ())

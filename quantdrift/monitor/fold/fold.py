@@ -112,6 +112,7 @@ class Fold:
         state.fold_seq = rows.fold_seq
         before_us = state.clock.at_us or 0
         self._apply_decisions(rows)
+        state.resume_compared({row.model_version_id for row in rows.comparisons})
         touched, changes = self._compare(rows)
         self._count_losses(rows)
         if state.clock.at_us is None:
@@ -136,6 +137,7 @@ class Fold:
         compared = frozenset(touched)
         due: Iterable[Key] = touched
         if all_due:
+            self.state.pause_superseded()
             due = sorted(self.state.slices)
         elif rows.expiries:
             due = sorted(compared | self._of_models({expiry.model for expiry in rows.expiries}))

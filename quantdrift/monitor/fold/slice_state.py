@@ -18,6 +18,9 @@ RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
 Key = tuple[int, int]  # model_version_id, slice_id
 
 
+SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
+
+
 class SliceState:
     """Its watch and what is said of it now.
 

@@ -22,7 +22,7 @@ from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
 from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.monitor.fold.slice_state import Key, SliceState, new_slice
+from quantdrift.monitor.fold.slice_state import SUPERSEDED, Key, SliceState, new_slice
 from quantdrift.storage.monitor.rows import (
     BaselineRow,
     Catalog,
@@ -34,6 +34,10 @@ from quantdrift.storage.monitor.rows import (
     TransitionRow,
     VerdictRow,
 )
+
+CARRIED = 0.9
+"""Share of a budget's evidence that goes on to a new version. The rest stays with the version before: where that goes on serving
+beside a canary, it is ln 10 = 2.3 nats behind; a release costs ln(1 / 0.9) = 0.1."""
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
 _LOG = logging.getLogger(__name__)
@@ -96,6 +100,9 @@ class FoldState:
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(monitor.noise_bound, snapshot.floors)
         self.retired = set(snapshot.retired)
+        watched = [entry for entry in self.slices.values() if entry.watch.states]
+        self._paused = {entry.key[0] for entry in watched}
+        self._paused -= {entry.key[0] for entry in watched if entry.reason != SUPERSEDED}
         self._declared: dict[int, bool] = {}
         self._everything: dict[str, int] = {}
         self._rates = Rates()
@@ -197,7 +204,8 @@ class FoldState:
         entry = self.slices[key]
         ends = len(signals) == len(entry.watch.states)
         states = entry.watch.states
-        self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in signals))
+        if key[0] not in self._paused:
+            self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in signals))
         rows = entry.retire(signals, self.now_us, self.fold_seq)
         self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
         self.dirty.add(key)
@@ -233,6 +241,29 @@ class FoldState:
             other_us > until_us and self.model(other) == model for other, other_us in self._last_us.items()
         )
 
+    def pause_superseded(self) -> None:
+        """Give the allowance of the versions that others have replaced to the detectors of those others."""
+        for version_id in sorted({key[0] for key in self.slices} - self._paused):
+            if self.doubts(version_id)[0]:
+                self._paused.add(version_id)
+                self._grow(-sum(1 for _ in self._live_states(version_id)))
+
+    def resume_compared(self, version_ids: Iterable[int]) -> None:
+        """Let versions that were replaced take part again: they are compared. Nothing is given for the time between."""
+        for version_id in sorted(self._paused.intersection(version_ids)):
+            self._paused.remove(version_id)
+            for key, state in self._live_states(version_id):
+                self._grow(1)
+                state[header.MASS] = max(state[header.MASS], self.clock.mass)
+                self.dirty.add(key)
+
+    def _live_states(self, version_id: int) -> Iterator[tuple[Key, FloatArray]]:
+        for key, entry in self.sorted():
+            if key[0] == version_id:
+                for signal, state in entry.watch.states.items():
+                    if DETECTORS[signal.kind].live(state):
+                        yield key, state
+
     def doubts(self, version_id: int) -> tuple[bool, str]:
         """Return whether a version is superseded, and why its noise is too high for verdicts; see `look`."""
         found = self._doubts.get(version_id)
@@ -242,6 +273,11 @@ class FoldState:
                 self.noise.too_much(version_id),
             )
         return found
+
+    def session_attribute(self, key: Key) -> str:
+        """Return the attribute whose requests are alike in a slice although it is not declared; empty: there is none."""
+        attribute = self.catalog.undeclared_sessions.get(key, "")
+        return "" if attribute == f"header.{self._config.sampling.sticky_header}" else attribute
 
     def recent_counts(self, strata: tuple[str, ...], model: str) -> RecentCounts:
         """Return what was offered and lost of a model in the recent hour; see `look`."""
@@ -422,13 +458,33 @@ class FoldState:
                     imported,
                     cap,
                 )
+            is_new = state is None
             n_total = 0.0 if state is None else state[header.N_TOTAL]
             state = BUDGET.fresh(
                 budget=m + wanted, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
             )
             state[header.N_TOTAL] = n_total
+            if is_new:
+                self._carry(key, signal, state)
             entry.noise[signal] = wanted
             entry.watch.add(signal, state)
+
+    def _carry(self, key: Key, signal: SignalKey, state: FloatArray) -> None:
+        """Move most of the budget's evidence of the version that was compared last to a new one of the same model."""
+        model = self.model(key[0])
+        found = [
+            (entry.last_us, other)
+            for other, entry in self.slices.items()
+            if other[1] == key[1]
+            and other != key
+            and self.model(other[0]) == model
+            and signal in entry.watch.states
+        ]
+        if found:
+            before = self.slices[max(found)[1]]
+            if BUDGET.carry(state, before.watch.states[signal], CARRIED):
+                before.watch.touched()
+                self.dirty.add(before.key)
 
     def _learner_state(self, key: Key, signal: SignalKey, budget: Budget) -> None:
         watch, learner = self.slices[key].watch, LEARNERS[signal.kind]

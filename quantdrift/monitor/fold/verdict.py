@@ -17,7 +17,7 @@ from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
-from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.monitor.fold.slice_state import SUPERSEDED, Key, SliceState
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
@@ -25,7 +25,6 @@ LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
-SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 RETIRED = "retired: nothing was compared for 30 days"
 LOST = "loss: too many of its samples were lost in the last hour"
 UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
@@ -55,6 +54,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Why it alerts, as was said at the alarm; empty where that is not known.
     noise
         Why noise is too much to say anything; empty where it is not.
+    session_attribute
+        The attribute whose requests are alike although it is not declared; empty where there is none.
     """
 
     phase: Phase
@@ -66,6 +67,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     alarm: str = ""
     n_missing: int = 0
     noise: str = ""
+    session_attribute: str = ""
 
 
 def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
@@ -86,13 +88,27 @@ def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
     return Verdict.OK, "no evidence against its budget or its baseline"
 
 
+def looks_like_sessions(attribute: str) -> str:
+    """Return why a slice whose requests with one value of `attribute` are alike is `unknown`, and what to do."""
+    kind, _, name = attribute.partition(".")
+    declare = (
+        f'set sampling.sticky_header = "{name}"'
+        if kind == "header"
+        else "send it as a request header, too, and name that in sampling.sticky_header"
+    )
+    return (
+        f"looks like sessions: requests with the same {attribute} come together and have alike results, so that they count"
+        f" as more than they are: {declare}"
+    )
+
+
 def _doubt(status: SliceStatus, limits: Monitor) -> str:
     """Return what could hide drift, or nothing."""
     if status.superseded:
         return SUPERSEDED
     missing = limits.min_groups - status.n_groups
-    if missing > 0:
-        return f"needs {_more(missing)}"
+    if missing > 0 or status.session_attribute:
+        return f"needs {_more(missing)}" if missing > 0 else looks_like_sessions(status.session_attribute)
     counts = status.counts
     if counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken:
         return _expired(counts) if counts.expired > counts.lost else LOST
@@ -121,8 +137,9 @@ def _round(n: int) -> int:
     return int(float(f"{n:.2g}"))
 
 
-# Of its states, of loss, whether its version was replaced, why noise is too much, whether it has been silent for long.
-Basis = tuple[Survey, RecentCounts, bool, str, bool]
+# Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
+# it has been silent for long.
+Basis = tuple[Survey, RecentCounts, bool, str, str, bool]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
@@ -148,8 +165,14 @@ def settle(state: FoldState, key: Key, *, touched: bool) -> None:
 
 
 def alert(state: FoldState, key: Key, change: Change) -> None:
-    """Note that an alert opens, escalates or closes."""
+    """Note that an alert opens, escalates or closes.
+
+    None opens where sessions are not declared: the evidence counts one observation many times.
+    """
     entry = state.slices[key]
+    if entry.said not in ALERTS.values() and state.session_attribute(key):
+        entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
+        return
     verdict, reason = _verdict(state, entry, change.after)
     signals = sorted(change.evidence)
     if change.after is Phase.WATCHING:
@@ -209,12 +232,13 @@ def _basis(state: FoldState, entry: SliceState) -> Basis:
         rates = state.rates(slice_id, survey.policy_id)
         counts = state.recent_counts(rates.strata, state.model(version_id))
     superseded, noise = state.doubts(version_id)
-    return survey, counts, superseded, noise, _silent_s(state, entry) > state.limits.stale_after_s
+    is_silent = _silent_s(state, entry) > state.limits.stale_after_s
+    return survey, counts, superseded, noise, state.session_attribute(entry.key), is_silent
 
 
 def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
     """Return the verdict on a slice in `phase`, and why."""
-    survey, counts, superseded, noise, _ = _basis(state, entry)
+    survey, counts, superseded, noise, session_attribute, _ = _basis(state, entry)
     status = SliceStatus(
         phase=phase,
         evidence_ratio=survey.total / entry.watch.page_threshold(state.thresholds),
@@ -224,6 +248,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         superseded=superseded,
         n_missing=survey.missing,
         noise=noise,
+        session_attribute=session_attribute,
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
     )
     return judge(status, state.limits)

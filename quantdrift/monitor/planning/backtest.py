@@ -12,7 +12,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.monitor.planning.alerts import Alert, Pairing, alerts, pair
 from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
-from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
+from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot
 
 ALPHA = 0.05  # over all slices and metrics together
 
@@ -126,7 +126,9 @@ class Backtest:
             self._n_items += len(rows.comparisons)
             self._fold.batch(rows)
         outcome = self._fold.take()
-        self._changes += [_stored(row) for row in outcome.transitions]
+        self._changes += [
+            msgspec.convert(row, StoredTransition, from_attributes=True) for row in outcome.transitions
+        ]
         for row in outcome.rollups:
             hours = self.hours.setdefault((row.model_version_id, row.slice_id), {})
             hours.setdefault(row.hour_us, HourSums()).add(row)
@@ -215,18 +217,6 @@ def lower_bound(mean: float, n: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if n * divergence(mean, middle) > wanted else (low, middle)
     return low
-
-
-def _stored(row: TransitionRow) -> StoredTransition:
-    return StoredTransition(
-        model_version_id=row.model_version_id,
-        slice_id=row.slice_id,
-        from_verdict=row.from_verdict,
-        to_verdict=row.to_verdict,
-        at_us=row.at_us,
-        fold_seq=row.fold_seq,
-        event=row.event,
-    )
 
 
 def _essence(transitions: Sequence[StoredTransition], first: int) -> list[tuple[object, ...]]:
