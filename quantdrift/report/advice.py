@@ -3,6 +3,8 @@
 import re
 from urllib.parse import urlsplit
 
+import msgspec
+
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
@@ -126,7 +128,8 @@ def diagnosis(
         version=version.candidate_version,
         slice=slice_name.name,
         page=episode.severity is Verdict.FIRING,
-        deciding=deciding_figures(episode, task),
+        # The page shows the day before the onset; the alert's own mean before is of another window.
+        deciding=msgspec.structs.replace(deciding_figures(episode, task), before=None),
         begin=_begin(found, n_before, above_before=above_before),
         # The page shows the exchanges of a day before the onset: two numbers would contradict each other.
         n_before=n_before if n_history is None or n_before < FEWEST_BEFORE else n_history,

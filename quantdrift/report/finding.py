@@ -13,7 +13,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate, Kind
-from quantdrift.drift.explain.diagnosis_text import changed, decided, since
+from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
@@ -348,7 +348,11 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         aggregate=aggregate,
         aggregate_verdict=aggregate_verdict,
         aggregate_accepted=aggregate_accepted,
-        explanation=(since(case), changed(case), *episode.explanation.explanation),
+        explanation=(
+            since(case),
+            changed(case),
+            *(one for one in episode.explanation.explanation if one not in news(case.news)),
+        ),
         explained_by=episode.explanation.explained_by,
         explained_by_id=episode.explanation.explained_by_id,
         explains=episode.explanation.explains,

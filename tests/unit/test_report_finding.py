@@ -8,6 +8,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
 from quantdrift.report.interval import N_BINS
+from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import (
     Episode,
     SliceName,
@@ -148,6 +149,21 @@ def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
         assert (told.before is not None, told.share_before is not None, told.n_before) == (known, known, n)
         assert ("30 are needed to say that anything changed" in told.explanation[0]) is not known
         assert f"{n} answer" in told.explanation[0] or known
+        assert "changed before" not in told.explanation[0]
+
+
+def test_what_is_new_is_said_once() -> None:
+    """In the line that says what changed; a sentence that says the same again is left out."""
+    entry = _alert(None, None)
+    found = Explanation(
+        changes=("sidecar pod-7, first seen",),
+        explanation=("New around the onset: sidecar pod-7, first seen.", "More."),
+    )
+    changed = msgspec.structs.replace(
+        entry, episode=msgspec.structs.replace(entry.episode, explanation=found)
+    )
+    (told,) = episodes(CONFIG, _facts(told=(changed,)))
+    assert told.explanation[1:] == ("What changed: sidecar pod-7, first seen.", "More.")
 
 
 def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:

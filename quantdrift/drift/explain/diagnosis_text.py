@@ -5,6 +5,7 @@ since when, what changed then, how all other traffic is, and what to do first. F
 in the details that follow them.
 """
 
+from collections.abc import Iterable
 from math import floor, log10
 from typing import Final
 
@@ -124,6 +125,11 @@ def changed(case: Diagnosis) -> str:
     if case.begin is Begin.CHANGED:
         return "What changed: not known."
     return "What changed: not known, because too little from before can be compared with."
+
+
+def news(changes: Iterable[str]) -> list[str]:
+    """Return the sentences of an explanation on what is new; `changed` says the same in one line."""
+    return [f"New around the onset: {change}." for change in changes]
 
 
 def elsewhere(case: Diagnosis) -> str:

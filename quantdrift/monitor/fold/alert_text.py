@@ -92,7 +92,7 @@ def page(event: AlertEvent) -> str:
     lines = [line for line in lines if line]
     figures = words.decided(case.deciding, f"{case.onset:%Y-%m-%d %H:%M} UTC")
     decided = f"Decided by: {figures}; evidence {number(event.evidence.total)}, {number(event.evidence.threshold)} needed."
-    said = {*_related(event.explanation), *_spoilt(event.explanation), *_news(event.explanation)}
+    said = {*_related(event.explanation), *_spoilt(event.explanation), *words.news(event.explanation.changes)}
     rest = [sentence for sentence in event.explanation.explanation if sentence not in said]
     details = [*([decided] if figures else []), *rest]
     return "\n".join([*lines, "", "Details", *details] if details else lines)
@@ -199,10 +199,6 @@ def _doubt(explanation: Explanation) -> list[str]:
     return [f"Configuration in doubt: {explanation.doubt}."] if explanation.doubt else []
 
 
-def _news(explanation: Explanation) -> list[str]:
-    return [f"New around the onset: {change}." for change in explanation.changes]
-
-
 def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -> tuple[str, ...]:
     """Return an explanation as sentences.
 
@@ -219,7 +215,7 @@ def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -
         *_related(explanation),
         *_not_finite(explanation),
         *_doubt(explanation),
-        *_news(explanation),
+        *words.news(explanation.changes),
     ]
     if explanation.cause in _CAUSES and explanation.damage is not None and explanation.shift is not None:
         texts.append(
