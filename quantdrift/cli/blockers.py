@@ -177,12 +177,10 @@ def _sidecars(config: Config, facts: Facts) -> Iterator[str]:
     if nameless is not None and flow.captured.recent:
         yield from _lost(nameless, flow.captured.recent, "of any model")
     yield from _unknown(config, flow, facts.span)
-    if _is_stale(facts, config) and not facts.nats_problem and not _is_down(facts, "shadow"):
+    is_explained = bool(facts.nats_problem) or _is_down(facts, "shadow")
+    if flow.tallied_at is not None and _is_stale(facts, config) and not is_explained:
         yield (
-            f"the last counts of a sidecar came {ago(facts.now - flow.tallied_at)} ago: they pass NATS and a shadow"
-            " worker"
-            if flow.tallied_at is not None
-            else "no counts of a sidecar have come yet"
+            f"no sidecar has sent counts for {ago(facts.now - flow.tallied_at)}: none runs, or no shadow worker does, which stores them"
         )
 
 

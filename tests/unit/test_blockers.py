@@ -129,6 +129,10 @@ def test_nothing_blocks_where_everything_flows() -> None:
             ),
         ),
         (
+            {"flow": _flow(_wines(), tallied_at=_ago(19))},
+            "no sidecar has sent counts for 19 min: none runs, or no shadow worker does, which stores them",
+        ),
+        (
             {"pause": Pause(everything=Order(by="ann", at=_ago(30), reason="load test"))},
             (
                 "sampling is paused for all models by ann since 2026-11-22 11:30 UTC (load test): `quantdrift resume` ends"
