@@ -43,11 +43,11 @@ def telemetry_markdown() -> str:
         "least once, with the fields of the `transition` table as flat `quantdrift.*` attributes. Severity is ERROR",
         "when a slice fires, WARN for a warning, INFO when it is resolved. The body is the text for the person on call",
         "([how to read it](../how-to/alerts.md#read-it)); the time is that of the traffic that decided, and the observed time",
-        "is when the event was sent. An alert that opens or escalates is",
-        "explained by these; what is not known is left out, and a part of a move is in the unit of what decided.",
+        "is when the event was sent. The attributes below explain an alert that",
+        "opens or escalates. Unknown values are left out; a part of a move has the unit of the metric that decided.",
         "",
-        "Events named `quantdrift.noise` tell that a reference or candidate is shown to differ from itself by more than",
-        "`monitor.noise_bound` of a budget (WARN), or by less again (INFO). Their attributes, with the same prefix:",
+        "An event named `quantdrift.noise` says that a reference or candidate differs from itself by more than",
+        "`monitor.noise_bound` of a budget (WARN), or no longer does (INFO). Its attributes, with the same prefix:",
         f"{', '.join(f'`{name}`' for name in NoiseEvent.__struct_fields__)}.",
         "",
         "| attribute | meaning |",
@@ -63,7 +63,7 @@ def telemetry_markdown() -> str:
 
 
 def _explained() -> Iterator[tuple[str, str]]:
-    """Yield the attributes of an explanation with what they mean."""
+    """Yield the attributes of an explanation with their meanings."""
     fields = msgspec.json.schema(Explanation)["$defs"][Explanation.__name__]["properties"]
     for name, field in fields.items():
         yield name, field["description"]

@@ -127,9 +127,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     model.name,
                 )
         async with Database(secrets.dsn, config.storage) as database:
-            known = await _connected(Writer(database, clock).slices, stop)
+            known_slices = await _connected(Writer(database, clock).slices, stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
-            if known is None or queue is None:
+            if known_slices is None or queue is None:
                 return 0
             health.database_answered()
             rechecks = Rechecks(config.models, clock)
@@ -137,7 +137,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(config, name, known, Noise(config.shadow.noise_share, clock, rechecks)),
+                    assessor=Assessor(
+                        config, name, known_slices, Noise(config.shadow.noise_share, clock, rechecks)
+                    ),
                     database=database,
                     queue=queue,
                     meters=meters,
@@ -311,7 +313,10 @@ def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
     The limit covers a slow server that takes `timeout_s` for each request: it must not end the worker, which has other
     models.
     """
-    timeout_s = max((one.timeout_s for model in models for one in model.references if one.url), default=0.0)
+    timeout_s = max(
+        (reference.timeout_s for model in models for reference in model.references if reference.url),
+        default=0.0,
+    )
     return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _REQUESTS_PER_EXCHANGE * shadow.batch_items * timeout_s)
 
 

@@ -66,7 +66,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Parameters
     ----------
     config, secrets
-        Of the sidecar; its children get the same configuration, even if the file changes.
+        Configuration and secrets of the sidecar; its children get the same configuration, even if the file changes.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
     path
@@ -309,10 +309,10 @@ async def _refuse_itself(config: Config) -> None:
         return
     try:
         async with asyncio.timeout(_RESOLVE_S):
-            found = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
+            addresses = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
     except OSError:
         return
-    for _, _, _, _, where in found:
+    for _, _, _, _, where in addresses:
         host = str(where[0])
         if _is_own(host) and Address(host, backend.port).reaches(listen, is_own=True):
             raise OperatorError(

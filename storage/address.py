@@ -87,9 +87,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arguments(self) -> dict[str, Any]:
         """The driver's arguments for server, database and user."""
-        (_, found) = self.url.get_dialect()().create_connect_args(self.url)
-        found.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
-        return dict(found)
+        (_, arguments) = self.url.get_dialect()().create_connect_args(self.url)
+        arguments.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
+        return dict(arguments)
 
     async def connect(self, **options: Any) -> asyncpg.Connection:
         """Connect the driver; certificates are read for each connection, so that renewed ones are used.

@@ -95,8 +95,8 @@ class Outage:
         self._since = None
 
     def _shown(self, since: datetime) -> str:
-        there, now = since.astimezone(), self._clock.now().astimezone()
-        return there.strftime("%H:%M:%S" if there.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+        local, now = since.astimezone(), self._clock.now().astimezone()
+        return local.strftime("%H:%M:%S" if local.date() == now.date() else "%Y-%m-%d %H:%M:%S")
 
 
 class LastError:
@@ -127,8 +127,8 @@ class LastError:
 
 
 def _logged(text: str) -> dict[str, str] | None:
-    if found := _LOGGED.match(text):
-        return found.groupdict()
+    if match := _LOGGED.match(text):
+        return match.groupdict()
     if not text.startswith("{"):
         return None
     try:

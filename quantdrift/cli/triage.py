@@ -54,15 +54,17 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
             return await watched(connection)
 
     slices, months = asyncio.run(ask())
-    places = listed(np.array([one.evidence for one in slices], dtype=np.float64), months=months, alpha=alpha)
-    models = sorted({one.model for one in slices})
+    indices = listed(
+        np.array([slice_.evidence for slice_ in slices], dtype=np.float64), months=months, alpha=alpha
+    )
+    models = sorted({slice_.model for slice_ in slices})
     if model and slices and model not in models:
         raise OperatorError(f"no slice of a model `{model}` is watched: {nearest(model, models)}")
-    found = [slices[place] for place in places if model in {"", slices[place].model}]
+    entries = [slices[index] for index in indices if model in {"", slices[index].model}]
     firing = [
-        one
-        for one in slices
-        if one.verdict == Verdict.FIRING.value and model in {"", one.model} and one not in found
+        slice_
+        for slice_ in slices
+        if slice_.verdict == Verdict.FIRING.value and model in {"", slice_.model} and slice_ not in entries
     ]
     if as_json:
         emit(
@@ -70,65 +72,65 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
                 "alpha": alpha,
                 "months": months,
                 "n_watched": len(slices),
-                "slices": [_as_json(one) for one in found],
-                "firing": [_as_json(one) for one in firing],
+                "slices": [_as_json(slice_) for slice_ in entries],
+                "firing": [_as_json(slice_) for slice_ in firing],
             }
         )
         return
     if not slices:
         click.echo("No slice is watched yet: no exchange has been compared.")
         return
-    if found:
-        click.echo(_table(found))
+    if entries:
+        click.echo(_table(entries))
         click.echo(
-            f"\n{len(found)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
+            f"\n{len(entries)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
         )
     else:
         click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
     if firing:
         click.echo("Already firing, by the bound on false pages:")
-        for one in firing:
-            click.echo(f"  {one.model} {one.version}: {_what(one)}")
+        for slice_ in firing:
+            click.echo(f"  {slice_.model} {slice_.version}: {_what(slice_)}")
 
 
-def _table(found: "list[TriagedSlice]") -> str:
+def _table(entries: "list[TriagedSlice]") -> str:
     rows = [
         (
-            one.model,
-            one.version,
-            one.slice,
-            one.verdict,
-            number(one.evidence, 3),
-            number(one.threshold, 3),
-            f"{one.n_groups:,}",
-            _what(one),
+            entry.model,
+            entry.version,
+            entry.slice,
+            entry.verdict,
+            number(entry.evidence, 3),
+            number(entry.threshold, 3),
+            f"{entry.n_groups:,}",
+            _what(entry),
         )
-        for one in found
+        for entry in entries
     ]
     return columns(
         ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "what"), rows
     )
 
 
-def _what(one: "TriagedSlice") -> str:
+def _what(entry: "TriagedSlice") -> str:
     """Return what is wrong: for a slice that alerts what decided, as its page says; else its recent means."""
     from quantdrift.drift.explain.diagnosis_text import finding
     from quantdrift.monitor.fold.alert_text import diagnosis_of
 
-    if one.alert is not None and one.alert.evidence.onset:
-        return finding(diagnosis_of(one.alert))
+    if entry.alert is not None and entry.alert.evidence.onset:
+        return finding(diagnosis_of(entry.alert))
     means = ", ".join(
-        f"{metric} {number(shown['mean'], 3)} ({number(shown['budget'], 3)} accepted)"
-        for metric, shown in sorted(one.estimate.items())
-        if "mean" in shown and "budget" in shown
+        f"{metric} {number(estimate['mean'], 3)} ({number(estimate['budget'], 3)} accepted)"
+        for metric, estimate in sorted(entry.estimate.items())
+        if "mean" in estimate and "budget" in estimate
     )
-    return means or one.slice
+    return means or entry.slice
 
 
-def _as_json(one: "TriagedSlice") -> dict[str, Any]:
+def _as_json(entry: "TriagedSlice") -> dict[str, Any]:
     """Return a slice for programs: the text of its alert in place of its event."""
     import msgspec
 
-    found = msgspec.structs.asdict(one)
-    found["alert"] = _what(one) if one.alert is not None else None
+    found = msgspec.structs.asdict(entry)
+    found["alert"] = _what(entry) if entry.alert is not None else None
     return found

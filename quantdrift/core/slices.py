@@ -112,24 +112,24 @@ class SliceAssigner:
         features
             Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
-        found: dict[str, SliceKey] = {}
+        keys: dict[str, SliceKey] = {}
         for rule in self._rules:
             if rule.feature:
                 value = features.get(feature_key(rule))
                 if value is not None and value == value:  # noqa: PLR0124 - NaN is in no bin
                     index = sum(value >= edge for edge in rule.edges)
-                    found[rule.name] = self._bins[rule.name][index]
+                    keys[rule.name] = self._bins[rule.name][index]
             elif (text := attributes.get(attribute_key(rule))) is not None and (
                 key := self._attribute_of(rule, text)
             ):
-                found[rule.name] = key
+                keys[rule.name] = key
         crossed = [
-            self._cross_of(rule, [found[name] for name in rule.cross])
+            self._cross_of(rule, [keys[name] for name in rule.cross])
             for rule in self._crossed
-            if found.keys() >= set(rule.cross)
+            if keys.keys() >= set(rule.cross)
         ]
         extra = (key for key in self.extra if all(holds(p, attributes, features) for p in key.where))
-        return [self._all, *found.values(), *crossed, *extra]
+        return [self._all, *keys.values(), *crossed, *extra]
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
         key = self._attribute.get((rule.name, value))
@@ -281,11 +281,15 @@ def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
 
 def is_declared(config: Config, key: SliceKey) -> bool:
     """Return whether the configuration declares this slice, whose conditions have a value or an interval."""
-    attributes = {one.key: one.equals for one in key.where if one.equals is not None}
-    features = {one.key: math.nextafter(one.high, -math.inf) for one in key.where if one.high is not None}
-    features |= {one.key: one.low for one in key.where if one.low is not None}
+    attributes = {condition.key: condition.equals for condition in key.where if condition.equals is not None}
+    features = {
+        condition.key: math.nextafter(condition.high, -math.inf)
+        for condition in key.where
+        if condition.high is not None
+    }
+    features |= {condition.key: condition.low for condition in key.where if condition.low is not None}
     inside = SliceAssigner(config, key.model).assign(attributes, features)
-    return key.predicate in {one.predicate for one in inside}
+    return key.predicate in {attribute.predicate for attribute in inside}
 
 
 def _text(condition: Predicate) -> str:

@@ -9,7 +9,7 @@ from typing import Final
 from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.run import Stop
 from quantdrift.drift.detectors.protocol import compile_all
-from quantdrift.drift.evidence.numba_cache import is_kept, others_find_it
+from quantdrift.drift.evidence.numba_cache import is_complete, is_shared
 
 # A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
@@ -20,16 +20,16 @@ _LOG = logging.getLogger(__name__)
 
 async def compile_loops(stop: Stop) -> None:
     """Return when everything is compiled or `stop` is set; immediately where a cache holds the compiled code."""
-    if is_kept():
+    if is_complete():
         return
     begun_s = time.monotonic()
     how_often = (
-        "once per machine and release" if others_find_it() else "at each start: no cache folder is writable"
+        "once per machine and release" if is_shared() else "at each start: no cache folder is writable"
     )
     _LOG.info(
         "compiling the detectors' loops (%s; some 6 s of a free processor): the first fold waits", how_often
     )
-    if others_find_it():
+    if is_shared():
         code = await _in_child_process(stop)
     else:
         await asyncio.to_thread(compile_all)

@@ -168,11 +168,11 @@ def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: tim
         groups[point.at] = groups.get(point.at, 0) + point.sums.n_groups
     if not groups or median(groups.values()) < _USUAL_GROUPS:
         return ()
-    spans, known = [], begin
+    spans, covered_until = [], begin
     for at in [*sorted(groups), end]:
-        if at - known >= width:
-            spans.append(Gap(begin=known, end=at))
-        known = max(known, at + width)
+        if at - covered_until >= width:
+            spans.append(Gap(begin=covered_until, end=at))
+        covered_until = max(covered_until, at + width)
     return tuple(spans)
 
 
@@ -293,7 +293,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             return None
         return _estimate(metric, measured.sums, measured.bins, accepted.cap)
 
-    whole = next(
+    all_traffic = next(
         (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
         None,
     )
@@ -304,8 +304,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     share_before = _share(entry.before, entry.all_before)
     share_after = _share(entry.after, entry.all_after)
     aggregate = estimate(entry.all_after)
-    aggregate_verdict = whole.verdict if whole else Verdict.UNKNOWN
-    aggregate_accepted = _accepted(whole, episode.metric, default)
+    aggregate_verdict = all_traffic.verdict if all_traffic else Verdict.UNKNOWN
+    aggregate_accepted = _accepted(all_traffic, episode.metric, default)
     case = diagnosis(
         episode,
         name,
@@ -412,7 +412,7 @@ def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> 
     return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
 
 
-def _share(part: Measured | None, whole: Measured | None) -> float | None:
-    if part is None or whole is None or not whole.sums.weight:
+def _share(part: Measured | None, all_traffic: Measured | None) -> float | None:
+    if part is None or all_traffic is None or not all_traffic.sums.weight:
         return None
-    return min(part.sums.weight / whole.sums.weight, 1.0)
+    return min(part.sums.weight / all_traffic.sums.weight, 1.0)

@@ -184,9 +184,9 @@ class Assessor:
             if isinstance(outcome, QuarantineError):
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 continue
-            one, kept = self._put_into_slices(case, outcome, of_items, at)
-            sliced.append(one)
-            vectors += kept
+            sliced_exchange, vector_rows = self._put_into_slices(case, outcome, of_items, at)
+            sliced.append(sliced_exchange)
+            vectors += vector_rows
         runtimes = {
             case.version_reference.runtime.artefact.digest: case.version_reference.runtime
             for case in in_progress.prepared
@@ -247,29 +247,29 @@ class Assessor:
 
 def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
     """Return the rows of each exchange; exchanges that were compared together become rows together."""
-    together: dict[int, list[_SlicedExchange]] = {}
-    for one in sliced:
-        together.setdefault(id(one.outcome.batch_divergences), []).append(one)
+    by_batch: dict[int, list[_SlicedExchange]] = {}
+    for sliced_exchange in sliced:
+        by_batch.setdefault(id(sliced_exchange.outcome.batch_divergences), []).append(sliced_exchange)
     items: dict[int, tuple[ComparedItem, ...]] = {}
-    for key, ones in together.items():
+    for key, sharing in by_batch.items():
         items[key] = items_of(
-            ones[0].outcome.batch_divergences,
-            slices=[of_item for one in ones for of_item in one.slices],
-            features=[of_item for one in ones for of_item in one.features],
-            clusterings=[one.clustering for one in ones for _ in one.features],
+            sharing[0].outcome.batch_divergences,
+            slices=[of_item for exchange in sharing for of_item in exchange.slices],
+            features=[of_item for exchange in sharing for of_item in exchange.features],
+            clusterings=[exchange.clustering for exchange in sharing for _ in exchange.features],
         )
-    for one in sliced:
-        exchange, rows = one.case.exchange, one.outcome.rows
+    for sliced_exchange in sliced:
+        exchange, rows = sliced_exchange.case.exchange, sliced_exchange.outcome.rows
         yield ComparedExchange(
-            stream_sequence=one.case.stream_sequence,
-            payload=one.case.payload,
+            stream_sequence=sliced_exchange.case.stream_sequence,
+            payload=sliced_exchange.case.payload,
             exchange=exchange,
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.version,
-                reference_digest=one.case.version_reference.runtime.artefact.digest,
+                reference_digest=sliced_exchange.case.version_reference.runtime.artefact.digest,
             ),
-            items=items[id(one.outcome.batch_divergences)][rows.start : rows.stop],
+            items=items[id(sliced_exchange.outcome.batch_divergences)][rows.start : rows.stop],
         )
 
 

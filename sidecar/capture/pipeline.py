@@ -165,7 +165,7 @@ class CaptureService:
     policy_file
         The file from which the other processes read the policy.
     counters
-        Of all processes; the last slot belongs to the capture process.
+        Counters of all processes; the last slot belongs to the capture process.
     clock
         Times limits, policies and log lines.
 

@@ -129,7 +129,7 @@ def identity_of(
     Parameters
     ----------
     config, secrets
-        Of the sidecar.
+        Configuration and secrets of the sidecar.
     boot
         Identifier of this start. It replaces the salt where none is configured, since all processes know it.
     environment

@@ -61,7 +61,7 @@ def configured_intakes(
     Parameters
     ----------
     live_config, secrets
-        Of the sidecar.
+        Configuration and secrets of the sidecar.
     gateway
         Receives the exchanges.
     sockets

@@ -287,13 +287,13 @@ class TapClient:
 
     def _write(self, buffers: list[bytes | memoryview]) -> None:
         assert self._socket is not None
-        left = list(buffers)
-        while left:
-            n_bytes = self._socket.sendmsg(left[:_SEND_BUFFERS])
-            while left and n_bytes >= len(left[0]):
-                n_bytes -= len(left.pop(0))
+        unsent = list(buffers)
+        while unsent:
+            n_bytes = self._socket.sendmsg(unsent[:_SEND_BUFFERS])
+            while unsent and n_bytes >= len(unsent[0]):
+                n_bytes -= len(unsent.pop(0))
             if n_bytes:
-                left[0] = memoryview(left[0])[n_bytes:]
+                unsent[0] = memoryview(unsent[0])[n_bytes:]
 
     def _send_counts(self) -> None:
         """Send the counts since the last acknowledgement, unless sent counts are unacknowledged."""

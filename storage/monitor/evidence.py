@@ -131,7 +131,9 @@ class Evidence:
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[EvidenceItem]:
         """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
-        found = await self._connection.execute(_ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq))
+        result = await self._connection.execute(
+            _ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq)
+        )
         return [
             EvidenceItem(
                 captured_us=to_us(captured_at),
@@ -159,14 +161,14 @@ class Evidence:
                 source,
                 batch_id,
                 not_finite,
-            ) in found
+            ) in result
         ]
 
     async def details(
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[DetailItem]:
         """Return the other measures of the items that `items` returns."""
-        found = await self._connection.execute(
+        result = await self._connection.execute(
             _DETAILS, _newest(version, slice_id, begin_us, end_us, fold_seq)
         )
         return [
@@ -176,14 +178,14 @@ class Evidence:
                 pi=row["pi"],
                 detail=row["detail"],
             )
-            for row in found.mappings()
+            for row in result.mappings()
         ]
 
     async def last_compared(
         self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> int | None:
         """Return the version, of those given, with the slice's newest item captured in [begin, end), or None."""
-        found: int | None = await self._connection.scalar(
+        version_id: int | None = await self._connection.scalar(
             _NEWEST,
             {
                 "begin": from_us(begin_us),
@@ -194,12 +196,12 @@ class Evidence:
                 "scanned": MOST_SCANNED,
             },
         )
-        return found
+        return version_id
 
     async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:
         """Return per batch the engine that replayed it: runtime, version, provider, device; empty where unknown."""
-        found = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
-        return {row["id"]: row["provenance"] for row in found.mappings()}
+        result = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
+        return {row["id"]: row["provenance"] for row in result.mappings()}
 
     async def stored_at_us(self, fold_seq: int) -> int | None:
         """Return when a folded batch was stored, or None where there is no such batch."""

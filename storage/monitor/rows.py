@@ -26,7 +26,7 @@ def from_us(at_us: int) -> datetime:
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row; it is in no cycle, and a fold makes and reads too many of them to be searched for some."""
+    """Base of the rows. They are in no reference cycle, and too many for the garbage collector to search."""
 
 
 class ComparisonRow(_Row, frozen=True, kw_only=True):
@@ -246,8 +246,11 @@ class Catalog(_Row, frozen=True, kw_only=True):
     undeclared_sessions: dict[tuple[int, int], str] = {}
 
 
-class DetectorRow(_Row, frozen=True, kw_only=True):
-    """A detector's state and its displayed figures; `noise` is the part of `budget` that was added for noise."""
+class DetectorRow(_Row, frozen=True, gc=False):
+    """A detector's state and its displayed figures; `noise` is the part of `budget` that was added for noise.
+
+    The fold makes some thousands at a time, from columns in the order of the fields.
+    """
 
     model_version_id: int
     slice_id: int
@@ -264,8 +267,8 @@ class DetectorRow(_Row, frozen=True, kw_only=True):
     noise: float = 0.0
 
 
-class VerdictRow(_Row, frozen=True, kw_only=True):
-    """The current verdict of a slice."""
+class VerdictRow(_Row, frozen=True, gc=False):
+    """The current verdict of a slice; made as a `DetectorRow` is."""
 
     model_version_id: int
     slice_id: int
@@ -326,8 +329,8 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
         return self.event
 
 
-class RollupRow(_Row, frozen=True, kw_only=True):
-    """The increments of one hour of one slice; columns as in `rollup_hour` and `rollup_day`."""
+class RollupRow(_Row, frozen=True, gc=False):
+    """The increments of one hour of one slice; columns as in `rollup_hour` and `rollup_day`; made as a `DetectorRow` is."""
 
     model_version_id: int
     slice_id: int

@@ -90,10 +90,12 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
     alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
-    shown = iter(await examples(connection, alarms) if alarms else ())
+    examples_of_alarms = iter(await examples(connection, alarms) if alarms else ())
     for transition in outcome.transitions:
-        found = next(shown).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
-        await _write_transition(connection, transition, found)
+        shown = (
+            next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
+        )
+        await _write_transition(connection, transition, shown)
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}
         await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.change).decode()})
@@ -110,7 +112,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
         await write_noise_change(connection, change)
     await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
     if outcome.closed:
-        closed = [{"version": one, "policy": two, "group": three} for one, two, three in outcome.closed]
+        closed = [
+            {"version": version, "policy": two, "group": three} for version, two, three in outcome.closed
+        ]
         await connection.execute(_CLOSE_SESSION, closed)
     position = outcome.position
     await connection.execute(

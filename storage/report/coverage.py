@@ -103,7 +103,9 @@ class Coverage(SnapshotReader):
                 compared=compared.get(stratum, 0) if by_stratum else None,
                 lost=_positive(lost[stratum]),
                 models={
-                    name: found for name, of in sorted(models[stratum].items()) if (found := _positive(of))
+                    name: positive
+                    for name, of in sorted(models[stratum].items())
+                    if (positive := _positive(of))
                 },
             )
             for stratum in sorted({*counts, *compared, *lost})
@@ -121,7 +123,7 @@ class Coverage(SnapshotReader):
         return [ReasonCount(reason=row["reason"], n=int(row["n"])) for row in rows]
 
     async def quarantined(self, begin: datetime, end: datetime, model: str = "") -> list[ReasonCount]:
-        """Return the exchanges set aside in a period, by reason, each with one detail."""
+        """Return the exchanges quarantined in a period, by reason, each with one detail."""
         rows = await self._rows(_QUARANTINED, begin=begin, end=end, model=model)
         return [ReasonCount(**row) for row in rows]
 

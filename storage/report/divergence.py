@@ -111,9 +111,9 @@ class Divergence(SnapshotReader):
         Parameters
         ----------
         window
-            What is summed.
+            The window to sum over.
         width
-            Of a bucket, counted from the window's begin; the window's own length gives one.
+            Width of a bucket, counted from the window's begin; the window's own length gives one bucket.
         caps
             Version to the model's `budget.cap`; these versions are read.
         slice_ids
@@ -180,12 +180,12 @@ class Divergence(SnapshotReader):
                 )
                 .group_by(table.model_version_id, table.slice_id, each.c.bin)
             )
-        found: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * N_BINS)
+        weights: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * N_BINS)
         for row in rows:
-            found[row["model_version_id"], row["slice_id"]][int(row["bin"])] = float(row["weight"])
+            weights[row["model_version_id"], row["slice_id"]][int(row["bin"])] = float(row["weight"])
         return [
             SliceBins(version_id=version, slice_id=slice_id, bins=tuple(bins))
-            for (version, slice_id), bins in sorted(found.items())
+            for (version, slice_id), bins in sorted(weights.items())
         ]
 
     async def _items(

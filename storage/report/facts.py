@@ -161,7 +161,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     budgets
         Accepted mean by metric, as the monitor wrote it; may lack some.
     noise
-        What it added to that for noise, where it added something.
+        The allowance for noise that was added to the budget, if there was one.
     """
 
     version_id: int
@@ -215,9 +215,9 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     compared
         Exchanges compared; None where the period is too large to count them by stratum.
     lost
-        Of the taken, by reason; `expired` are part of the published as well.
+        Taken exchanges that were lost, by reason; `expired` are part of the published ones as well.
     models
-        Of the lost, by model and reason, where the request named its model.
+        Lost exchanges by model and reason, if the request named its model.
     """
 
     stratum: str
@@ -244,7 +244,7 @@ class Fleet(_Fact, frozen=True, kw_only=True):
     Parameters
     ----------
     sources, boots
-        Sidecars heard of, and their starts.
+        Sidecars that published tallies, and their starts.
     blind_connections
         Connections that went unseen.
     """

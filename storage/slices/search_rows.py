@@ -131,11 +131,11 @@ async def tested_items(
     """
     parameters = {**window.parameters(), "most": most, "zone": zone.key}
     inside = []
-    for place, where in enumerate(candidates):
+    for index, where in enumerate(candidates):
         conditions = [
-            one
+            condition_part
             for number, condition in enumerate(where)
-            for one in _condition(condition, f"{place}_{number}", parameters)
+            for condition_part in _condition(condition, f"{index}_{number}", parameters)
         ]
         inside.append(f"coalesce({' and '.join(conditions)}, false)")
     statement = text(f"""
@@ -144,13 +144,13 @@ async def tested_items(
         {_FROM} and ({" or ".join(inside)})
         order by c.captured_at, c.exchange_id, c.item limit :most
     """)
-    found = await connection.stream(statement, parameters, execution_options={"yield_per": _AT_ONCE})
-    async for row in found.mappings():
+    result = await connection.stream(statement, parameters, execution_options={"yield_per": _AT_ONCE})
+    async for row in result.mappings():
         yield ComparisonRow(
             **{name: row[name] for name in _AS_STORED},
             exchange_id=row["exchange_id"],
             captured_us=to_us(row["captured_at"]),
-            slice_ids=tuple(place for place, is_in in enumerate(row["inside"]) if is_in),
+            slice_ids=tuple(index for index, is_in in enumerate(row["inside"]) if is_in),
             flip=None if row["flip"] is None else float(row["flip"]),
             topk=None if row["topk"] is None else float(row["topk"]),
         )

@@ -12,7 +12,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer
-from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, decode_policy_message, encode
+from quantdrift.core.sampling.policy_message import POLICY_KEY, PolicyMessage, decode_policy_message, encode
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from tests.support.monitor.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold
@@ -52,7 +52,7 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
     bucket = KeyValue(queue, stream, 86_400.0)
     first, second = directive(0.5, 1.0, 0.125, 0.0625), directive(0.5, 0.5, 0.5, 0.5)
     async with following(pod, queue):
-        await bucket.put(DIRECTIVE, encode(first))
+        await bucket.put(POLICY_KEY, encode(first))
         await until(lambda: pod.follows(first))
         server.kill()
         await until(lambda: not queue.connected)
@@ -60,7 +60,7 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
         assert pod.follows(first)
         server.start()
         await eventually(
-            lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
+            lambda: bucket.put(POLICY_KEY, encode(msgspec.structs.replace(second, issued_at=clock.now())))
         )
         await until(lambda: pod.follows(second))
         server.kill()
@@ -69,7 +69,7 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
         assert pod.is_local()
         server.start()
         await eventually(
-            lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
+            lambda: bucket.put(POLICY_KEY, encode(msgspec.structs.replace(second, issued_at=clock.now())))
         )
         await until(lambda: pod.follows(second))
     await queue.close()
@@ -84,7 +84,7 @@ async def test_a_value_that_changes_before_a_watcher_has_reconnected_is_seen_at_
     seen: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def watch() -> None:
-        async with aclosing(KeyValue(queue, stream).watch(DIRECTIVE)) as entries:
+        async with aclosing(KeyValue(queue, stream).watch(POLICY_KEY)) as entries:
             async for entry in entries:
                 seen.put_nowait(None if entry is None else entry.value)
 
@@ -95,7 +95,7 @@ async def test_a_value_that_changes_before_a_watcher_has_reconnected_is_seen_at_
     async def put(given: bytes) -> None:
         other = await Queue.connect(stream, client_name="another")
         try:
-            await KeyValue(other, stream, 86_400.0).put(DIRECTIVE, given)
+            await KeyValue(other, stream, 86_400.0).put(POLICY_KEY, given)
         finally:
             await other.close()
 
@@ -130,7 +130,7 @@ async def test_a_killed_monitor_costs_no_policy(
 
     async def given() -> PolicyMessage | None:
         try:
-            entry = await bucket.get(DIRECTIVE)
+            entry = await bucket.get(POLICY_KEY)
         except RetryError:
             return None
         return decode_policy_message(entry.value) if entry else None

@@ -1,4 +1,4 @@
-"""A child process that is restarted whenever it ends, and that ends with its parent, however that ended."""
+"""Child processes: a command that ends when its parent ends, and a child that is restarted whenever it ends."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 10.0
+_STEADY_S = 30.0
+_LONGEST_LINE = 65_536
+_LAST_OUTPUT_S = 1.0  # wait for the rest of its output after a child ended
 
 # Runs in the child before the program, because no Python code may run between fork and exec of a threaded parent.
 # argv: pid of the parent, signal, program, its arguments. The pid shows whether the parent died in the meantime.

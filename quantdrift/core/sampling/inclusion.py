@@ -44,11 +44,11 @@ def smallest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
         condition on the candidate's margin is about one item, but that of a policy is about the smallest margin of the
         exchange, of which only the upper end of the item's interval is a bound.
     """
-    sure = max((b.rate for b in policy.body_strata if _inside(where, b)), default=0.0)
-    if sure == 0:
-        sure = min((b.rate for b in policy.body_strata if b.rate > 0), default=1.0)
+    guaranteed = max((b.rate for b in policy.body_strata if _inside(where, b)), default=0.0)
+    if guaranteed == 0:
+        guaranteed = min((b.rate for b in policy.body_strata if b.rate > 0), default=1.0)
     first = (h.rate for h in reachable_strata(where, policy) if h.rate > 0)
-    return min((min(rate, sure) for rate in first), default=sure)
+    return min((min(rate, guaranteed) for rate in first), default=guaranteed)
 
 
 def largest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
@@ -64,17 +64,17 @@ def reachable_strata(where: tuple[Predicate, ...], policy: Policy) -> tuple[Head
     contains the whole slice. A stratum that is not known to be disjoint counts as reachable.
     """
     wanted = _wanted(where)
-    found: list[HeaderStratum] = []
+    strata: list[HeaderStratum] = []
     for stratum in policy.header_strata:
         if any(
             f"header.{name}" in wanted and wanted[f"header.{name}"] != value
             for name, value in stratum.headers.items()
         ):
             continue
-        found.append(stratum)
+        strata.append(stratum)
         if _takes_whole(stratum, wanted):
             break
-    return tuple(found)
+    return tuple(strata)
 
 
 def _wanted(where: tuple[Predicate, ...]) -> dict[str, str]:

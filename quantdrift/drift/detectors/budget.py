@@ -206,6 +206,10 @@ class BudgetDetector:
         """Return mean and interval over the recent window, in the metric's own unit."""
         return window.recent(state[WINDOWS], float(state[SCALE]))
 
+    def recents(self, states: FloatArray, rows: IntArray) -> FloatArray:
+        """Return mean, low, high and n of `recent` of some rows of `states`, (N, 4), to the bit; n is 0 for None."""
+        return window.recents(states[:, WINDOWS][rows], states[:, SCALE][rows])
+
     def since_change(self, state: FloatArray) -> interval.Estimate | None:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
         return window.since_change(state[WINDOWS], float(state[SCALE]))

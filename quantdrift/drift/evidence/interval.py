@@ -1,4 +1,4 @@
-"""A time-uniform 95 % interval of the mean, shown beside every estimate.
+"""A time-uniform 95 % interval of the mean, shown with every estimate.
 
 Assumption: the sampling probabilities are known, and the mean is the same through the window. Bound: with
 probability at least 0.95 the interval holds the mean at all times of its window at once, so it may be looked at as
@@ -52,14 +52,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 @compiled
 def advance(sums: FloatArray, v: float, vx: float) -> None:
-    """Take one observation into the sums of a window, (SUMS,), in place; zeros are a new window."""
-    apart = vx - v * ((sums[_X] + 0.5) / (sums[_W] + 1.0))
+    """Add one observation to the sums of a window, (SUMS,), in place; a new window is all zeros."""
+    deviation = vx - v * ((sums[_X] + 0.5) / (sums[_W] + 1.0))
     rate = min(math.sqrt(2.0 * _LOG / ((sums[_S] + 0.25) * math.log(sums[_N] + 2.0))), RATE_CAP)
     psi = -math.log(1.0 - rate) - rate
     sums[_N] += 1.0
     sums[_W] += v
     sums[_X] += vx
-    sums[_S] += apart * apart
+    sums[_S] += deviation * deviation
     sums[_A] += rate * v
     sums[_B] += rate * vx
     sums[_P0] += psi * v * v
@@ -68,16 +68,16 @@ def advance(sums: FloatArray, v: float, vx: float) -> None:
 
 
 @compiled
-def _along(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray) -> None:
+def _add_groups(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray) -> None:
     for group in range(len(v)):
         if seen[group]:
             advance(sums, v[group], vx[group])
 
 
-def along(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
+def estimate_of_groups(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
     """Return the mean and interval of one series of groups, all (groups,), or None where nothing was observed."""
     sums = np.zeros(SUMS)
-    _along(sums, vx, v, seen)
+    _add_groups(sums, vx, v, seen)
     return estimate(sums)
 
 
@@ -90,9 +90,29 @@ def estimate(sums: FloatArray, scale: float = 1.0) -> Estimate | None:
     return Estimate(mean=mean * scale, low=low * scale, high=high * scale, n=int(n))
 
 
+def estimates(sums: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return mean, low, high and n of `estimate` of many windows, (N, 4), to the bit; n is 0 where nothing was observed."""
+    found = np.zeros((len(sums), 4))
+    _estimates(sums, scale, found)
+    return found
+
+
+@compiled
+def _estimates(sums: FloatArray, scale: FloatArray, found: FloatArray) -> None:
+    for row in range(len(sums)):
+        if sums[row, _N] > 0.0:
+            mean, low, high = _bounds(sums[row])
+            found[row, 0], found[row, 1], found[row, 2] = (
+                mean * scale[row],
+                low * scale[row],
+                high * scale[row],
+            )
+            found[row, 3] = sums[row, _N]
+
+
 @compiled
 def _bounds(sums: FloatArray) -> tuple[float, float, float]:
-    """Return mean, lower and upper bound of a window that holds something."""
+    """Return mean, lower and upper bound of a window that is not empty."""
     a, b, p0, p1, p2 = sums[_A], sums[_B], sums[_P0], sums[_P1], sums[_P2]
     # Reject m where p + q m - p0 m^2 >= 0: below the larger root (too small a mean), above the smaller one.
     mean = sums[_X] / sums[_W]

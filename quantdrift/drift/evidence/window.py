@@ -23,8 +23,8 @@ def advance(part: FloatArray, v: float, vx: float) -> None:
 
 
 def rotate(state: FloatArray, begin: int) -> None:
-    """Advance the recent window of one signal, in place, to 1,000 to 2,000 groups; its windows start at `begin` of the state."""
-    # Called for every signal after every batch: the answer is nearly always no.
+    """Keep the recent window of one signal, in place, at 1,000 to 2,000 groups; its windows start at `begin` of the state."""
+    # Called for every signal after every batch; nearly always there is nothing to do.
     if state.item(begin + NEWER * interval.SUMS) >= RECENT_GROUPS:
         windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
         windows[OLDER] = windows[NEWER]
@@ -32,7 +32,7 @@ def rotate(state: FloatArray, begin: int) -> None:
 
 
 def full(states: FloatArray, begin: int) -> BoolArray:
-    """Return whether `rotate` moves the window of each of many signals on, (N,)."""
+    """Return for each of many signals whether `rotate` would advance its window, (N,)."""
     return np.asarray(states[:, begin + NEWER * interval.SUMS] >= RECENT_GROUPS)
 
 
@@ -47,8 +47,14 @@ def recent(part: FloatArray, scale: float) -> interval.Estimate | None:
 
 
 def since_change(part: FloatArray, scale: float) -> interval.Estimate | None:
-    """Return the same since the last change of verdict."""
+    """Return mean and interval since the last change of verdict, times `scale`."""
     return _estimate(part, SINCE, scale)
+
+
+def recents(parts: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return mean, low, high and n of `recent` of many signals with windows `parts`, (N, SIZE): (N, 4), n 0 for None."""
+    older = np.ascontiguousarray(parts[:, OLDER * interval.SUMS : (OLDER + 1) * interval.SUMS])
+    return interval.estimates(older, scale)
 
 
 def _estimate(part: FloatArray, number: int, scale: float) -> interval.Estimate | None:

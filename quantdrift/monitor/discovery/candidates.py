@@ -16,7 +16,7 @@ from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.discovery.confirmation import N_BETS, Trial
 from quantdrift.drift.discovery.items import Items
-from quantdrift.drift.discovery.search import SAME, Found, overlap
+from quantdrift.drift.discovery.search import SAME, FoundSlice, overlap
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import Columns, Observation, cap_of, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
@@ -33,7 +33,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    found
+    slices_found
         The result of the search.
     key
         Its text and name; those of a stored slice with the same items, where there is one.
@@ -43,7 +43,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         Whether it is already a slice or under test.
     """
 
-    found: Found
+    found: FoundSlice
     key: SliceKey
     known: DiscoveryRow | None
     watched: bool
@@ -87,10 +87,10 @@ def with_traffic(
     catalog = Catalog(
         versions={},
         slices={
-            place: SliceRow(
-                id=place, model=row.model, name=row.name, predicate=row.predicate, where=row.where
+            index: SliceRow(
+                id=index, model=row.model, name=row.name, predicate=row.predicate, where=row.where
             )
-            for place, row in enumerate(candidates)
+            for index, row in enumerate(candidates)
         },
         policies=dict(policies),
     )
@@ -134,33 +134,33 @@ def decide(
     limits
         The option `most_slices`.
     """
-    found = [_over(row, retiring, now) for row in rows]
+    decided = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
-    for row in (one.row for one in found):
+    for row in (stored.row for stored in decided):
         n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
     waiting: dict[str, int] = {}
-    order = sorted(range(len(found)), key=lambda place: (-rows[place].evidence_ratio, rows[place].id))
-    for place in order:
-        row = found[place].row
+    order = sorted(range(len(decided)), key=lambda index: (-rows[index].evidence_ratio, rows[index].id))
+    for index in order:
+        row = decided[index].row
         if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
             continue
         if n_slices[row.model] < limits.most_slices:
             n_slices[row.model] += 1
-            found[place] = _confirmed(row, now)
+            decided[index] = _confirmed(row, now)
         elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
-            found[place] = _ended(
+            decided[index] = _ended(
                 row, now, f"no place among discovery.most_slices became free within {EXPIRE_DAYS} days"
             )
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
             row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
-            found[place] = StoredRow(row=row)
-    return found, waiting
+            decided[index] = StoredRow(row=row)
+    return decided, waiting
 
 
 def origins(
     model: str,
-    found: Sequence[Found],
+    slices_found: Sequence[FoundSlice],
     items: Items,
     slices: Sequence[SliceKey],
     discoveries: Sequence[DiscoveryRow],
@@ -172,7 +172,7 @@ def origins(
 
     Parameters
     ----------
-    found
+    slices_found
         Results of the search.
     items
         The items that were searched.
@@ -187,15 +187,15 @@ def origins(
     ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
     known = {row.predicate: row for row in discoveries}
     result = []
-    for one in found:
-        holds, key = items.members(one.where), slice_of(model, one.where)
+    for slice_ in slices_found:
+        holds, key = items.members(slice_.where), slice_of(model, slice_.where)
         same = [other for other, members in watched if overlap(holds, members) >= SAME]
         gone = [row for row, members in ended if overlap(holds, members) >= SAME]
         if same:
             key = same[0]
         elif gone and key.predicate not in known:
             key = gone[0].key
-        result.append(Origin(found=one, key=key, known=known.get(key.predicate), watched=bool(same)))
+        result.append(Origin(found=slice_, key=key, known=known.get(key.predicate), watched=bool(same)))
     return result
 
 
@@ -209,8 +209,8 @@ def new_candidate(
     frozen_at: datetime,
 ) -> DiscoveryRow:
     """Return a new candidate, or a stored discovery as a candidate again; its test starts empty at `frozen_at`."""
-    found, known = origin.found, origin.known
-    scale = cap_of(found.metric, budget)
+    slice_, known = origin.found, origin.known
+    scale = cap_of(slice_.metric, budget)
     return DiscoveryRow(
         id=known.id if known else 0,
         model=version.model,
@@ -220,11 +220,11 @@ def new_candidate(
         status=Status.CANDIDATE,
         slice_id=known.slice_id if known else None,
         model_version_id=version.id,
-        metric=found.metric,
-        found_mean=found.mean * scale,
-        overall_mean=found.overall * scale,
-        found_share=found.share,
-        null_mean=found.bound * scale,
+        metric=slice_.metric,
+        found_mean=slice_.mean * scale,
+        overall_mean=slice_.overall * scale,
+        found_share=slice_.share,
+        null_mean=slice_.bound * scale,
         scale=scale,
         log_threshold=math.log(threshold),
         log_wealth=(0.0,) * N_BETS,

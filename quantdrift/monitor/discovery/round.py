@@ -19,7 +19,7 @@ from quantdrift.core.slices import TIME, is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
 from quantdrift.drift.discovery.information import Choice
 from quantdrift.drift.discovery.items import Items
-from quantdrift.drift.discovery.search import N_BINS, Found, GivenUpError, Limits, Search, search
+from quantdrift.drift.discovery.search import N_BINS, FoundSlice, GivenUpError, Limits, Search, search
 from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import WATCHED, budget_of
@@ -154,23 +154,25 @@ async def discover(
         if row.status is Status.CONFIRMED
     }
     stored, waiting = decide(after_tests, retiring, now, config.discovery)
-    discoveries = [one.row for one in stored]
+    discoveries = [change.row for change in stored]
     searches = [await work.search(version, discoveries) for version in state.versions]
     elapsed_s = (now - state.searched_at).total_seconds() if state.searched_at else EVERY_S
     allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
-    new, left = _freeze(config, discoveries, searches, allowed, now, most_candidates=most_candidates)
-    for model, count in left.items():
+    new, waiting_by_model = _freeze(
+        config, discoveries, searches, allowed, now, most_candidates=most_candidates
+    )
+    for model, count in waiting_by_model.items():
         waiting[model] = waiting.get(model, 0) + count
     before = {row.id: row for row in state.discoveries}
     if not dry_run and (searches or discoveries):
         # A discovery that ended in this round and was found again is written twice: its history has both changes.
-        changed = [one for one in stored if one.row != before[one.row.id]]
+        changed = [change for change in stored if change.row != before[change.row.id]]
         async with database.begin() as connection:
             await store_round(
                 connection,
                 after=state.mark,
                 discoveries=[*changed, *(StoredRow(row=row, reason="found by a search") for row in new)],
-                searches=[_row(found, new, allowed, now) for found in searches],
+                searches=[_row(version_search, new, allowed, now) for version_search in searches],
             )
     return Round(
         at=now,
@@ -181,7 +183,7 @@ async def discover(
             if before[row.id].status is Status.CANDIDATE and row.tested_at > before[row.id].tested_at
         ),
         settled=tuple(row for row in discoveries if row.status is not before[row.id].status),
-        reasons={one.row.id: one.reason for one in stored if one.reason},
+        reasons={change.row.id: change.reason for change in stored if change.reason},
         searches=tuple(searches),
         frozen=tuple(new),
         waiting=waiting,
@@ -214,14 +216,14 @@ class _Work:
         until = _floor(self._now - timedelta(seconds=self._config.stream.max_age_s), session_s)
         by_version: dict[int, list[DiscoveryRow]] = {}
         for row in self._state.discoveries:
-            # A candidate that waits for a place has passed its test: more traffic adds nothing.
+            # A candidate that waits for a free place has passed its test: more traffic adds nothing.
             if row.status is Status.CANDIDATE and row.waits_since is None and row.tested_at < until:
                 by_version.setdefault(row.model_version_id, []).append(row)
         after = {row.id: row for row in self._state.discoveries}
         for version_id, candidates in by_version.items():
             model = candidates[0].model
             rows, policies = await self._rows(version_id, candidates, until)
-            done, n_unknown = with_traffic(
+            tested, n_unknown = with_traffic(
                 candidates,
                 rows,
                 policies,
@@ -231,7 +233,7 @@ class _Work:
             )
             if n_unknown:
                 self.unknown[model] = self.unknown.get(model, 0) + n_unknown
-            after |= {row.id: row for row in done}
+            after |= {row.id: row for row in tested}
         return list(after.values())
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
@@ -261,19 +263,19 @@ class _Work:
             least_share=limits.least_share,
             most_found=self._most_candidates,
         )
-        found = search(items.without(TIME), bounds, wanted, self._give_up)
+        result = search(items.without(TIME), bounds, wanted, self._give_up)
         if len(earlier := await self._items(version, budget.cap, used, self._now - week)):
             again = search(items, bounds, wanted, self._give_up)
             by_time = tuple(one for one in again.found if _is_weekly(one, earlier))
-            found = msgspec.structs.replace(
-                found,
-                found=(found.found + by_time)[: self._most_candidates],
-                n_scored=found.n_scored + again.n_scored,
+            result = msgspec.structs.replace(
+                result,
+                found=(result.found + by_time)[: self._most_candidates],
+                n_scored=result.n_scored + again.n_scored,
             )
         return VersionSearch(
             version=version,
-            search=found,
-            origins=tuple(origins(version.model, found.found, items, slices, of_model)),
+            search=result,
+            origins=tuple(origins(version.model, result.found, items, slices, of_model)),
         )
 
     async def _rows(
@@ -340,7 +342,7 @@ def aggregate_high(items: Items, metric: Metric) -> float | None:
     return (mean + square / 2 + math.sqrt(square * (mean * (1 - mean) + square / 4))) / (1 + square)
 
 
-def _is_weekly(found: Found, earlier: Items) -> bool:
+def _is_weekly(found: FoundSlice, earlier: Items) -> bool:
     """Return whether a slice is one by time, and its mean was above the bound in the week before, too."""
     if not any(condition.key.startswith(TIME) for condition in found.where):
         return False
@@ -362,52 +364,52 @@ def _freeze(
     *,
     most_candidates: int,
 ) -> tuple[list[DiscoveryRow], dict[str, int]]:
-    """Return the new candidates, as many as there are places, and per model how many had none."""
-    places: dict[str, int] = {}
+    """Return the new candidates, up to the limit, and per model how many were above it."""
+    n_tested: dict[str, int] = {}
     for row in discoveries:
         if row.status is Status.CANDIDATE and row.waits_since is None:
-            places[row.model] = places.get(row.model, 0) + 1
+            n_tested[row.model] = n_tested.get(row.model, 0) + 1
     chosen: list[tuple[VersionSearch, Origin]] = []
-    left: dict[str, int] = {}
-    taken = set()
-    for found in searches:
-        model = found.version.model
-        for origin in found.new():
-            if (model, origin.key.predicate) in taken:
+    n_above_limit: dict[str, int] = {}
+    frozen = set()
+    for version_search in searches:
+        model = version_search.version.model
+        for origin in version_search.new():
+            if (model, origin.key.predicate) in frozen:
                 continue  # found in two versions: it is tested on the first
-            if places.get(model, 0) >= most_candidates:
-                left[model] = left.get(model, 0) + 1
+            if n_tested.get(model, 0) >= most_candidates:
+                n_above_limit[model] = n_above_limit.get(model, 0) + 1
                 continue
-            places[model] = places.get(model, 0) + 1
-            taken.add((model, origin.key.predicate))
-            chosen.append((found, origin))
+            n_tested[model] = n_tested.get(model, 0) + 1
+            frozen.add((model, origin.key.predicate))
+            chosen.append((version_search, origin))
     if not chosen or allowed <= 0:
-        return [], left
+        return [], n_above_limit
     at_stake = threshold(len(chosen), allowed)
     frozen_at = _floor(now, config.monitor.session_s) + timedelta(seconds=config.monitor.session_s)
     return [
         new_candidate(
             origin,
-            found.version,
-            config.budget(found.version.model),
+            version_search.version,
+            config.budget(version_search.version.model),
             threshold=at_stake,
             now=now,
             frozen_at=frozen_at,
         )
-        for found, origin in chosen
-    ], left
+        for version_search, origin in chosen
+    ], n_above_limit
 
 
-def _row(found: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
+def _row(version_search: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
     return SearchRow(
-        model_version_id=found.version.id,
+        model_version_id=version_search.version.id,
         searched_at=now,
         allowance=allowed,
-        n_items=found.search.n_items,
-        n_scored=found.search.n_scored,
-        n_found=len(found.search.found),
-        n_frozen=sum(row.model_version_id == found.version.id for row in new),
-        n_left_out=found.search.n_left_out,
+        n_items=version_search.search.n_items,
+        n_scored=version_search.search.n_scored,
+        n_found=len(version_search.search.found),
+        n_frozen=sum(row.model_version_id == version_search.version.id for row in new),
+        n_left_out=version_search.search.n_left_out,
     )
 
 

@@ -122,7 +122,7 @@ class Fold:
         )  # after the comparisons: the noise that they are judged by is that of the past
         now_us = state.now_us
         state.losses.forget(now_us)
-        state.tend([key for key in touched if now_us >= state.slices[key].watch.survey().due_us])
+        state.tend(self._due(touched))
         state.look()
         for key, change in changes:
             alert(state, key, change)
@@ -141,13 +141,19 @@ class Fold:
             due = sorted(self.state.slices)
         elif rows.expiries:
             due = sorted(compared | self._of_models({expiry.model for expiry in rows.expiries}))
-        for key in due:
-            if key in self.state.slices:
-                settle(self.state, key, touched=key in compared)
+        slices = self.state.slices
+        settle(self.state, [slices[key] for key in due if key in slices], compared)
 
     def _of_models(self, models: set[str]) -> set[Key]:
         """Return the slices of models whose samples expired: there may be no other reason to judge them."""
         return {key for key in self.state.slices if self.state.model(key[0]) in models}
+
+    def _due(self, touched: Sequence[Key]) -> list[Key]:
+        """Return the slices that the batch compared with a window to move on, or a baseline to look at."""
+        rows = self.state.rows(touched)
+        self.state.table.survey_all(rows)
+        due = self.state.now_us >= self.state.table.due_us[rows]
+        return [touched[place] for place in np.flatnonzero(due).tolist()]
 
     # --- comparisons
 
@@ -209,7 +215,9 @@ class Fold:
     ) -> FloatArray:
         """Move the clock along a batch; signals begin where they are first shown. Return the mass of each observation."""
         captured_us = groups.captured_us(observed)
-        lacking = self._lacking(groups)
+        known = self.state.knows(self.state.rows(groups.keys), groups.codes())
+        unknown = np.flatnonzero(~known).tolist()
+        lacking = self._lacking(groups, unknown)
         parts: dict[int, list[int]] = {}  # the order matters only where something begins
         if lacking:
             for place, observation in enumerate(groups.observation.tolist()):
@@ -224,33 +232,27 @@ class Fold:
         for index in range(len(mass), len(observed)):
             self._begin(parts.get(index, ()), groups, lacking, captured_us)
             mass.append(self.state.clock.mass)
-        self._note_last(groups, captured_us)
-        if lacking:
-            for key, shown in zip(groups.keys, groups.shown(), strict=True):
-                self.state.checked(key, shown)
+        if groups.keys:
+            self._note_last(groups, captured_us)
+        for number in unknown:
+            self.state.checked(groups.keys[number], groups.shown(number))
         return np.array(mass)
 
     def _note_last(self, groups: SliceGroups, captured_us: IntArray) -> None:
         """Note when each slice and each version was last compared; `captured_us` is (groups,)."""
-        if not groups.keys:
-            return
-        newest: dict[int, int] = {}
-        last_us = np.maximum.reduceat(captured_us, groups.starts).tolist()
-        for key, at_us in zip(groups.keys, last_us, strict=True):
-            entry = self.state.slices[key]
-            entry.last_us = max(entry.last_us, at_us)
-            newest[key[0]] = max(newest.get(key[0], 0), at_us)
-        for version_id, at_us in newest.items():
-            self.state.compared(version_id, at_us)
+        table, rows = self.state.table, self.state.rows(groups.keys)
+        last_us = np.maximum.reduceat(captured_us, groups.starts)
+        table.last_us[rows] = np.maximum(table.last_us[rows], last_us)
+        version_id = table.version_id[rows]
+        for version in np.unique(version_id).tolist():
+            self.state.compared(version, last_us[version_id == version].max().item())
 
-    def _lacking(self, groups: SliceGroups) -> dict[int, list[SignalKey]]:
+    def _lacking(self, groups: SliceGroups, unknown: Sequence[int]) -> dict[int, list[SignalKey]]:
         """Return per place of a group the signals that begin with it, or whose budget has to be looked at."""
         found: dict[int, list[SignalKey]] = {}
-        knows, generation = self.state.knows, self.state.generation
-        for number, (key, shown) in enumerate(zip(groups.keys, groups.shown(), strict=True)):
-            if not knows(key, shown, generation):
-                for signal in self.state.lacks(key, shown):
-                    found.setdefault(groups.first(number, signal), []).append(signal)
+        for number in unknown:
+            for signal in self.state.lacks(groups.keys[number], groups.shown(number)):
+                found.setdefault(groups.first(number, signal), []).append(signal)
         return found
 
     def _begin(
@@ -265,7 +267,7 @@ class Fold:
             key, at_us = groups.key_of(place), int(captured_us[place])
             if key not in self.state.slices:
                 self.state.enter(key, "", at_us=self.state.now_us, last_us=at_us)
-            self.state.slices[key].last_us = max(self.state.slices[key].last_us, at_us)
+            self.state.slices[key].compared(at_us)
             self.state.compared(key[0], at_us)
             if place in lacking:
                 self.state.observed(
@@ -279,17 +281,13 @@ class Fold:
         last = groups.policy_id[groups.ends - 1]
         same = np.minimum.reduceat(groups.policy_id, groups.starts) == last
         same &= np.maximum.reduceat(groups.policy_id, groups.starts) == last
-        for number, (key, policy_id, alike) in enumerate(
-            zip(groups.keys, last.tolist(), same.tolist(), strict=True)
-        ):
-            entry = self.state.slices[key]
-            if alike and entry.sampled_under == policy_id:
-                continue
-            states = entry.watch.states
+        table, rows = self.state.table, self.state.rows(groups.keys)
+        for number in np.flatnonzero(~same | (table.sampled_under[rows] != last)).tolist():
+            states = self.state.slices[groups.keys[number]].watch.states
             for signal, place in groups.last(number):
                 states[signal][POLICY] = groups.policy_id[place]
             under = {int(state[POLICY]) for state in states.values()}
-            entry.sampled_under = under.pop() if len(under) == 1 else -1
+            table.sampled_under[rows[number]] = under.pop() if len(under) == 1 else -1
 
     # --- all else that a batch brings
 

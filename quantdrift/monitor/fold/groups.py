@@ -66,11 +66,6 @@ _ROW = attrgetter(*_COLUMNS)
 _EXCHANGE = attrgetter("exchange_id")
 _MARGINS = np.array(MARGIN_EDGES)
 _VERSION_BITS = 32
-# By the sum of 2 ** place.
-_SOME = [
-    tuple(signal for place, signal in enumerate(SIGNALS) if code >> place & 1)
-    for code in range(2 ** len(SIGNALS))
-]
 
 
 class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,13 +260,17 @@ class SliceGroups:
             zip(version[self.starts].tolist(), slice_id[self.starts].tolist(), strict=True)
         )
 
-    def shown(self) -> list[tuple[SignalKey, ...]]:
-        """Return per key the signals that it shows at all."""
-        seen = self._seen
-        if not self.keys or seen.all():
-            return [SIGNALS] * len(self.keys)
-        code = 1 << np.arange(len(SIGNALS))
-        return [_SOME[one] for one in (code @ np.logical_or.reduceat(seen, self.starts, axis=1)).tolist()]
+    def codes(self) -> IntArray:
+        """Return for each key the sum of 2 ** place of the signals that it shows at all, in the order of `SIGNALS`."""
+        if not self.keys or self._seen.all():
+            return np.full(len(self.keys), 2 ** len(SIGNALS) - 1)
+        some = np.logical_or.reduceat(self._seen, self.starts, axis=1)
+        return np.asarray((1 << np.arange(len(SIGNALS))) @ some)
+
+    def shown(self, number: int) -> list[SignalKey]:
+        """Return the signals that the key with this number shows at all."""
+        some = np.any(self._seen[:, self.starts[number] : self.ends[number]], axis=1)
+        return [signal for signal, one in zip(SIGNALS, some.tolist(), strict=True) if one]
 
     def first(self, number: int, signal: SignalKey) -> int:
         """Return the place of the first group of a key that shows a signal."""

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
@@ -13,7 +14,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.clock import MICROSECONDS, CalendarClock
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
 from quantdrift.monitor.fold.groups import SIGNALS, budget_of, cap_of, scale_of
@@ -22,7 +23,15 @@ from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
 from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.monitor.fold.slice_state import SUPERSEDED, Key, SliceState, new_slice
+from quantdrift.monitor.fold.slice_state import (
+    SUPERSEDED,
+    FoldTable,
+    Key,
+    SliceState,
+    detector_rows,
+    new_slice,
+    verdict_rows,
+)
 from quantdrift.storage.monitor.rows import (
     BaselineRow,
     Catalog,
@@ -63,6 +72,8 @@ class FoldState:
         What the numbers in its rows stand for.
     slices
         Per candidate version and slice.
+    table
+        Their detector states, and what changes with each batch.
     sessions
         The open sessions.
     losses
@@ -75,6 +86,8 @@ class FoldState:
         When evidence is an alarm.
     limits
         When a slice is `unknown`: the options of `[monitor]`.
+    count_classes
+        Header strata and models whose losses count for some slice.
     rollup
         Sums since the last `take`.
     dirty
@@ -95,7 +108,8 @@ class FoldState:
             at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
         )
         self.catalog = Catalog(versions={}, slices={}, policies={})
-        self.slices = _slices(snapshot, self.thresholds)
+        self.table = FoldTable()
+        self.slices = self._slices(snapshot)
         self.sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(monitor.noise_bound, snapshot.floors)
@@ -115,6 +129,8 @@ class FoldState:
         # Worked out at most once a batch.
         self._doubts: dict[int, tuple[bool, str]] = {}
         self._counts: dict[tuple[tuple[str, ...], str], RecentCounts] = {}
+        self.count_classes: list[tuple[tuple[str, ...], str]] = []
+        self._count_class: dict[tuple[tuple[str, ...], str], int] = {}
         # Since the last `take`.
         self.rollup = Rollup()
         self.dirty: set[Key] = set()
@@ -183,6 +199,7 @@ class FoldState:
         """Add a slice that nothing is known of yet."""
         self.slices[key] = new_slice(
             key,
+            self.table,
             reason=reason,
             at_us=at_us,
             last_us=last_us,
@@ -211,6 +228,7 @@ class FoldState:
         self.dirty.add(key)
         if ends:
             self._gone_verdicts[key] = self.slices.pop(key).verdict
+            self.table.free_row(entry.row)
             self.dirty.remove(key)
 
     # --- versions
@@ -286,6 +304,15 @@ class FoldState:
             found = self._counts[strata, model] = self.losses.recent(strata, model)
         return found
 
+    def count_class(self, slice_id: int, version_id: int, policy_id: int) -> int:
+        """Return the place in `count_classes` of the strata and the model whose losses count for a slice."""
+        key = (self.rates(slice_id, policy_id).strata, self.model(version_id))
+        found = self._count_class.get(key)
+        if found is None:
+            found = self._count_class[key] = len(self.count_classes)
+            self.count_classes.append(key)
+        return found
+
     def look(self) -> None:
         """Let `doubts` and `recent_counts` be worked out again: what they rest on may have changed."""
         self._doubts, self._counts = {}, {}
@@ -297,13 +324,28 @@ class FoldState:
         """Grows with every change of what budgets are made of."""
         return self.noise.generation + self._n_imports
 
-    def knows(self, key: Key, shown: Sequence[SignalKey], generation: int) -> bool:
-        """Return whether all that a slice shows exists, and is measured against the budget of today's `generation`."""
-        entry = self.slices.get(key)
-        if entry is None or entry.checked != generation:
-            return False
-        states = entry.watch.states
-        return len(states) == len(SIGNALS) or all(one in states for one in shown)
+    def rows(self, keys: Iterable[Key]) -> IntArray:
+        """Return the rows of slices in `table`; -1 for a slice that nothing is known of."""
+        found = map(self.slices.get, keys)
+        return np.array([-1 if one is None else one.row for one in found], dtype=np.intp)
+
+    def knows(self, rows: IntArray, codes: IntArray) -> BoolArray:
+        """Return of which slices all signals exist that they show, (rows,), measured against the budgets of today.
+
+        Parameters
+        ----------
+        rows
+            In `table`; -1 where nothing is known.
+        codes
+            (rows,) the sum of 2 ** place of the signals that each shows, in the order of `SIGNALS`.
+        """
+        table = self.table
+        exist = np.zeros(len(rows), dtype=np.intp)
+        for place, signal in enumerate(SIGNALS):
+            if signal in table.has:
+                exist += table.has[signal][rows].astype(np.intp) << place
+        known: BoolArray = (rows >= 0) & (table.checked[rows] == self.generation) & (codes & ~exist == 0)
+        return known
 
     def lacks(self, key: Key, shown: Sequence[SignalKey]) -> list[SignalKey]:
         """Return those of the signals that a slice shows that do not exist, and all that have a budget."""
@@ -329,7 +371,7 @@ class FoldState:
                 self._budget_state(key, signal, budget, weighted=weighted)
             else:
                 self._learner_state(key, signal, budget)
-        entry.sampled_under = -1
+        self.table.sampled_under[entry.row] = -1
 
     def checked(self, key: Key, shown: Sequence[SignalKey]) -> None:
         """Note that the budgets of a slice are those of today, if all of them were shown.
@@ -340,7 +382,7 @@ class FoldState:
         states = entry.watch.states
         budgets = [one for one in states if one.kind == BUDGET.kind]
         if not any(one not in shown or states[one][header.ALERTING] for one in budgets):
-            entry.checked = self.generation
+            self.table.checked[entry.row] = self.generation
 
     def tend(self, keys: Iterable[Key]) -> None:
         """Between batches: windows of the touched slices move on, and what has learned enough takes part."""
@@ -399,8 +441,8 @@ class FoldState:
         """Return what is to be written since the last call, and forget it."""
         dirty = sorted(self.dirty)
         changed = [self.slices[key] for key in dirty]
-        detectors = [row for one in changed for row in one.rows()]
-        verdicts = [one.verdict for one in changed]
+        detectors = detector_rows(self.table, changed)
+        verdicts = verdict_rows(self.table, changed, self.thresholds)
         if self._gone_detectors or self._gone_verdicts:
             # What was retired and came back is written once, in its present state.
             known = self._gone_detectors | {
@@ -430,6 +472,18 @@ class FoldState:
 
     # --- parts of the above
 
+    def _slices(self, snapshot: Snapshot) -> dict[Key, SliceState]:
+        found = {}
+        for row in snapshot.verdicts:
+            watch = SliceWatch(_ALERTS.get(row.verdict, Phase.WATCHING), table=self.table)
+            found[row.model_version_id, row.slice_id] = SliceState(watch, row, self.thresholds)
+        for stored in snapshot.detectors:
+            entry = found[stored.model_version_id, stored.slice_id]
+            signal = SignalKey(stored.metric, stored.kind)
+            entry.watch.states[signal] = _state(stored)
+            self.table.noise[signal][entry.row] = stored.noise
+        return found
+
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> None:
         entry, metric = self.slices[key], Metric(signal.metric)
         state = entry.watch.states.get(signal)
@@ -438,7 +492,7 @@ class FoldState:
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:
             m = imported / cap
-        held, wanted = entry.noise.get(signal, 0.0), self.noise.added(key[0], signal.metric, m)
+        held, wanted = entry.noise(signal), self.noise.added(key[0], signal.metric, m)
         if state is None:
             self._grow(1)
         # More noise is another null, for which the evidence begins anew; with less it stays, or, where an alert lasts,
@@ -447,7 +501,7 @@ class FoldState:
         if state is not None and same and wanted < held and not state[header.ALERTING]:
             BUDGET.lower(state, m + wanted)
             entry.watch.touched()
-            entry.noise[signal] = wanted
+            self.table.noise[signal][entry.row] = wanted
         elif state is None or not same or wanted > held:
             if imported is not None and imported >= cap:
                 _LOG.warning(
@@ -466,8 +520,8 @@ class FoldState:
             state[header.N_TOTAL] = n_total
             if is_new:
                 self._carry(key, signal, state)
-            entry.noise[signal] = wanted
             entry.watch.add(signal, state)
+            self.table.noise[signal][entry.row] = wanted
 
     def _carry(self, key: Key, signal: SignalKey, state: FloatArray) -> None:
         """Move most of the budget's evidence of the version that was compared last to a new one of the same model."""
@@ -554,24 +608,6 @@ class FoldState:
     def _grow(self, n: int) -> None:
         if n:
             self.clock = self.clock.with_detectors(self.clock.n_detectors + n)
-
-
-def _slices(snapshot: Snapshot, thresholds: Thresholds) -> dict[Key, SliceState]:
-    found = {
-        (row.model_version_id, row.slice_id): SliceState(
-            SliceWatch(_ALERTS.get(row.verdict, Phase.WATCHING)), row, thresholds
-        )
-        for row in snapshot.verdicts
-    }
-    for stored in snapshot.detectors:
-        entry, signal = (
-            found[stored.model_version_id, stored.slice_id],
-            SignalKey(stored.metric, stored.kind),
-        )
-        entry.watch.states[signal] = _state(stored)
-        if stored.noise:
-            entry.noise[signal] = stored.noise
-    return found
 
 
 def _state(stored: DetectorRow) -> FloatArray:

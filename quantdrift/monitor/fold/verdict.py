@@ -1,8 +1,12 @@
 """The verdict on a slice: from evidence, counts and time to the verdict, and from a change of it to what is sent."""
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.notation import count_of
@@ -11,13 +15,13 @@ from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
 from quantdrift.drift.evidence.interval import Estimate
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
-from quantdrift.monitor.fold.slice_state import SUPERSEDED, Key, SliceState
+from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
@@ -110,13 +114,18 @@ def _doubt(status: SliceStatus, limits: Monitor) -> str:
     if missing > 0 or status.session_attribute:
         return f"needs {_more(missing)}" if missing > 0 else looks_like_sessions(status.session_attribute)
     counts = status.counts
-    if counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken:
+    if _loses(counts, limits):
         return _expired(counts) if counts.expired > counts.lost else LOST
     if status.silent_s > limits.stale_after_s and counts.offered > 0:
         return "stale: there is traffic and no comparison"
     if not status.noise and status.evidence_ratio >= UNDECIDED_FROM:
         return "undecided: the evidence is growing and not enough to alert yet"
     return status.noise
+
+
+def _loses(counts: RecentCounts, limits: Monitor) -> bool:
+    """Return whether too many samples were lost or expired."""
+    return counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken
 
 
 def _expired(counts: RecentCounts) -> str:
@@ -143,15 +152,34 @@ Basis = tuple[Survey, RecentCounts, bool, str, str, bool]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
-def settle(state: FoldState, key: Key, *, touched: bool) -> None:
-    """Judge a slice again, and note the verdict; an alert of a version that another one has replaced ends.
+def settle(state: FoldState, slices: Sequence[SliceState], compared: AbstractSet[Key]) -> None:
+    """Judge slices again, and note their verdicts; an alert of a version that another one has replaced ends.
+
+    First it is found for all of them at once by which case they are judged. Where that says the same as before in the
+    same words, only the time of the verdict changes.
 
     Parameters
     ----------
-    touched
-        Whether the batch compared it: then its rows are written even if the verdict is the same.
+    compared
+        Those that the batch compared: their rows are written even if the verdict is the same.
     """
-    entry = state.slices[key]
+    table, rows = state.table, np.array([one.row for one in slices], dtype=np.intp)
+    table.survey_all(rows)
+    cases = _cases(state, slices, rows)
+    same = (cases == table.judged[rows]) & (cases != UNJUDGED)
+    touched = np.array([one.key in compared for one in slices], dtype=np.bool_)
+    again = rows[same & touched]
+    table.updated_us[again], table.fold_seq[again] = state.now_us, state.fold_seq
+    table.stale[again] = table.unweighed[again] = True
+    state.dirty.update(itertools.compress((one.key for one in slices), (same & touched).tolist()))
+    for place in np.flatnonzero(~same).tolist():
+        entry, case = slices[place], int(cases[place])
+        _settle(state, entry, touched=bool(touched[place]))
+        table.judged[entry.row] = case if case in _SAME_WORDS else UNJUDGED
+
+
+def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
+    """Judge one slice again."""
     if not entry.watch.states:
         return
     if not touched:
@@ -159,9 +187,71 @@ def settle(state: FoldState, key: Key, *, touched: bool) -> None:
         if basis == entry.judged_by:
             return
         entry.judged_by = basis
-    if entry.watch.phase is not Phase.WATCHING and state.doubts(key[0])[0]:
-        end(state, key, SUPERSEDED)
+    if entry.watch.phase is not Phase.WATCHING and state.doubts(entry.key[0])[0]:
+        end(state, entry.key, SUPERSEDED)
     _say(state, entry, *_verdict(state, entry, entry.watch.phase), touched=touched)
+
+
+# By which case of `judge` a slice is judged.
+_ALERT, _SUPERSEDED, _FEW, _SESSIONS, _EXPIRED, _LOST, _STALE, _UNDECIDED, _NOISE, _LEARNING, _OK = range(
+    UNJUDGED + 1, 12
+)
+_SAME_WORDS = frozenset(
+    (_SUPERSEDED, _LOST, _STALE, _UNDECIDED, _OK)
+)  # the others have figures or an alarm in them
+
+
+def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> IntArray:
+    """Return by which case of `judge` slices are judged that are surveyed, (rows,); `UNJUDGED` without a signal."""
+    table, limits = state.table, state.limits
+    loss, offered = _losses(state, slices, rows)
+    superseded, noisy = np.zeros((2, len(rows)), dtype=np.bool_)
+    version_id = table.version_id[rows]
+    for version in np.unique(version_id).tolist():
+        of = version_id == version
+        replaced, noise = state.doubts(version)
+        superseded[of], noisy[of] = replaced, bool(noise)
+    sessions = np.zeros(len(rows), dtype=np.bool_)
+    if state.catalog.undeclared_sessions:
+        sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
+    silent = (state.now_us - table.last_us[rows]) / MICROSECONDS > limits.stale_after_s
+    ratio = table.total[rows] / table.page_thresholds(rows, state.thresholds)
+    found: IntArray = np.select(
+        [
+            table.n_signals[rows] == 0,
+            table.phase[rows] != 0,
+            superseded,
+            table.n_groups[rows] < limits.min_groups,
+            sessions,
+            loss != UNJUDGED,
+            silent & offered,
+            ~noisy & (ratio >= UNDECIDED_FROM),
+            noisy,
+            table.missing[rows] > 0,
+        ],
+        [UNJUDGED, _ALERT, _SUPERSEDED, _FEW, _SESSIONS, loss, _STALE, _UNDECIDED, _NOISE, _LEARNING],
+        _OK,
+    )
+    return found
+
+
+def _losses(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> tuple[IntArray, BoolArray]:
+    """Return the case of slices that lost too much, else `UNJUDGED`, and whether anything was offered, (rows,) each."""
+    table = state.table
+    policy_id = table.policy_id[rows]
+    for place in np.flatnonzero(table.counted_under[rows] != policy_id).tolist():
+        entry, policy = slices[place], policy_id.item(place)
+        known = policy in state.catalog.policies
+        table.counted[entry.row] = state.count_class(entry.key[1], entry.key[0], policy) if known else -1
+        table.counted_under[entry.row] = policy if known else -1
+    counted = table.counted[rows]
+    loss, offered = np.full(len(rows), UNJUDGED), np.zeros(len(rows), dtype=np.bool_)
+    for number in np.unique(counted[counted >= 0]).tolist():
+        counts, of = state.recent_counts(*state.count_classes[number]), counted == number
+        offered[of] = counts.offered > 0
+        if _loses(counts, state.limits):
+            loss[of] = _EXPIRED if counts.expired > counts.lost else _LOST
+    return loss, offered
 
 
 def alert(state: FoldState, key: Key, change: Change) -> None:
@@ -303,7 +393,7 @@ def _send(
     at_us: int,
     episode: Episode,
     signal: SignalKey,
-    states: dict[SignalKey, FloatArray],
+    states: Mapping[SignalKey, FloatArray],
     moved: Onset | None,
     evidence: float,
     threshold: float,
@@ -311,7 +401,7 @@ def _send(
     """Note a change of verdict that is sent as an event; parameters as in `transition_row`."""
     key, metric = entry.key, Metric(signal.metric)
     against = SignalKey(signal.metric, BUDGET.kind)
-    accepted, noise = states.get(against), entry.noise.get(against, 0.0)
+    accepted, noise = states.get(against), entry.noise(against)
     version = state.catalog.versions[key[0]]
     row = transition_row(
         task=state.task(version.model),

@@ -4,22 +4,34 @@ What the shipped fold does with arrays over a batch, and only as often as it is 
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
-from quantdrift.drift.evidence.header import POLICY
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.evidence.header import CREATED_AT, LAST_AT, N_TOTAL, POLICY, SCALE, M, N
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.watch import Change, Groups, Series, SignalKey, advance
+from quantdrift.drift.evidence.state import dump_state
+from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, advance
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
-from quantdrift.monitor.fold.slice_state import Key
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, RollupRow, Snapshot
+from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.storage.monitor.rows import (
+    BatchRows,
+    ComparisonRow,
+    DetectorRow,
+    Outcome,
+    RollupRow,
+    Snapshot,
+    VerdictRow,
+)
 from tests.support.monitor.plain_groups import shown, slices_of
 
+Row = TypeVar("Row", DetectorRow, VerdictRow)
 EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 MEANS = ("flip", "topk", "js", "divergence", "margin")
 
@@ -78,22 +90,61 @@ class PlainFold(Fold):
         self.plain_rollup = PlainRollup()
 
     def batch(self, rows: BatchRows) -> None:
-        """Fold one batch, and make the rows of what it touched at once, from each state by itself."""
+        """Fold one batch, and make the verdicts of what it touched at once, from each state by itself."""
         super().batch(rows)
         for key in self.state.dirty:
-            assert self.state.slices[key].verdict.slice_id == key[1]
+            self._make(self.state.slices[key])
 
     def take(self) -> Outcome:
         """Return what is to be written."""
-        for key in self.state.dirty:
-            self.state.slices[key].watch.touched()  # what is worked out for many at a time is not used
+        dirty = [self.state.slices[key] for key in sorted(self.state.dirty)]
+        detectors = [row for entry in dirty for row in plain_rows(entry)]
+        verdicts = [entry.written for entry in dirty]
         rollups, self.plain_rollup = self.plain_rollup.rows(), PlainRollup()
         outcome = super().take()
         assert not outcome.rollups
-        return Outcome(
-            **{name: getattr(outcome, name) for name in Outcome.__struct_fields__ if name != "rollups"},
+        return msgspec.structs.replace(
+            outcome,
+            detectors=_replaced(
+                outcome.detectors,
+                detectors,
+                lambda row: (row.model_version_id, row.slice_id, row.metric, row.kind),
+            ),
+            verdicts=_replaced(outcome.verdicts, verdicts, lambda row: (row.model_version_id, row.slice_id)),
             rollups=tuple(rollups),
         )
+
+    def _make(self, entry: SliceState) -> None:
+        """Make the row of a verdict."""
+        table, row, watch = entry.table, entry.row, entry.watch
+        if not table.stale[row]:
+            return
+        states = sorted(watch.states.items())
+        evidence, threshold = entry.written.evidence, entry.written.threshold
+        if table.unweighed[row]:
+            evidence = 0.0
+            for signal, state in states:
+                evidence += DETECTORS[signal.kind].evidence(state)
+            mass = 0.0
+            for signal, state in states:
+                mass += DETECTORS[signal.kind].page_mass(state)
+            limits = self.state.thresholds
+            threshold = max(limits.page, limits.mass_ratio * mass)
+        entry.written = VerdictRow(
+            model_version_id=entry.key[0],
+            slice_id=entry.key[1],
+            verdict=entry.said,
+            reason=entry.reason,
+            since_us=entry.since_us,
+            n_groups=max(int(state[N_TOTAL]) for _, state in states),
+            evidence=evidence,
+            threshold=threshold,
+            estimate=plain_estimate(entry),
+            last_us=entry.last_us,
+            updated_us=int(table.updated_us[row]),
+            fold_seq=int(table.fold_seq[row]),
+        )
+        table.stale[row] = table.unweighed[row] = False
 
     def _compare(self, rows: BatchRows) -> tuple[list[Key], list[tuple[Key, Change]]]:
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
@@ -142,13 +193,69 @@ class PlainFold(Fold):
             if key not in self.state.slices:
                 state.enter(key, "", at_us=state.now_us, last_us=captured_us)
             entry = self.state.slices[key]
-            entry.last_us = max(entry.last_us, captured_us)
+            entry.compared(captured_us)
             state.compared(key[0], captured_us)
             weighted = rates.weighted and not first.group_key
             state.observed(key, sorted(values), weighted=weighted)
             for signal in values:
                 entry.watch.states[signal][POLICY] = first.policy_id
             collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, values))
+
+
+def plain_rows(entry: SliceState) -> list[DetectorRow]:
+    """Return the detectors of a slice as they are stored."""
+    return [
+        DetectorRow(
+            model_version_id=entry.key[0],
+            slice_id=entry.key[1],
+            metric=signal.metric,
+            kind=signal.kind,
+            state=dump_state(signal.kind, state),
+            budget=float(state[M]),
+            n_groups=int(state[N]),
+            evidence=DETECTORS[signal.kind].evidence(state),
+            fold_seq=int(entry.table.fold_seq[entry.row]),
+            created_us=int(state[CREATED_AT]),
+            last_us=int(state[LAST_AT]),
+            retired_us=None,
+            noise=entry.noise(signal),
+        )
+        for signal, state in sorted(entry.watch.states.items())
+    ]
+
+
+def plain_estimate(entry: SliceState) -> dict[str, dict[str, float]]:
+    """Return what the row of a verdict shows of each metric."""
+    found: dict[str, dict[str, float]] = {}
+    for signal, state in sorted(entry.watch.states.items()):
+        if signal.kind != BUDGET.kind:
+            if missing := DETECTORS[signal.kind].missing(state):
+                found.setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
+            continue
+        noise, scale = entry.noise(signal), float(state[SCALE])
+        shown = found.setdefault(signal.metric, {})
+        shown["budget"] = (float(state[M]) - noise) * scale
+        if noise:
+            shown["noise"] = noise * scale
+        if recent := BUDGET.recent(state):
+            shown["mean"], shown["low"], shown["high"], shown["n"] = (
+                recent.mean,
+                recent.low,
+                recent.high,
+                recent.n,
+            )
+        if entry.watch.phase is not Phase.WATCHING and (since := BUDGET.since_change(state)):
+            shown["severity"] = since.low
+    return found
+
+
+def _replaced(
+    written: Sequence[Row], plain: Sequence[Row], key: Callable[[Row], tuple[object, ...]]
+) -> tuple[Row, ...]:
+    """Return the rows that were written, with those of the same key in `plain` in their places."""
+    made = {key(row): row for row in plain}
+    assert made.keys() <= {key(row) for row in written}
+    return tuple(made.get(key(row), row) for row in written)
 
 
 def _groups(collected: Sequence[tuple[int, float, int, dict[SignalKey, FloatArray]]]) -> Groups:
