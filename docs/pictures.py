@@ -22,8 +22,17 @@ _N_COLOURS: Final = 128
 _ALERT_SIZE: Final = (1290, 545)
 _REPORT_SIZE: Final = (1100, 768)
 _SHOWN: Final = (
-    *("model", "version", "slice", "predicate", "from_verdict", "verdict", "reason", "budget", "onset"),
-    *("after", "n_since_onset", "aggregate_verdict", "aggregate_mean", "advice"),
+    *(
+        "model",
+        "version",
+        "slice",
+        "verdict",
+        "onset",
+        "after",
+        "budget",
+        "n_since_onset",
+        "aggregate_verdict",
+    ),
 )
 _STYLE: Final = """
 body { margin: 0; background: #11151c; color: #d7dde5; font: 15px/1.45 "DejaVu Sans Mono", monospace }
@@ -40,14 +49,18 @@ def alert_page(log: str) -> str:
     end = next(place for place, line in enumerate(lines) if place > begin and line.startswith("╰"))
     title = lines[begin].strip("╭╮─ ")
     rows = [line.strip("│")[1:].rstrip() for line in lines[begin + 1 : end]]
+    begin_of_attributes = next(place for place, row in enumerate(rows) if row.startswith("quantdrift."))
+    text = [html.escape(row) for row in rows[:begin_of_attributes]]
+    n_first = next(place for place, row in enumerate(text) if row.startswith("How sure:"))
+    text[:n_first] = [f"<b>{row}</b>" for row in text[:n_first]]  # the first line, which may be wrapped
     shown, n_left_out, is_shown = [], 0, False
-    for row in rows[1:]:
+    for row in rows[begin_of_attributes:]:
         if name := re.match(r"quantdrift\.(\S+)", row):
             is_shown = name[1] in _SHOWN
             n_left_out += not is_shown
         if is_shown:
             shown.append(re.sub(r"^(quantdrift\.\S+)", r"<i>\1</i>", html.escape(row)))
-    body = "\n".join([f"<b>{html.escape(rows[0])}</b>", "", *shown, f"<i>… {n_left_out} more attributes</i>"])
+    body = "\n".join([*text, *shown, f"<i>… {n_left_out} more attributes</i>"])
     return (
         f"<meta charset=utf-8><style>{_STYLE}</style><header>{html.escape(title)}</header><pre>{body}</pre>"
     )

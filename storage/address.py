@@ -105,7 +105,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return await self._connect(options)
         except (OSError, TimeoutError) as error:
-            raise RetryError(f"Postgres at {self._where} is not available: {os_error_text(error)}") from error
+            raise RetryError(f"Postgres at {self.where} is not available: {os_error_text(error)}") from error
 
     async def _connect(self, options: dict[str, Any]) -> asyncpg.Connection:
         if self.plaintext:
@@ -115,18 +115,19 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return await asyncpg.connect(ssl=self.tls.context(), **options)
         except ssl.SSLError as error:
-            raise OperatorError(f"Postgres at {self._where}: {self.tls.in_words(error)}") from error
+            raise OperatorError(f"Postgres at {self.where}: {self.tls.in_words(error)}") from error
         except ConnectionError as error:
             if "rejected SSL upgrade" not in str(error):
                 raise
             raise OperatorError(
-                f"Postgres at {self._where}: TLS is asked for, and the server offers none; no user name or password was"
+                f"Postgres at {self.where}: TLS is asked for, and the server offers none; no user name or password was"
                 " sent to it. Set `ssl = on` at the server; for plaintext write sslmode=disable in the address and set no"
                 " certificate files"
             ) from error
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """HOST:PORT of the server, or what the driver makes of an address without them."""
         found = self.arguments
         hosts, ports = found.get("host", "localhost"), found.get("port", 5432)
         if isinstance(hosts, list) and isinstance(ports, list):  # the driver tries one after the other

@@ -42,9 +42,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def decided(self) -> dict[str, str]:
-        """Return per slice what decided its last change of verdict, as its event says after the verdicts."""
+        """Return per slice what is wrong with it, as the first line of its last alert says after the version."""
         return {
-            slice_of(event): event.body.partition(f"-> {event.attributes[VERDICT]}: ")[2]
+            slice_of(event): event.body.partition("\n")[0].partition(": ")[2]
             for event in self.events
             if event.attributes.get(VERDICT) in {"warning", "firing"}
         }

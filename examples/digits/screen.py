@@ -127,7 +127,8 @@ class Screen:
     def event(self, event: Event) -> None:
         """Show an event as the collector received it: a page with everything in it, any other in a line."""
         if event.severity < _ERROR:
-            self.console.print(Text(f"OTLP event {event.name}: {event.body}", style="dim"), soft_wrap=True)
+            first = event.body.partition("\n")[0]
+            self.console.print(Text(f"OTLP event {event.name}: {first}", style="dim"), soft_wrap=True)
             return
         grid = Table.grid(padding=(0, 2))
         for name, value in sorted(event.attributes.items(), key=lambda pair: _place(pair[0])):

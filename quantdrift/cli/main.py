@@ -19,6 +19,7 @@ from quantdrift.cli import (
     retirement,
     serve,
     slices,
+    status,
     triage,
 )
 from quantdrift.cli.interrupt import INTERRUPTED, interruptible
@@ -84,6 +85,7 @@ def main() -> None:
     \b
     Run everything on this host:     quantdrift up --config config.toml
     Check the configuration:         quantdrift config check
+    See how far exchanges come:      quantdrift status
     Write the weekly report:         quantdrift report --week
     """
 
@@ -121,6 +123,7 @@ for _command in (
     config.config_,
     reference.reference_,
     slices.slices,
+    status.status,
     triage.triage,
 ):
     main.add_command(_command)

@@ -2,7 +2,9 @@
 
 import getpass
 import os
+import re
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -33,6 +35,8 @@ DATA = click.option(
     envvar="QUANTDRIFT_DATA",
     help="Data directory of a running `quantdrift up`; the command uses its Postgres.",
 )
+_SPAN = re.compile(r"(\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -42,6 +46,23 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
+
+
+def span_of(option: str, text: str) -> timedelta:
+    """Return the duration that a person wrote as 30m, 2h, 1d or 1h30m.
+
+    Raises
+    ------
+    OperatorError
+        It is not a duration of up to a year.
+    """
+    parts = _SPAN.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise OperatorError(f"{option} {text} is not a duration: write 30m, 2h, 1d or 1h30m")
+    seconds = sum(int(number) * _SECONDS[unit] for number, unit in parts)
+    if not 0 < seconds <= 365 * 86_400:
+        raise OperatorError(f"{option} takes a duration of up to a year")
+    return timedelta(seconds=seconds)
 
 
 BY = click.option(

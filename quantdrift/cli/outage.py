@@ -1,4 +1,4 @@
-"""Log lines about a process that is down: since when and why, and when it runs again."""
+"""Log lines about a process that is down, and its state: since when and why, and when it runs again."""
 
 import logging
 import re
@@ -9,6 +9,8 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 
+STATES: Final = "processes.json"
+"""File in the data directory of `quantdrift up` with the `PartState` of each process, by name."""
 REPEAT_S: Final = 600.0
 _LONGEST_REASON: Final = 500
 _MOST_KINDS: Final = 20
@@ -21,6 +23,14 @@ _RAISED: Final = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: .*)?$")  
 _LOG = logging.getLogger(__name__)
 
 
+class PartState(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a process works; `since` and `why` say when and why it went down, if it did."""
+
+    works: bool
+    since: datetime | None = None
+    why: str = ""
+
+
 class Outage:
     """The outage of a process, if it is down.
 
@@ -31,6 +41,11 @@ class Outage:
     ----------
     longest_pause_s
         Longest pause between two restarts, for the log line.
+
+    Attributes
+    ----------
+    why
+        Why it last ended or could not start.
     """
 
     def __init__(self, name: str, longest_pause_s: float, clock: Clock) -> None:
@@ -40,6 +55,12 @@ class Outage:
         self._since: datetime | None = None
         self._since_s = 0.0
         self._logged_s: dict[str, float] = {}
+        self.why = ""
+
+    @property
+    def since(self) -> datetime | None:
+        """When the process went down; None while it works, or has not failed yet."""
+        return self._since
 
     @property
     def is_down(self) -> bool:
@@ -48,6 +69,7 @@ class Outage:
 
     def failed(self, why: str) -> None:
         """Record that the process ended or could not start."""
+        self.why = why
         now_s = self._clock.monotonic_s()
         if self._since is None:
             self._since, self._since_s = self._clock.now(), now_s

@@ -1,21 +1,18 @@
 """The commands `quantdrift pause` and `quantdrift resume`."""
 
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
-from quantdrift.cli.options import CONFIG, JSON, emit, user_name
+from quantdrift.cli.options import CONFIG, JSON, emit, span_of, user_name
 from quantdrift.cli.policy import at_data
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.sampling.pause import KEY, Order, Pause, PauseError, decode, encode
 
-_SPAN = re.compile(r"(\d+)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _MODEL = click.option("--model", help="Only this model, as named in [[models]].")
 _NATS = click.option(
     "--data",
@@ -64,7 +61,7 @@ def pause(
         return
     _check(config, model)
     now = datetime.now(UTC)
-    order = Order(by=by, at=now, until=None if span is None else now + _span(span), reason=reason)
+    order = Order(by=by, at=now, until=None if span is None else now + span_of("--for", span), reason=reason)
     _print_pause(_change(config, lambda current: current.at(now).paused(order, model)), as_json=as_json)
 
 
@@ -154,13 +151,3 @@ def _check(config: Config, model: str | None) -> None:
         return
     names = ", ".join(model.name for model in config.models) or "none"
     raise OperatorError(f"there is no model `{model}` in the configuration; known are: {names}")
-
-
-def _span(text: str) -> timedelta:
-    parts = _SPAN.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise OperatorError(f"--for {text} is not a duration: write 30m, 2h, 1d or 1h30m")
-    seconds = sum(int(number) * _SECONDS[unit] for number, unit in parts)
-    if not 0 < seconds <= 365 * 86_400:
-        raise OperatorError("--for takes a duration of up to a year")
-    return timedelta(seconds=seconds)

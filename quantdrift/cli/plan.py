@@ -14,6 +14,7 @@ from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import number
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
 
@@ -111,7 +112,7 @@ def plan(
     from quantdrift.monitor.planning.forecast import Question, forecast
 
     numbers = (rps, days, replays_per_s, replay_ms, gpu_share, shift, horizon, quiet_days)
-    if not all(math.isfinite(number) for number in numbers if number is not None):
+    if not all(math.isfinite(one) for one in numbers if one is not None):
         raise OperatorError("inf and nan are not allowed: give finite numbers")
     if gpu_share is not None:
         if replay_ms is None or replays_per_s is not None:
@@ -206,9 +207,9 @@ def _given(
 
 
 def _share(text: str) -> tuple[str, float]:
-    name, _, number = text.rpartition("=")
+    name, _, given = text.rpartition("=")
     try:
-        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+        share = float(given.removesuffix("%")) / (100 if given.endswith("%") else 1)
     except ValueError:
         share = -1.0
     if not name or not 0 <= share <= 1:
@@ -257,8 +258,8 @@ def _text(plan: "Forecast") -> str:
     policy = "the allocation's rates" if plan.allocated else "the configured rates"
     lines = [
         f"model {plan.model}: {_count(plan.requests_per_s)} requests/s, {policy}: "
-        f"{plan.granted * plan.replays_per_s:.3g} replays/s"
-        + (f", {plan.gpu_share:.2g} GPU" if plan.gpu_share is not None else ""),
+        f"{_count(plan.granted * plan.replays_per_s)} replays/s"
+        + (f", {number(plan.gpu_share)} GPU" if plan.gpu_share is not None else ""),
         f"to detect: flips from {plan.budget:.2%} (the budget) to {plan.shifted:.2%}",
         f"before the shift: {plan.quiet_days:g} days without drift",
         f"false pages: at most {plan.pages_per_30_days:g} in 30 days, shared by {plan.n_detectors} detectors",
@@ -304,16 +305,14 @@ def _wanted(forecast: "SliceForecast") -> str:
     return f"sample it at {_percent(forecast.needed_rate, digits=2)} ({_count(day)} samples a day)"
 
 
-def _count(number: float) -> str:
+def _count(n: float) -> str:
     """Format a number that may be below one."""
-    if number >= 100 or number == 0:
-        return f"{number:,.0f}"
-    return f"{number:.3g}" if number >= 1 else f"{number:.2g}"
+    return f"{n:,.0f}" if n >= 100 or n == 0 else number(n, 3 if n >= 1 else 2)
 
 
 def _percent(share: float, *, digits: int = 3) -> str:
     """Format a share with `digits` decimals, and a smaller one with two significant digits."""
-    return f"{100 * share:.2g}%" if 0 < 100 * share < 10.0**-digits else f"{share:.{digits}%}"
+    return f"{number(100 * share)}%" if 0 < 100 * share < 10.0**-digits else f"{share:.{digits}%}"
 
 
 def _length(hours: float | None) -> str:

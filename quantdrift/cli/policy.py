@@ -10,6 +10,7 @@ from quantdrift.cli.options import CONFIG, JSON, embedded_address, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
+from quantdrift.core.notation import number
 from quantdrift.core.sampling.policy_message import (
     POLICY_KEY,
     SUMMARY_KEY,
@@ -91,8 +92,8 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
         rows = [
             (
                 f"{slice_.model}: {slice_.name}",
-                f"{slice_.traffic_per_s:.3g}",
-                f"{slice_.replays_per_s * contents.message.lag_factor:.3g}",
+                number(slice_.traffic_per_s, 3),
+                number(slice_.replays_per_s * contents.message.lag_factor, 3),
                 f"{slice_.evidence_share:.1%}",
             )
             for slice_ in contents.explanation.slices
@@ -101,10 +102,13 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
         if contents.explanation.n_slices > len(rows):
             click.echo(f"and {contents.explanation.n_slices - len(rows)} more")
     rates = [
-        (stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in contents.message.policy.header_strata
+        (stratum.name, f"{number(100 * stratum.rate, 4)}%")
+        for stratum in contents.message.policy.header_strata
     ]
     click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
-    totals = [(stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in contents.message.policy.body_strata]
+    totals = [
+        (stratum.name, f"{number(100 * stratum.rate, 4)}%") for stratum in contents.message.policy.body_strata
+    ]
     click.echo("\n" + columns(("body stratum", "replayed (at most the taken rate)"), rows=totals))
 
 
@@ -160,8 +164,8 @@ def _headline(contents: BucketContents, message: PolicyMessage) -> str:
 
 def _why(explanation: PolicySummary, lag_factor: float) -> str:
     text = (
-        f"Planned: {explanation.replays_per_s * lag_factor:.3g} of {explanation.budget_per_s:g} items/s replayed, "
-        f"{explanation.taken_per_s * lag_factor:.3g} exchanges/s taken; computed {explanation.made_at:%Y-%m-%d %H:%M:%S} UTC "
+        f"Planned: {number(explanation.replays_per_s * lag_factor, 3)} of {explanation.budget_per_s:g} items/s replayed, "
+        f"{number(explanation.taken_per_s * lag_factor, 3)} exchanges/s taken; computed {explanation.made_at:%Y-%m-%d %H:%M:%S} UTC "
         f"from {explanation.n_items} recent items."
     )
     if lag_factor < 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quantdrift.cli.output import columns
-from quantdrift.core.notation import count_of
+from quantdrift.core.notation import count_of, number
 from quantdrift.core.records import Metric, Verdict
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: st
     rows: list[tuple[str, ...]] = []
     for signal in signals:
         idle = verdict == Verdict.FIRING.value or signal.missing
-        evidence = "-" if idle else f"{signal.evidence:.3g}"
+        evidence = "-" if idle else number(signal.evidence, 3)
         mean = None if signal.tail else signal.recent
         recent = "" if mean is None else _measured(signal.metric, unit, mean.mean, mean.low, mean.high)
         rows.append((f"{signal.metric} {signal.kind}", _against(signal, unit), evidence, recent))

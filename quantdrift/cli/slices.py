@@ -12,7 +12,7 @@ from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.notation import count_of
+from quantdrift.core.notation import count_of, number
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
@@ -127,16 +127,16 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise = asyncio.run(_more(secrets, listed))
+    signals, history, noise, alert = asyncio.run(_more(secrets, listed))
     unit = config.measure(listed.model).unit
     if as_json:
-        more = {"signals": signals, "history": history, "noise": noise}
+        more = {"signals": signals, "history": history, "noise": noise, "alert": alert}
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
             "\n".join(
                 [
-                    _shown(listed),
+                    _shown(listed, alert),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
                     *noise_lines(noise, unit=unit),
@@ -201,10 +201,11 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
-    """Return the signals of a slice, the history of a discovered slice, and the noise of its version."""
+) -> tuple[list[SignalView], list[Change], list[SelfNoise], str]:
+    """Return the signals of a slice, the history of a discovered slice, the noise of its version, and its alert's text."""
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
-    from quantdrift.storage.commands.slice_list import signals_of
+    from quantdrift.monitor.fold.alert_text import page
+    from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.discovery_log import changes_of
     from quantdrift.storage.monitor.noise import floors
@@ -213,7 +214,8 @@ async def _more(
         rows = [] if listed.id is None else await signals_of(connection, listed.id)
         history = [] if listed.discovery is None else await changes_of(connection, listed.discovery.id)
         noise = await floors(connection, rows[0].model_version_id) if rows else ()
-        return signal_views(rows), history, self_noises(noise)
+        alert = None if listed.id is None else await alert_of(connection, listed.id)
+        return signal_views(rows), history, self_noises(noise), page(alert) if alert else ""
 
 
 def _history_lines(history: list[Change]) -> list[str]:
@@ -255,7 +257,7 @@ def _table(slices: list[ListedSlice], model: str) -> str:
     return columns(("id", "model", "kind", "status", "share", "verdict", "slice"), rows)
 
 
-def _shown(listed: ListedSlice) -> str:
+def _shown(listed: ListedSlice, alert: str) -> str:
     lines = [
         f"{listed.name}  ({listed.kind.value}, {listed.status})",
         f"  model      {listed.model}",
@@ -268,15 +270,18 @@ def _shown(listed: ListedSlice) -> str:
     if listed.verdict is not None:
         lines.append(f"  verdict    {listed.verdict} on {listed.candidate_version}: {listed.reason}")
     if listed.evidence is not None and listed.threshold is not None:
+        lines += [
+            f"  {'' if index else 'alert':<10} {line}" for index, line in enumerate(_night_lines(alert))
+        ]
         lines.append(f"  evidence   {_evidence(listed.verdict or '', listed.evidence, listed.threshold)}")
     if (trial := listed.discovery) is not None:
         ratio = _ratio(trial.log_evidence, trial.log_threshold)
         lines.append(
-            f"  found      {trial.first_found_at:%Y-%m-%d}, mean {trial.metric} {trial.found_mean:.4g}"
-            f" in {trial.found_share:.2%} of the traffic, {trial.overall_mean:.4g} over all"
+            f"  found      {trial.first_found_at:%Y-%m-%d}, mean {trial.metric} {number(trial.found_mean, 4)}"
+            f" in {trial.found_share:.2%} of the traffic, {number(trial.overall_mean, 4)} over all"
         )
         lines.append(
-            f"  test       is its mean above {trial.null_mean:.4g}? {count_of(trial.n_tested, 'exchange')} captured since"
+            f"  test       is its mean above {number(trial.null_mean, 4)}? {count_of(trial.n_tested, 'exchange')} captured since"
             f" {trial.frozen_at:%Y-%m-%d %H:%M} UTC, evidence {ratio} of what confirms it"
         )
         if trial.confirmed_at is not None:
@@ -290,10 +295,15 @@ def _shown(listed: ListedSlice) -> str:
     return "\n".join(lines)
 
 
+def _night_lines(alert: str) -> list[str]:
+    """Return the lines of an alert's text before its details."""
+    return alert.partition("\n\n")[0].splitlines()
+
+
 def _evidence(verdict: str, evidence: float, threshold: float) -> str:
     if verdict == "firing":
-        return f"{evidence:.3g} at the alarm, which needed {threshold:.3g}; each signal restarted from zero after it"
-    return f"{evidence:.3g} of all signals together; pages at {threshold:.3g}"
+        return f"{number(evidence, 3)} at the alarm, which needed {number(threshold, 3)}; each signal restarted from zero after it"
+    return f"{number(evidence, 3)} of all signals together; pages at {number(threshold, 3)}"
 
 
 def _search_text(result: Round, version_searches: list[VersionSearch], *, dry_run: bool) -> str:
@@ -355,4 +365,4 @@ def _ratio(log_evidence: float, log_threshold: float) -> str:
         return "all"
     import math
 
-    return f"{math.exp(log_evidence - log_threshold):.2g}"
+    return number(math.exp(log_evidence - log_threshold))

@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import number
 from quantdrift.core.records import Verdict
 
 if TYPE_CHECKING:
@@ -67,7 +68,13 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     ]
     if as_json:
         emit(
-            {"alpha": alpha, "months": months, "n_watched": len(slices), "slices": entries, "firing": firing}
+            {
+                "alpha": alpha,
+                "months": months,
+                "n_watched": len(slices),
+                "slices": [_as_json(slice_) for slice_ in entries],
+                "firing": [_as_json(slice_) for slice_ in firing],
+            }
         )
         return
     if not slices:
@@ -81,8 +88,9 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     else:
         click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
     if firing:
-        names = ", ".join(f"{slice_.slice} ({slice_.model} {slice_.version})" for slice_ in firing)
-        click.echo(f"Already firing, by the bound on false pages: {names}.")
+        click.echo("Already firing, by the bound on false pages:")
+        for slice_ in firing:
+            click.echo(f"  {slice_.model} {slice_.version}: {_what(slice_)}")
 
 
 def _table(entries: "list[TriagedSlice]") -> str:
@@ -92,21 +100,37 @@ def _table(entries: "list[TriagedSlice]") -> str:
             entry.version,
             entry.slice,
             entry.verdict,
-            f"{entry.evidence:.3g}",
-            f"{entry.threshold:.3g}",
+            number(entry.evidence, 3),
+            number(entry.threshold, 3),
             f"{entry.n_groups:,}",
-            _means(entry),
+            _what(entry),
         )
         for entry in entries
     ]
     return columns(
-        ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows
+        ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "what"), rows
     )
 
 
-def _means(entry: "TriagedSlice") -> str:
-    return ", ".join(
-        f"{metric} {estimate['mean']:.3g} (budget {estimate['budget']:.3g})"
+def _what(entry: "TriagedSlice") -> str:
+    """Return what is wrong: for a slice that alerts what decided, as its page says; else its recent means."""
+    from quantdrift.drift.explain.diagnosis_text import finding
+    from quantdrift.monitor.fold.alert_text import diagnosis_of
+
+    if entry.alert is not None and entry.alert.evidence.onset:
+        return finding(diagnosis_of(entry.alert))
+    means = ", ".join(
+        f"{metric} {number(estimate['mean'], 3)} ({number(estimate['budget'], 3)} accepted)"
         for metric, estimate in sorted(entry.estimate.items())
         if "mean" in estimate and "budget" in estimate
     )
+    return means or entry.slice
+
+
+def _as_json(entry: "TriagedSlice") -> dict[str, Any]:
+    """Return a slice for programs: the text of its alert in place of its event."""
+    import msgspec
+
+    found = msgspec.structs.asdict(entry)
+    found["alert"] = _what(entry) if entry.alert is not None else None
+    return found

@@ -20,10 +20,12 @@ from typing import Final
 
 import aiohttp
 import click
+import msgspec
 
 from quantdrift.cli.embedded import TOKEN
-from quantdrift.cli.outage import LastError, Outage
+from quantdrift.cli.outage import STATES, LastError, Outage, PartState
 from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
@@ -150,6 +152,11 @@ class _Process:
         """Whether `start` was called."""
         return self._running is not None
 
+    @property
+    def state(self) -> PartState:
+        """Whether it works, and if not, since when and why."""
+        return PartState(works=self.is_up, since=self._outage.since, why=self._outage.why)
+
     def mark_up(self) -> None:
         """Record that it works: its outage, if any, is over."""
         self.is_up = True
@@ -202,6 +209,7 @@ class _Supervisor:
         self._migration: _Process | None = None
         self._names = [name for name in _ROLES if not only or name in only]
         self._roles: dict[str, _Process] = {}
+        self._states: dict[str, PartState] = {}
 
     async def run(self) -> int:
         code = 0
@@ -225,6 +233,7 @@ class _Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._end()
+            (self._data / STATES).unlink(missing_ok=True)
         return code
 
     async def _end(self) -> None:
@@ -316,7 +325,7 @@ class _Supervisor:
             "shadow": self._config.shadow.admin,
             "monitor": self._config.monitor.admin,
         }
-        urls = {name: f"http://{_reachable(admin[name])}" for name in self._names}
+        urls = {name: f"http://{read_address(admin[name]).dialled}" for name in self._names}
         is_up = False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
             while True:
@@ -324,12 +333,21 @@ class _Supervisor:
                     if not role.is_up and await self._is_ready(client, urls[name]):
                         role.mark_up()
                         role.child.final = None  # its configuration works: a restart can solve later failures
+                self._write_states()
                 if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True
                     click.echo(
                         "quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items())
                     )
                 await asyncio.sleep(_SLOW_POLL_S if is_up else _POLL_S)
+
+    def _write_states(self) -> None:
+        """Write the states of all processes to the data directory if one has changed; `quantdrift status` reads them."""
+        migration = () if self._migration is None else (self._migration,)
+        states = {part.name: part.state for part in (*self._servers, *migration, *self._roles.values())}
+        if states != self._states:
+            self._states = states
+            _write(self._data / STATES, msgspec.json.encode(states).decode())
 
     async def _is_ready(self, client: aiohttp.ClientSession, url: str) -> bool:
         """Return whether our own process answers; another one may have taken the port."""
@@ -373,7 +391,3 @@ def _free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise OperatorError(f"no port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop - 1} is free")
-
-
-def _reachable(address: str) -> str:
-    return address.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 - the wildcard is listened on, not dialled

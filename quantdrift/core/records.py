@@ -272,6 +272,11 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
         Row of the sidecar's table of counts, as in the numbers of its exchanges; -1: they have no numbers.
     numbered
         The last number given to an exchange. It exceeds `published` if some are lost or in flight.
+    thinned
+        Of the taken, left out by the second phase.
+    unknown
+        Exchanges that named this model, which is not configured: a part of the stratum's `unknown_model`, not of
+        `taken` here. Counted since the capture process started, and for a bounded number of names.
     """
 
     taken: int
@@ -279,6 +284,8 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
     published: int = 0
     row: int = -1
     numbered: int = 0
+    thinned: int = 0
+    unknown: int = 0
 
 
 class StratumCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,9 @@ async def compile_loops(stop: Stop) -> None:
     how_often = (
         "once per machine and release" if is_shared() else "at each start: no cache folder is writable"
     )
-    _LOG.info("compiling the detectors' loops (%s; some 6 s of a free processor)", how_often)
+    _LOG.info(
+        "compiling the detectors' loops (%s; some 6 s of a free processor): the first fold waits", how_often
+    )
     if is_shared():
         code = await _in_child_process(stop)
     else:
@@ -37,7 +39,7 @@ async def compile_loops(stop: Stop) -> None:
     if code:
         _LOG.warning("compiling ended with code %d: the detectors' loops are compiled on first use", code)
     else:
-        _LOG.info("compiled in %.1f s", time.monotonic() - begun_s)
+        _LOG.info("compiled in %.1f s: folding can begin", time.monotonic() - begun_s)
 
 
 async def _in_child_process(stop: Stop) -> int:

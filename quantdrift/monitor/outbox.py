@@ -12,6 +12,7 @@ up. If that one fails too, the collector counts as unreachable, and all events w
 
 import asyncio
 import logging
+import time
 from typing import Protocol
 
 import msgspec
@@ -26,7 +27,7 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import grpc_headers
-from quantdrift.monitor.fold.alert_event import summary
+from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.events import NoiseEvent, event_of
@@ -156,6 +157,7 @@ def log_record(event: WaitingEvent) -> LogRecord:
         severity = _SEVERITY.get(event.to_verdict, SeverityNumber.INFO)
     return LogRecord(
         timestamp=event.at_us * 1000,
+        observed_timestamp=time.time_ns(),
         severity_number=severity,
         severity_text=severity.name,
         body=_text(event),
@@ -168,4 +170,4 @@ def _text(event: WaitingEvent) -> str:
     if event.exceeds is not None:
         return noise_summary(msgspec.convert(event.details, NoiseEvent))
     alert = event_of(event.details)
-    return summary(alert) if alert else f"{event.from_verdict} -> {event.to_verdict}"
+    return page(alert) if alert else f"{event.from_verdict} -> {event.to_verdict}"

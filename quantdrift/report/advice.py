@@ -3,9 +3,21 @@
 import re
 from urllib.parse import urlsplit
 
+import msgspec
+
 from quantdrift.core.notation import count_of, percent
-from quantdrift.core.records import Metric
-from quantdrift.drift.explain.diagnosis import Begin, begin_of
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.tasks import Task
+from quantdrift.drift.explain.damage import DamageCause
+from quantdrift.drift.explain.diagnosis import (
+    Aggregate,
+    Begin,
+    Decided,
+    Diagnosis,
+    Kind,
+    begin_of,
+    causes_of,
+)
 from quantdrift.drift.explain.diagnosis_text import first_step
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.report.interval import Estimate
@@ -17,13 +29,10 @@ _GROWN = 2.0  # a share of traffic that at least doubled is worth a sentence
 
 
 def advise(
+    case: Diagnosis,
     episode: Episode,
-    slice_name: SliceName,
-    version: Version,
     *,
-    before: Estimate | None,
     n_before: int,
-    budget: float | None,
     flips: Estimate | None,
     flip_budget: float | None,
     share_before: float | None,
@@ -33,23 +42,17 @@ def advise(
 
     Parameters
     ----------
-    before, n_before
-        The metric before the onset (None where there is too little data), and the exchanges compared there.
-    budget
-        The accepted mean, noise allowance included.
+    case
+        As `diagnosis` returns it.
+    n_before
+        Exchanges compared before the onset.
     flips, flip_budget
         The share of decisions that changed since the onset, and its budget, noise allowance included.
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    explanation = episode.explanation
-    n_history = episode.evidence.n_history if episode.evidence else None
-    above_before = before is not None and budget is not None and (before.low or 0.0) > budget
-    begin = _begin(explanation, n_before, above_before=above_before)
-    n_known = n_before if n_history is None else n_history
-    steps = [first_step(begin, version.candidate_version, n_known, explanation.cause)]
-    if episode.explanation.explained_by:
-        steps.insert(0, f"Look at {episode.explanation.explained_by} first: it explains this alert.")
+    first = first_step(case)
+    steps = [f"{first[0].upper()}{first[1:]}"]
     if share_before and share_after and share_after >= _GROWN * share_before:
         grown = (
             f"from {percent(share_before)} to {percent(share_after)} of all exchanges"
@@ -64,18 +67,88 @@ def advise(
         )
     else:
         steps.append(_decisions(flips, flip_budget))
-    if episode.resolved_at is None:
-        everything = slice_name.predicate == "true"
-        inputs = "current inputs" if everything else f"inputs of {slice_name.name}"
-        steps.append(
-            f"Calibrate {version.model} again with {inputs}, or use finer (per-channel) quantisation, and measure with"
-            f" labels. Until then, send {'the traffic' if everything else 'the slice'} to the reference."
-        )
-    else:
+    if episode.resolved_at is not None:
         steps.append(
             "It has recovered: find out what changed at that time, so that it does not happen again."
         )
     return tuple(steps)
+
+
+def deciding_figures(episode: Episode, task: Task) -> Decided:
+    """Return the figures that decided an alert; none where an earlier release stored the alert without them."""
+    evidence = episode.evidence
+    if evidence is None:
+        return Decided(task=task, metric=episode.metric, kind=Kind.BUDGET, after=None, n_after=0)
+    return Decided(
+        task=task,
+        metric=evidence.metric,
+        kind=evidence.detector,
+        after=evidence.after,
+        n_after=evidence.n_since_onset or 0,
+        before=evidence.before if evidence.n_history is not None else None,
+        budget=evidence.budget,
+        noise=evidence.noise or 0.0,
+        tail_level=evidence.tail_level,
+        tail_before=evidence.tail_before,
+        tail_after=evidence.tail_after,
+    )
+
+
+def diagnosis(
+    episode: Episode,
+    slice_name: SliceName,
+    version: Version,
+    *,
+    task: Task,
+    whole: Aggregate,
+    before: Estimate | None,
+    n_before: int,
+    budget: float | None,
+    flips: Estimate | None,
+) -> Diagnosis:
+    """Return the facts that the texts of an alert are written from, as the monitor does.
+
+    Parameters
+    ----------
+    whole
+        All traffic of the version, by the metric that decided.
+    before, n_before
+        The metric before the onset (None where there is too little data), and the exchanges compared there.
+    budget
+        The accepted mean, noise allowance included.
+    flips
+        The share of decisions that changed since the onset.
+    """
+    found, evidence = episode.explanation, episode.evidence
+    above_before = before is not None and budget is not None and (before.low or 0.0) > budget
+    n_history = evidence.n_history if evidence else None
+    by_flips = episode.metric is Metric.FLIP
+    return Diagnosis(
+        model=version.model,
+        version=version.candidate_version,
+        slice=slice_name.name,
+        page=episode.severity is Verdict.FIRING,
+        # The page shows the day before the onset; the alert's own mean before is of another window.
+        deciding=msgspec.structs.replace(deciding_figures(episode, task), before=None),
+        begin=_begin(found, n_before, above_before=above_before),
+        # The page shows the exchanges of a day before the onset: two numbers would contradict each other.
+        n_before=n_before if n_history is None or n_before < FEWEST_BEFORE else n_history,
+        onset=episode.onset_at,
+        whole=whole,
+        causes=causes_of(
+            found.cause,
+            {
+                DamageCause.DAMAGE: (found.damage, found.damage_se),
+                DamageCause.INPUT_SHIFT: (found.shift, found.shift_se),
+                DamageCause.UNSEEN: (found.unseen, found.unseen_se),
+            },
+        ),
+        undecided=found.cause == DamageCause.UNDECIDED,
+        changed=None if by_flips or flips is None else flips.mean,
+        daily=found.daily,
+        explained_by=found.explained_by or "",
+        news=found.changes,
+    )
 
 
 def _begin(explanation: Explanation, n_before: int, *, above_before: bool) -> Begin:

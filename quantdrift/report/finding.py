@@ -12,10 +12,10 @@ from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
-from quantdrift.drift.explain.diagnosis import Decided, Kind
-from quantdrift.drift.explain.diagnosis_text import decided
+from quantdrift.drift.explain.diagnosis import Aggregate, Kind
+from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.report.advice import advise, trace_link
+from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
 from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
 from quantdrift.report.wording import headline, moment
@@ -303,6 +303,25 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     flip_after = estimate(entry.after, Metric.FLIP)
     share_before = _share(entry.before, entry.all_before)
     share_after = _share(entry.after, entry.all_after)
+    aggregate = estimate(entry.all_after)
+    aggregate_verdict = all_traffic.verdict if all_traffic else Verdict.UNKNOWN
+    aggregate_accepted = _accepted(all_traffic, episode.metric, default)
+    case = diagnosis(
+        episode,
+        name,
+        version,
+        task=task_of(config, version.model),
+        whole=Aggregate(
+            verdict=aggregate_verdict,
+            mean=aggregate.mean if aggregate else None,
+            accepted=aggregate_accepted,
+            itself=name.predicate == EVERYTHING,
+        ),
+        before=before,
+        n_before=n_before,
+        budget=None if budget is None else budget + noise,
+        flips=flip_after,
+    )
     return EpisodeFigures(
         alert_id=episode.id,
         model=version.model,
@@ -326,10 +345,14 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         budget=budget,
         share_before=share_before if enough else None,
         share_after=share_after,
-        aggregate=estimate(entry.all_after),
-        aggregate_verdict=all_traffic.verdict if all_traffic else Verdict.UNKNOWN,
-        aggregate_accepted=_accepted(all_traffic, episode.metric, default),
-        explanation=episode.explanation.explanation,
+        aggregate=aggregate,
+        aggregate_verdict=aggregate_verdict,
+        aggregate_accepted=aggregate_accepted,
+        explanation=(
+            since(case),
+            changed(case),
+            *(one for one in episode.explanation.explanation if one not in news(case.news)),
+        ),
         explained_by=episode.explanation.explained_by,
         explained_by_id=episode.explanation.explained_by_id,
         explains=episode.explanation.explains,
@@ -346,12 +369,9 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             for example in entry.examples
         ),
         advice=advise(
+            case,
             episode,
-            name,
-            version,
-            before=before,
             n_before=n_before,
-            budget=None if budget is None else budget + noise,
             flips=flip_after,
             flip_budget=_accepted(fact, Metric.FLIP, accepted.flip),
             share_before=share_before,
@@ -371,19 +391,7 @@ def _decided(episode: Episode, task: Task) -> str:
     deciding = episode.evidence
     if deciding is None or deciding.n_since_onset is None:
         return ""
-    figures = Decided(
-        task=task,
-        metric=episode.metric,
-        kind=deciding.detector,
-        after=deciding.after,
-        n_after=deciding.n_since_onset,
-        before=deciding.before if deciding.n_history is not None else None,
-        budget=deciding.budget,
-        noise=deciding.noise or 0.0,
-        tail_level=deciding.tail_level,
-        tail_before=deciding.tail_before,
-        tail_after=deciding.tail_after,
-    )
+    figures = deciding_figures(episode, task)
     if not (text := decided(figures, "the onset")):
         return ""
     return f"{text}; evidence {number(deciding.total)}, {number(deciding.threshold)} needed"

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.records import Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.report.figures import CoverageFigures, Gap, Unreferenced
 from quantdrift.report.finding import (
@@ -181,6 +182,7 @@ async def _read_episode(
         episode.opened_at + timedelta(seconds=1),
         version=episode.version_id,
         slice_id=episode.slice_id,
+        flips=episode.metric is Metric.FLIP,
         most=MOST_EXAMPLES,
     )
     return EpisodeFacts(

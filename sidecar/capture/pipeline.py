@@ -36,7 +36,7 @@ class Pipeline:
     rows
         The stratum and model of each row of the table of counts.
     on_unknown
-        Called with the name of each model that is not configured.
+        Called with the name of each model that is not configured, and the header stratum.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ class Pipeline:
         publisher: Publisher,
         slot: Slot,
         rows: Sequence[Row],
-        on_unknown: Callable[[str], object] | None = None,
+        on_unknown: Callable[[str, str], object] | None = None,
     ) -> None:
-        self._on_unknown = on_unknown or (lambda _: None)
+        self._on_unknown = on_unknown or (lambda _name, _stratum: None)
         self._publisher = publisher
         self._slot = slot
         self._n_errors = 0
@@ -114,7 +114,7 @@ class Pipeline:
         """Return why an exchange is lost; report a model that is not configured."""
         _LOG.debug("exchange %s is lost: %s", meta.id, error)
         if isinstance(error, UnknownModelError):
-            self._on_unknown(error.model)
+            self._on_unknown(error.model, self._rows[meta.stratum].stratum)
         return error.loss
 
     def _refusal(self, meta: RawMeta, heads: ExchangeHeads) -> Loss | None:
@@ -173,6 +173,8 @@ class CaptureService:
     ----------
     publisher, policy_watcher, receiver
         The parts that the process runs.
+    unknown_models
+        The models that exchanges name and that are not configured.
     """
 
     def __init__(
@@ -194,10 +196,8 @@ class CaptureService:
         self.publisher = Publisher(config, slot, clock, identity.boot)
         self.policy_watcher = PolicyWatcher(config, self._policy_history, policy_file, slot, clock)
         recorder = Recorder(live_config, identity, self._policy_history)
-        self._unknown_models = UnknownModels(clock)
-        self._pipeline = Pipeline(
-            recorder, self.publisher, slot, live_config.rows, self._unknown_models.count
-        )
+        self.unknown_models = UnknownModels(clock)
+        self._pipeline = Pipeline(recorder, self.publisher, slot, live_config.rows, self.unknown_models.count)
         self.receiver = FrameReceiver(config.sidecar, self._handle)
         self._epoch = ""
 
@@ -219,7 +219,7 @@ class CaptureService:
 
     def log_unknown_models(self) -> None:
         """Log the models that were seen but are not configured. Called about once a second."""
-        self._unknown_models.log([model.name for model in self._live_config_file.current.config.models])
+        self.unknown_models.log([model.name for model in self._live_config_file.current.config.models])
 
     def refresh_config(self) -> None:
         """Apply the configuration if it has changed. Called about once a second."""

@@ -61,6 +61,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
     tallies = Tallies(
         counters=counters,
         rows=lambda: live_config_file.current.rows,
+        unknown=service.unknown_models.totals,
         source=identity.source,
         boot=boot,
         queue=lambda: publisher.queue,

@@ -4,13 +4,15 @@ Because they are totals, a lost message does no harm.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Tally
+from quantdrift.core.records import ModelCount, StratumCount, Tally
 from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.state.counters import Counters, Gauge, Row
 
@@ -28,6 +30,8 @@ class Tallies:
         Counters of all processes of this sidecar.
     rows
         Returns the stratum and model of each row.
+    unknown
+        Exchanges of models that are not configured, by header stratum and name; it grows.
     source, boot
         This sidecar and its start.
     queue
@@ -41,6 +45,7 @@ class Tallies:
         *,
         counters: Counters,
         rows: Callable[[], Sequence[Row]],
+        unknown: Mapping[tuple[str, str], int],
         source: str,
         boot: str,
         queue: Callable[[], Queue | None],
@@ -49,6 +54,7 @@ class Tallies:
         self._counters = counters
         self._slot = counters.slot(counters.n_slots - 1)
         self._rows = rows
+        self._unknown = unknown
         self._source = source
         self._boot = boot
         self._queue = queue
@@ -62,9 +68,17 @@ class Tallies:
             boot=self._boot,
             sequence=self._slot.gauge(Gauge.SEQUENCE),
             at=self._clock.now(),
-            strata=self._counters.strata(self._rows()),
+            strata=tuple(self._with_unknown(one) for one in self._counters.strata(self._rows())),
             blind_connections=self._counters.gauge(Gauge.BLIND),
         )
+
+    def _with_unknown(self, count: StratumCount) -> StratumCount:
+        named = {
+            name: ModelCount(taken=0, unknown=n)
+            for (stratum, name), n in self._unknown.items()
+            if stratum == count.stratum and name not in count.models
+        }
+        return msgspec.structs.replace(count, models=count.models | named) if named else count
 
     async def publish(self) -> bool:
         """Publish the counts once; return whether the stream has acknowledged them."""

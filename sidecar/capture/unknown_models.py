@@ -1,7 +1,7 @@
-"""Log lines about models that sampled exchanges name but the configuration does not: mostly misspelt names.
+"""Models that sampled exchanges name but the configuration does not: mostly misspelt names.
 
-These exchanges are counted as lost (`unknown_model`) in any case. Metrics contain no names that clients
-choose.
+These exchanges are counted as lost (`unknown_model`) in any case. The names are in the log, and in the tallies, from
+where `quantdrift status` shows them. Metrics contain no names that clients choose.
 """
 
 import difflib
@@ -27,20 +27,32 @@ class UnknownModels:
     ----------
     clock
         Times the log lines.
+
+    Attributes
+    ----------
+    totals
+        Exchanges since the start of this process by header stratum and name, for the first `MAX_NAMES` names. In the
+        names, what cannot be printed or stored in Postgres is escaped.
     """
 
     def __init__(self, clock: Clock) -> None:
+        self.totals: dict[tuple[str, str], int] = {}
         self._clock = clock
+        self._names: set[str] = set()
         self._seen: dict[str, int] = {}
         self._n_other = 0
         self._since_s = 0.0  # when the first name was seen since the last line
         self._logged_s: float | None = None
 
-    def count(self, name: str) -> None:
-        """Count an exchange of a model that is not configured."""
+    def count(self, name: str, stratum: str) -> None:
+        """Count an exchange of a header stratum whose model is not configured."""
         if not self._seen:
             self._since_s = self._clock.monotonic_s()
         name = name[:MAX_LENGTH]
+        if name in self._names or len(self._names) < MAX_NAMES:
+            self._names.add(name)
+            key = stratum, _quote(name)
+            self.totals[key] = self.totals.get(key, 0) + 1
         if name in self._seen or len(self._seen) < MAX_NAMES:
             self._seen[name] = self._seen.get(name, 0) + 1
         else:

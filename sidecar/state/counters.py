@@ -205,6 +205,7 @@ class _Total:
                 published=counts[Count.PUBLISHED],
                 row=row if counts[Count.NUMBERED] else -1,
                 numbered=counts[Count.NUMBERED],
+                thinned=counts[Count.THINNED],
             )
 
     def count(self, stratum: str) -> StratumCount:

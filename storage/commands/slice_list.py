@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
+from quantdrift.storage.monitor.events import AlertEvent, event_of
 from quantdrift.storage.monitor.read import detector_row
 from quantdrift.storage.monitor.rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status
@@ -67,6 +68,11 @@ _SIGNALS: Final = text("""
         order by last_at desc, model_version_id desc limit 1
     )
     order by metric, kind
+""")
+
+
+_ALERT: Final = text("""
+    select details from alert where slice_id = :slice and resolved_at is null order by id desc limit 1
 """)
 
 
@@ -167,6 +173,12 @@ async def signals_of(connection: AsyncConnection, slice_id: int) -> list[Detecto
     """Return the live detectors of a slice, of the candidate version that it was last seen on."""
     rows = await connection.execute(_SIGNALS, {"slice": slice_id})
     return [detector_row(row) for row in rows.mappings()]
+
+
+async def alert_of(connection: AsyncConnection, slice_id: int) -> AlertEvent | None:
+    """Return the event of a slice's open alert, the newest one; None where there is none."""
+    details = await connection.scalar(_ALERT, {"slice": slice_id})
+    return event_of(details or {})
 
 
 def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:

@@ -16,6 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
+from quantdrift.core.records import Metric
 from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.rows import TransitionRow, from_us
@@ -31,8 +32,9 @@ _WORST: Final = text("""
     with alarm as (
         select * from unnest(
             cast(:places as int[]), cast(:versions as int[]), cast(:slices as int[]),
-            cast(:begins as timestamptz[]), cast(:ends as timestamptz[]), cast(:fold_seqs as bigint[])
-        ) as a (place, version, slice, begin_at, end_at, fold_seq)
+            cast(:begins as timestamptz[]), cast(:ends as timestamptz[]), cast(:fold_seqs as bigint[]),
+            cast(:by_flips as boolean[])
+        ) as a (place, version, slice, begin_at, end_at, fold_seq, by_flips)
     ), worst as (
         select c.model_version_id, c.captured_at, c.exchange_id, c.slice_ids, c.trace, b.fold_seq,
             coalesce(c.flip, false) as flip, coalesce(nullif(c.divergence, 'NaN'), 0) as divergence
@@ -45,6 +47,7 @@ _WORST: Final = text("""
         from worst w cross join lateral unnest(w.slice_ids) as s (id)
             join alarm a on a.version = w.model_version_id and a.slice = s.id
                 and w.captured_at between a.begin_at and a.end_at and w.fold_seq <= a.fold_seq
+                and (w.flip or not a.by_flips)
         order by a.place, w.exchange_id, w.flip desc, w.divergence desc
     ), ranked as (
         select *, row_number() over (partition by place order by flip desc, divergence desc, exchange_id) as rank from one
@@ -86,6 +89,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -> list[Shown]:
     """Return the most divergent exchanges of each alert since its onset, within the hour before the change.
+
+    An alert that flips decided shows flips alone: an exchange that did not flip would be no example of it.
 
     An alert is sent with or without them: a query that takes too long is rolled back alone, and logged.
 
@@ -136,6 +141,7 @@ async def _worst(
             "begins": [begin for begin, _ in windows],
             "ends": [end for _, end in windows],
             "fold_seqs": [row.fold_seq for row in alarms.values()],
+            "by_flips": [row.metric is Metric.FLIP for row in alarms.values()],
             "begin": min(begin for begin, _ in windows),
             "end": max(end for _, end in windows),
             "fold_seq": max(row.fold_seq for row in alarms.values()),

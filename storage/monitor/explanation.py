@@ -38,6 +38,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Larger slices that alert only because of this slice.")
     ] = ()
     explains_ids: Annotated[tuple[int, ...], Meta(description="Ids of the slices in explains.")] = ()
+    flips: Annotated[
+        float | None,
+        Meta(
+            description="Share of the slice's decisions since the onset that changed, where another measure decided."
+        ),
+    ] = None
+    daily: Annotated[
+        float | None, Meta(description="Exchanges of the slice in a day, at the rate since the onset.")
+    ] = None
     not_finite: Annotated[
         float | None,
         Meta(

@@ -74,7 +74,7 @@ _CHANGES = text("""
 _EXAMPLES = text("""
     select exchange_id::text, item, captured_at, flip, divergence, trace, detail from comparison
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
-        and slice_ids @> array[cast(:slice as int)]
+        and slice_ids @> array[cast(:slice as int)] and (flip or not :flips)
     order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most
 """)
 
@@ -146,10 +146,17 @@ class Reader(SnapshotReader):
         return Changes(**(await self._rows(_CHANGES, begin=begin, end=end, versions=list(versions)))[0])
 
     async def examples(
-        self, begin: datetime, end: datetime, *, version: int, slice_id: int, most: int
+        self, begin: datetime, end: datetime, *, version: int, slice_id: int, flips: bool, most: int
     ) -> list[Example]:
-        """Return exchanges of a slice in a short window, flipped ones first, then by divergence."""
-        rows = await self._rows(_EXAMPLES, begin=begin, end=end, version=version, slice=slice_id, most=most)
+        """Return exchanges of a slice in a short window, flipped ones first, then by divergence.
+
+        Parameters
+        ----------
+        flips
+            Only flipped ones: the examples of an alert that flips decided.
+        """
+        wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "flips": flips}
+        rows = await self._rows(_EXAMPLES, **wanted, most=most)
         return [Example(**row) for row in rows]
 
     async def judged_until(self) -> datetime | None:

@@ -398,7 +398,9 @@ def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> li
                     "published": model.published,
                     "row": model.row,
                     "numbered": model.numbered,
+                    "thinned": model.thinned,
                 }
+                | ({"unknown": model.unknown} if model.unknown else {})
                 for name, model in stratum.models.items()
             },
             "blind_connections": tally.blind_connections,

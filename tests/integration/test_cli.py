@@ -1,16 +1,22 @@
 """`quantdrift report`, `db` and `config check`, as typed."""
 
+import asyncio
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import asyncpg
+import msgspec
 import numpy as np
 import pytest
 
 from tests.support.commands import invoked, started
+from tests.support.monitor.alert_cases import event_with
 from tests.support.shadow.onnx_models import WEIGHT, linear_model, saved
 from tests.support.sidecar.relay_process import free_port
+from tests.support.storage.report_rows import write_short_story
 
 pytestmark = pytest.mark.integration
 
@@ -119,3 +125,39 @@ def test_every_command_prints_all_mistakes_of_a_configuration(
         "  - config.toml: unknown option `sidecar.workerz`: did you mean `workers`?",
         '  - config.toml: sidecar.listen is `8000`: it must be HOST:PORT: write listen = "127.0.0.1:8000"',
     ]
+
+
+def test_commands_say_of_a_slice_that_alerts_what_its_page_said(postgres_dsn: str, tmp_path: Path) -> None:
+    """The figures that decided, in the page's own words, and no exponent; its recent mean of 0.4 % is within its budget."""
+    event = event_with(
+        after=0.053,
+        n_since_onset=254,
+        onset="2026-03-01T12:00:00+00:00",
+        begin="changed",
+        evidence=1.6e6,
+        daily=3_400,
+    )
+
+    async def write() -> None:
+        story = await write_short_story(postgres_dsn)
+        db = await asyncpg.connect(postgres_dsn)
+        details = msgspec.json.encode(event.attributes()).decode()
+        await db.execute("update alert set details = $2 where slice_id = $1", story.slice_ids[1], details)
+        await db.execute("update verdict set evidence = 1.6e6, threshold = 1.2e6")
+        await db.execute(
+            "insert into detector (model_version_id, slice_id, metric, kind, state, budget, n_groups, evidence, fold_seq,"
+            " created_at, last_at) select model_version_id, slice_id, 'flip', 'change', '', 0.01, 400, 1.6e6, 1,"
+            " now() - interval '1 day', now() from verdict"
+        )
+        await db.execute("update fold set event_time = now()")
+        await db.close()
+
+    asyncio.run(write())
+    (tmp_path / "config.toml").write_text("")
+    said = "5.3 % of answers in scanner=faint changed, 1 % is accepted: some 180 answers a day"
+    text = invoked("triage", directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn).stdout
+    assert said in text
+    assert "1,600,000" in text
+    assert not re.search(r"\de[+-]\d", text)
+    listed = json.loads(invoked("triage", "--json", directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn).stdout)
+    assert said in {one["alert"] for one in (*listed["slices"], *listed["firing"])}

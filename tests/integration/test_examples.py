@@ -53,7 +53,14 @@ async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     return record
 
 
-def opened(slice_id: int, *, at_us: int, onset_us: int = BEGIN_US, fold_seq: int = 1) -> TransitionRow:
+def opened(
+    slice_id: int,
+    *,
+    at_us: int,
+    onset_us: int = BEGIN_US,
+    fold_seq: int = 1,
+    metric: Metric = Metric.DIVERGENCE,
+) -> TransitionRow:
     """Return an alert of the version that `TEMPLATE` is of."""
     return TransitionRow(
         model_version_id=TEMPLATE.model_version_id,
@@ -63,7 +70,7 @@ def opened(slice_id: int, *, at_us: int, onset_us: int = BEGIN_US, fold_seq: int
         at_us=at_us,
         fold_seq=fold_seq,
         episode=Episode.OPEN,
-        metric=Metric.FLIP,
+        metric=metric,
         onset_us=onset_us,
         reason="r",
         event=event_with(),
@@ -106,6 +113,7 @@ def worst(rows: list[tuple[int, ComparisonRow]], alarm: TransitionRow) -> list[s
             and alarm.slice_id in row.slice_ids
             and since_us <= row.captured_us <= alarm.at_us
             and fold_seq <= alarm.fold_seq
+            and (row.flip or alarm.metric is not Metric.FLIP)
         ):
             rank = (-(row.flip or 0.0), -(row.divergence or 0.0))
             best[row.exchange_id] = min(best.get(row.exchange_id, rank), rank)
@@ -225,3 +233,19 @@ async def test_an_alert_about_nothing_that_is_kept_has_no_examples(
     await traffic(record)
     found, n_read = await told(database, record, [opened(FAINT_ID, at_us=BEGIN_US)])
     assert (found, n_read) == ({FAINT_ID: []}, [0])
+
+
+async def test_an_alert_that_flips_decided_has_no_example_that_did_not_flip(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Fewer examples are shown rather than others; a slice without a flip has none."""
+    rows = await traffic(record)
+    at_us = max(row.captured_us for _, row in rows)
+    alarms = [
+        opened(slice_id, at_us=at_us, fold_seq=4, metric=Metric.FLIP)
+        for slice_id in range(FIRST_ID, FIRST_ID + N_SLICES)
+    ]
+    found, _ = await told(database, record, alarms)
+    assert found == {alarm.slice_id: worst(rows, alarm) for alarm in alarms}
+    assert found[FIRST_ID] == []
+    assert any(found.values())

@@ -116,7 +116,7 @@ async def test_damage_in_a_small_slice_explains_the_larger_ones(
         if explanation_of(details).explained_by:
             # A page is never hidden behind a ticket, and stays a page.
             assert slice_id in {ALL, FAINT}
-            assert "Look at dark first" in details["advice"]
+            assert "Look at dark: without its answers this alert vanishes" in details["advice"]
             assert details["incident"] == "dark"
         else:
             assert details["incident"] == details["slice"]

@@ -133,7 +133,7 @@ async def test_noise_before_the_onset_is_no_older_fault(
     await db.close()
     figures, _ = await _write(postgres_dsn, tmp_path)
     (episode,) = figures.episodes
-    assert any("older than the alert" in step for step in episode.advice) is older
+    assert any("older than the alert" in line for line in episode.explanation) is older
 
 
 async def test_an_alert_that_warned_and_then_paged_is_a_page_and_no_ticket(

@@ -153,11 +153,21 @@ async def test_an_alert_belongs_to_every_period_it_was_open_in(postgres_dsn: str
 async def test_examples_are_flipped_and_of_the_slice(reader: Reader, story: Story) -> None:
     """The examples of a slice show what is wrong with it."""
     found = await reader.examples(
-        START + 50 * MINUTE, END, version=story.version_id, slice_id=story.slice_ids[1], most=3
+        START + 50 * MINUTE, END, version=story.version_id, slice_id=story.slice_ids[1], flips=False, most=3
     )
     known = {(item.exchange, item.item) for item in story.items if item.part == 1 and item.flip}
     assert len(found) == 3
     assert {(example.exchange_id, example.item) for example in found} <= known
+    every = await reader.examples(
+        START + 50 * MINUTE,
+        END,
+        version=story.version_id,
+        slice_id=story.slice_ids[1],
+        flips=True,
+        most=10_000,
+    )
+    assert every
+    assert all(example.flip for example in every)
 
 
 async def test_counts_of_a_period_are_the_difference_of_cumulative_ones(reader: Reader, story: Story) -> None:

@@ -1,5 +1,6 @@
 """`quantdrift up`: every role on one host, from the first line to an orderly end."""
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from quantdrift.core.process.admin import INSTANCE_HEADER
+from tests.support.commands import invoked
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -70,7 +72,10 @@ def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
-    """SIGTERM ends every role and server with exit code 0; a sidecar never saw the database's address."""
+    """SIGTERM ends every role and server with exit code 0; a sidecar never saw the database's address.
+
+    `quantdrift status` meanwhile says that every process works, and what is missing.
+    """
     with _up(_config(memory_path), memory_path / "data") as process:
         children = _family(process)
         names = " ".join(" ".join(child.cmdline()) for child in children)
@@ -87,6 +92,23 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
             if any(part.startswith("sidecar") for part in child.cmdline()):
                 assert "QUANTDRIFT_DSN" not in child.environ()
         assert (memory_path / "data" / "dsn").stat().st_mode & 0o077 == 0
+        config = str(memory_path / "config.toml")
+        done = invoked("status", "-c", config, "--data", "data", "--json", directory=memory_path)
+        found = json.loads(done.stdout)
+        assert done.returncode == 1
+        assert {name for name, state in found["processes"].items() if state["works"]} == {
+            "postgres",
+            "nats",
+            "db upgrade",
+            "sidecar",
+            "shadow",
+            "monitor",
+        }
+        assert [found["ports"][role]["ready"] for role in ("sidecar", "shadow", "monitor")] == [True] * 3
+        assert found["blockers"][0].startswith(
+            "no sidecar has seen an inference request: send the traffic to "
+        )
+        assert found["blockers"][1] == "no model is configured: add a [[models]]"
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert psutil.wait_procs(children, timeout=10)[1] == []

@@ -9,12 +9,12 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.monitor.fold.alert_event import ended, summary, transition_row
-from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.monitor.fold.alert_event import transition_row
+from quantdrift.monitor.fold.alert_text import advice, page, reason_of, summary
 from quantdrift.storage.monitor.events import AlertExamples, event_of
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
-from tests.support.monitor.alert_cases import alert
+from tests.support.monitor.alert_cases import alert, event_with
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 from tests.support.monitor.tail_streams import STRETCHED, given, last, learned
 
@@ -62,7 +62,7 @@ def test_an_alert_of_the_tail_has_the_share_above_a_level() -> None:
     assert evidence.tail_after > evidence.tail_before >= 0
     assert evidence.tail_level is not None
     assert evidence.tail_level > 0
-    assert "tail" in summary(row.alert)
+    assert "of outputs in scanner=faint are far from those of the unquantised model" in summary(row.alert)
     assert "budget" not in summary(row.alert)
 
 
@@ -74,13 +74,14 @@ def test_an_alert_of_a_budget_has_no_tail() -> None:
     row = told(state, kind=BUDGET.kind, metric=Metric.FLIP, moved=moved)
     assert row.alert.evidence.detector == "budget"
     assert row.alert.evidence.tail_level is None
-    assert "2026-03-01T12:00:00" in row.alert.change.advice
+    assert "Since: about 2026-03-01 12:00 UTC (estimated)" in page(row.alert)
 
 
 def test_the_end_of_an_alert_says_whether_it_is_well_or_gone() -> None:
     """What is compared no more is not called healthy."""
-    assert "not compared any more" in ended(Verdict.UNKNOWN)
-    assert "within its budget again" in ended(Verdict.OK)
+    gone, well = (event_with(verdict=verdict.value) for verdict in (Verdict.UNKNOWN, Verdict.OK))
+    assert "not compared any more" in advice(gone)
+    assert "within its budget again" in advice(well)
 
 
 def test_an_alert_that_was_stored_flat_is_read_back_as_the_same_record() -> None:

@@ -144,6 +144,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
         tallies = Tallies(
             counters=counters,
             rows=lambda: [Row("a"), Row("default")],
+            unknown={},
             source="pod",
             boot="b",
             queue=lambda: None,
@@ -187,7 +188,7 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     assert count.lost == {Loss.ERROR_STATUS: 1, Loss.UNKNOWN_MODEL: 1, Loss.DECODE: 2}
     assert count.models == {
         "digits": ModelCount(taken=2, lost={Loss.ERROR_STATUS: 1, Loss.DECODE: 1}),
-        "words": ModelCount(taken=2, lost={Loss.DECODE: 1}),
+        "words": ModelCount(taken=2, lost={Loss.DECODE: 1}, thinned=1),
     }
     slot.lose_unfinished(
         len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH

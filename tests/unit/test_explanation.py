@@ -8,7 +8,6 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
-from quantdrift.drift.explain.diagnosis import Aggregate, Begin
 from quantdrift.monitor.explain.explain import findings
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, smallest
 from quantdrift.monitor.explain.sample import (
@@ -358,21 +357,18 @@ def test_outputs_that_are_not_finite_are_reported_by_their_weight() -> None:
 
 def test_advice_follows_the_cause() -> None:
     """Nobody is told to calibrate again because of what others send."""
-    fine = Aggregate(verdict=Verdict.OK, mean=0.001, accepted=0.01)
     told = {
-        cause: advice(Metric.FLIP, TASK, fine, "now", begin=Begin.CHANGED, n_before=300, cause=cause)
-        for cause in ("damage", "input_shift", "unseen", "both", "undecided", "too_few", None)
+        cause: advice(event_with(cause=cause, begin="changed", n_history=300))
+        for cause in ("damage", "input_shift", "unseen", "undecided", "too_few", None)
     }
-    assert "Calibrate" in told["damage"]
-    assert "alibrate" not in told["input_shift"]
-    assert "per-channel" in told["damage"]
+    assert "calibrate again" in told["damage"]
+    assert "calibrate again" not in told["input_shift"]
+    assert "per channel" in told["damage"]
     assert "label" in told["unseen"]
     assert told["undecided"] == told["too_few"] == told[None]
-    assert "per-channel" in told[None]
-    drifts = Aggregate(verdict=Verdict.FIRING)
-    assert advice(
-        Metric.DIVERGENCE, TASK, drifts, "now", begin=Begin.CHANGED, n_before=300, explained_by="small"
-    ).startswith("Look at small first")
+    assert "per channel" in told[None]
+    explained = event_with(explained_by="small", begin="changed", aggregate_verdict="firing")
+    assert advice(explained).startswith("Look at small: without")
 
 
 def test_what_is_not_known_is_left_out_and_an_older_release_is_read() -> None:

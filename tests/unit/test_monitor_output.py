@@ -126,7 +126,8 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
         assert record.attributes["quantdrift.slice"] == "scanner=faint"
         assert all(name.startswith("quantdrift.") for name in record.attributes)
         assert "aggregate_mean" not in str(list(record.attributes))
-    assert record.body == (
-        "digits 1, scanner=faint: ok -> firing: 6 % of decisions changed since 2026-03-01 12:00 UTC (120 exchanges),"
-        " 1 % accepted"
-    )
+    assert isinstance(record.body, str)
+    assert record.body.startswith("digits 1: 6 % of answers in scanner=faint changed, 1 % is accepted.\n")
+    assert record.observed_timestamp is not None
+    assert record.timestamp is not None
+    assert record.observed_timestamp > record.timestamp  # when it is sent, beside when it happened

@@ -1,6 +1,7 @@
 """`quantdrift plan`, as typed and without a database."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ def test_busy_traffic_is_printed_without_exponents(config: Path) -> None:
     assert "  230,282  " in row
     assert row.endswith(" s")
     assert "0 min" not in done.output
+
+
+def test_a_very_rare_slice_has_no_exponent_in_the_table(config: Path) -> None:
+    """A share of 3 in a hundred million is written out."""
+    done = _plan(config, "--rps", "1", "--slice", "scanner=ghost=0.00000003", "--horizon", "5")
+    assert done.exit_code == 0, done.output
+    assert "0.000003%" in done.output
+    assert not re.search(r"\de[+-]\d", done.output), done.output
 
 
 def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:

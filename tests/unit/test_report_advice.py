@@ -4,7 +4,10 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.report.advice import advise, trace_link
+from quantdrift.core.tasks import Task
+from quantdrift.drift.explain.diagnosis import Aggregate
+from quantdrift.drift.explain.diagnosis_text import changed, since
+from quantdrift.report.advice import advise, diagnosis, trace_link
 from quantdrift.report.interval import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Episode, SliceName, Version
@@ -37,24 +40,33 @@ def _advise(
     flips: Estimate | None = None,
     shares: tuple[float, float] = (0.04, 0.04),
 ) -> str:
-    steps = advise(
+    case = diagnosis(
         episode,
         SLICE,
         VERSION,
+        task=Task.CLASSIFICATION,
+        whole=Aggregate(verdict=Verdict.OK),
         before=before,
         n_before=n_before,
         budget=0.01,
+        flips=flips,
+    )
+    steps = advise(
+        case,
+        episode,
+        n_before=n_before,
         flips=flips,
         flip_budget=0.01,
         share_before=shares[0],
         share_after=shares[1],
     )
-    return " ".join(steps)
+    return " ".join([since(case), changed(case), *steps])
 
 
 def test_a_slice_without_history_is_compared_with_the_version_before() -> None:
     """Bad from its first exchange on: the version is at fault, or was never good there."""
-    assert "no history before the drift" in _advise(before=None, n_before=0)
+    assert "No answer of this slice was compared before" in _advise(before=None, n_before=0)
+    assert "Compare it with the version that served before" in _advise(before=None, n_before=0)
 
 
 def test_a_slice_above_budget_before_the_onset_is_reported_as_older() -> None:
@@ -71,9 +83,10 @@ def test_a_version_that_came_with_the_onset_is_not_called_unchanged() -> None:
             "candidate version int8-8, first seen 2026-11-03 09:00 UTC",
         )
     )
-    assert "The version is new (int8-7" in _advise(mine)
-    assert "did not change" not in _advise(mine)
-    assert "The version did not change (int8-7" in _advise(other)
+    assert "What changed: the version (int8-7 is new)" in _advise(mine)
+    assert "roll back" in _advise(mine)
+    assert "What changed: candidate version int8-8" in _advise(other)
+    assert "roll back" not in _advise(other)
 
 
 def test_grown_traffic_is_reported() -> None:
@@ -88,20 +101,25 @@ def test_advice_follows_the_metric_and_the_state() -> None:
     other = msgspec.structs.replace(EPISODE, metric=Metric.DIVERGENCE, resolved_at=NOW)
     assert "thresholds" in _advise(other)
     assert "It has recovered" in _advise(other)
-    assert "with inputs of scanner=faint" in _advise()
+    assert "send scanner=faint to the unquantised model" in _advise()
+    assert "alibrate again" in _advise()
+    shifted = msgspec.structs.replace(EPISODE, explanation=Explanation(cause="input_shift", begin="changed"))
+    assert _advise(shifted).count("alibrat") == 1
+    assert "Calibrating again does not change the inputs" in _advise(shifted)
 
 
 def test_a_slice_that_was_bad_from_its_first_exchange_is_not_said_to_have_changed() -> None:
     """One exchange before the onset is no history, and the monitor's case goes before the report's own count."""
     one = _advise(before=None, n_before=1)
-    assert "no history before the drift (1 exchange before the estimated onset, 30 are needed" in one
+    assert "Only 1 answer of this slice was compared before" in one
+    assert "30 are needed to say that anything changed" in one
     assert "did not change" not in one
     told = msgspec.structs.replace(
         EPISODE, explanation=Explanation(begin="first_seen"), evidence=event_with(n_history=8).evidence
     )
-    assert "(8 exchanges before the estimated onset, 30 are needed" in _advise(told)
+    assert "Only 8 answers of this slice were compared before" in _advise(told)
     unread = msgspec.structs.replace(EPISODE, explanation=Explanation(begin="a later release's"))
-    assert "did not change" in _advise(unread)
+    assert "Since: about 2026-11-16 12:00 UTC (estimated)" in _advise(unread)
 
 
 def test_what_is_said_of_decisions_is_what_became_of_them() -> None:

@@ -10,6 +10,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
 from quantdrift.report.interval import N_BINS
+from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import (
     Episode,
     SliceName,
@@ -148,7 +149,23 @@ def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
         before = Measured(sums=_sums(n, divergence=float(n)), bins=bins)
         (told,) = episodes(CONFIG, _facts(told=(_alert(before, after),)))
         assert (told.before is not None, told.share_before is not None, told.n_before) == (known, known, n)
-        assert ("no history before the drift" in told.advice[0]) is not known
+        assert ("30 are needed to say that anything changed" in told.explanation[0]) is not known
+        assert f"{n} answer" in told.explanation[0] or known
+        assert "changed before" not in told.explanation[0]
+
+
+def test_what_is_new_is_said_once() -> None:
+    """In the line that says what changed; a sentence that says the same again is left out."""
+    entry = _alert(None, None)
+    found = Explanation(
+        changes=("sidecar pod-7, first seen",),
+        explanation=("New around the onset: sidecar pod-7, first seen.", "More."),
+    )
+    changed = msgspec.structs.replace(
+        entry, episode=msgspec.structs.replace(entry.episode, explanation=found)
+    )
+    (told,) = episodes(CONFIG, _facts(told=(changed,)))
+    assert told.explanation[1:] == ("What changed: sidecar pod-7, first seen.", "More.")
 
 
 def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -> None:
@@ -160,9 +177,7 @@ def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -
     entry = _alert(after, after, Metric.FLIP)
     lasting = msgspec.structs.replace(entry.episode, evidence=deciding)
     facts = _facts(_said(2, Verdict.FIRING), told=(msgspec.structs.replace(entry, episode=lasting),))
-    decided = (
-        "5.3 % of decisions changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"
-    )
+    decided = "5.3 % of answers changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"
     assert [told.decided for told in episodes(CONFIG, facts)] == [decided]
     (model,) = models(CONFIG, facts)
     assert model.slices[0].decided == decided

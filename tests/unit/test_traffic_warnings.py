@@ -9,10 +9,11 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Capture, Config, Model
-from quantdrift.core.records import Protocol
+from quantdrift.core.records import Loss, ModelCount, Protocol
+from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.capture.unknown_models import MAX_NAMES, UnknownModels
 from quantdrift.sidecar.state.config import LiveConfig
-from quantdrift.sidecar.state.counters import Count, Counters, Gauge
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.routes import known_requests
 from quantdrift.sidecar.state.traffic_warnings import (
     MIN_COUNT,
@@ -187,7 +188,7 @@ def test_a_misspelt_model_is_logged_with_the_nearest_name(caplog: pytest.LogCapt
     """At once, then all of a minute in one line."""
     told = Told(caplog)
     assert told.tell() == []
-    told.strangers.count("wine")
+    told.strangers.count("wine", "all")
     assert told.tell() == [
         (
             "no such model is configured: saw model `wine` 1 time (did you mean `wines`?) in the sampled requests of the "
@@ -195,8 +196,8 @@ def test_a_misspelt_model_is_logged_with_the_nearest_name(caplog: pytest.LogCapt
         )
     ]
     for _ in range(801):
-        told.strangers.count("Wines")
-    told.strangers.count("resnet")
+        told.strangers.count("Wines", "all")
+    told.strangers.count("resnet", "all")
     assert told.tell() == []
     (line,) = told.tell(after_s=60)
     assert "saw model `Wines` 801 times (did you mean `wines`?), model `resnet` 1 time in the" in line
@@ -204,15 +205,45 @@ def test_a_misspelt_model_is_logged_with_the_nearest_name(caplog: pytest.LogCapt
     assert told.tell(after_s=60) == []
 
 
+def test_the_names_of_unknown_models_travel_in_the_tallies(caplog: pytest.LogCaptureFixture) -> None:
+    """By stratum, a bounded number, after the log line too; what Postgres cannot store in a text is escaped."""
+    told = Told(caplog)
+    for name, stratum in (("wine", "all"), ("wine", "faint"), ("wine", "all"), ("a\0b", "all")):
+        told.strangers.count(name, stratum)
+    told.tell()
+    told.strangers.count("wine", "all")
+    for index in range(10_000):
+        told.strangers.count(f"n{index}", "all")
+    totals = told.strangers.totals
+    assert totals["all", "wine"] == 3
+    assert totals["faint", "wine"] == 1
+    assert totals["all", "a\\x00b"] == 1
+    assert len({name for _, name in totals}) == MAX_NAMES
+    counters = Counters.create(1, 2)
+    counters.slot(0).lose(0, Loss.UNKNOWN_MODEL, 4)
+    tallies = Tallies(
+        counters=counters,
+        rows=lambda: [Row("all"), Row("faint")],
+        unknown=totals,
+        source="pod",
+        boot="b",
+        queue=lambda: None,
+        clock=told.clock,
+    )
+    first, second = tallies.take().strata
+    assert first.models["wine"] == ModelCount(taken=0, unknown=3)
+    assert second.models == {"wine": ModelCount(taken=0, unknown=1)}
+
+
 def test_names_that_clients_choose_can_neither_fill_memory_nor_forge_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Their number and length are bounded, and control characters are written out."""
     told = Told(caplog)
-    told.strangers.count("a\nb\x1b[31m\u202e`" + "x" * 100_000)
-    told.strangers.count("")
+    told.strangers.count("a\nb\x1b[31m\u202e`" + "x" * 100_000, "all")
+    told.strangers.count("", "all")
     for index in range(10_000):
-        told.strangers.count(f"n{index}")
+        told.strangers.count(f"n{index}", "all")
     (line,) = told.tell()
     assert "model `a\\nb\\x1b[31m\\u202e'xxx" in line
     assert line.isprintable()

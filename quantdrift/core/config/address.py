@@ -56,12 +56,17 @@ class Address(msgspec.Struct, frozen=True):
         return any(_takes(one, host, is_own=is_own) for host in self._reached for one in bound)
 
     @property
+    def dialled(self) -> "Address":
+        """The address that a client on the listener's machine connects to: a wildcard becomes loopback."""
+        wild = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened on, not dialled
+        return Address(wild.get(self.host, self.host), self.port)
+
+    @property
     def _reached(self) -> frozenset[str]:
         """The loopback addresses that a local client reaches, or the host unchanged."""
         if self.host.lower() == "localhost":
             return _LOCALHOST
-        wild = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client makes of them
-        return frozenset({wild.get(self.host, self.host)})
+        return frozenset({self.dialled.host})
 
 
 class AddressError(ValueError):

@@ -1,13 +1,18 @@
-"""The backlog of the exchange stream: exchanges that the shadow has not processed yet."""
+"""The backlog of the exchange stream: exchanges that the shadow has not processed yet, in all and of each model."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.config import model_of, subject_token
+from quantdrift.core.stream.connection import Queue, durable_name
 from quantdrift.core.stream.consume import REQUEST_S
 from quantdrift.core.stream.errors import mapped
+
+_Answer = TypeVar("_Answer")
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,11 +38,43 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     gone_until: datetime | None = None
 
 
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchanges of one model that wait in the stream.
+
+    Parameters
+    ----------
+    n_messages
+        Stored and not yet acknowledged.
+    n_delivered
+        Of these, delivered to a shadow worker that has not finished them.
+    is_read
+        Whether a shadow worker asks for exchanges of this model at this moment.
+    read_at
+        When a shadow worker last received one, by the server's clock; None: never, as far as the server remembers.
+    """
+
+    n_messages: int = 0
+    n_delivered: int = 0
+    is_read: bool = False
+    read_at: datetime | None = None
+
+
 class _State(msgspec.Struct, frozen=True):
     messages: int = 0
     bytes: int = 0
     last_seq: int = 0
     first_ts: datetime | None = None
+    subjects: dict[str, int] | None = None
+
+
+class _Delivered(msgspec.Struct, frozen=True):
+    last_active: datetime | None = None
+
+
+class _Consumer(msgspec.Struct, frozen=True):
+    num_ack_pending: int = 0
+    num_waiting: int = 0
+    delivered: _Delivered = _Delivered()
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -53,15 +90,7 @@ async def read_backlog(queue: Queue) -> Backlog:
     RetryError
         The server is unavailable, or its answer cannot be read.
     """
-    client = await queue.live()
-    async with mapped():
-        answer = await client.request(
-            f"$JS.API.STREAM.INFO.{queue.stream_name('exchange')}", b"", timeout=REQUEST_S
-        )
-    try:
-        info = msgspec.json.decode(answer.data, type=_Info)
-    except msgspec.MsgspecError as error:
-        raise RetryError(f"the answer of NATS about the stream cannot be read: {error}") from error
+    info = await _asked(queue, f"STREAM.INFO.{queue.stream_name('exchange')}", b"", _Info)
     if info.state is None or not info.state.messages:
         n_ever = info.state.last_seq if info.state else 0
         gone_until = info.ts if info.state else None
@@ -75,3 +104,43 @@ async def read_backlog(queue: Queue) -> Backlog:
         oldest_s=max(0.0, (now - oldest).total_seconds()),
         gone_until=info.state.first_ts,
     )
+
+
+async def read_waiting(queue: Queue, models: Iterable[str]) -> dict[str, Waiting]:
+    """Return what waits of each model, for `models` and for every other one that the stream has exchanges of.
+
+    It creates nothing: neither the stream nor a consumer.
+
+    Raises
+    ------
+    RetryError
+        The server is unavailable, or its answer cannot be read.
+    """
+    stream = queue.stream_name("exchange")
+    prefix = f"{stream}.exchange."
+    request = msgspec.json.encode({"subjects_filter": f"{prefix}*"})
+    info = await _asked(queue, f"STREAM.INFO.{stream}", request, _Info)
+    counts = (info.state.subjects if info.state else None) or {}
+    n_messages = {model_of(subject.removeprefix(prefix)): n for subject, n in counts.items()}
+    found = {}
+    for model in sorted({*models, *n_messages}):
+        durable = durable_name(f"{prefix}{subject_token(model)}")
+        consumer = await _asked(queue, f"CONSUMER.INFO.{stream}.{durable}", b"", _Consumer)
+        found[model] = Waiting(
+            n_messages=n_messages.get(model, 0),
+            n_delivered=consumer.num_ack_pending,
+            is_read=consumer.num_waiting > 0,
+            read_at=consumer.delivered.last_active,
+        )
+    return found
+
+
+async def _asked(queue: Queue, about: str, request: bytes, kind: type[_Answer]) -> _Answer:
+    """Return the answer of JetStream's API; one without content where the stream or the consumer does not exist."""
+    client = await queue.live()
+    async with mapped():
+        answer = await client.request(f"$JS.API.{about}", request, timeout=REQUEST_S)
+    try:
+        return msgspec.json.decode(answer.data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise RetryError(f"the answer of NATS about the stream cannot be read: {error}") from error

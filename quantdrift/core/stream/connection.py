@@ -65,7 +65,7 @@ class Consumer:
         self._ack_wait_s = ack_wait_s
         self._subject = subject
         self._kept_s = kept_s
-        self._durable = _durable_name(subject)
+        self._durable = durable_name(subject)
         self._inbox: PullInbox | None = None
         self._exists = False
 
@@ -156,7 +156,7 @@ class Consumer:
                 await jetstream.add_consumer(self._stream, config)
 
 
-def _durable_name(subject: str) -> str:
+def durable_name(subject: str) -> str:
     """Return the name of the consumer of a subject; an empty subject means all."""
     if not subject:
         return _DURABLE

@@ -1,12 +1,15 @@
 """The diagnosis of an alert, decided once from typed facts. The texts are written from it and derive nothing themselves."""
 
+from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
-from quantdrift.drift.explain.mix import FEWEST_BEFORE
+from quantdrift.drift.explain.damage import DamageCause
+from quantdrift.drift.explain.mix import FEWEST_BEFORE, Z
 
 
 class Kind(StrEnum):
@@ -100,6 +103,76 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     tail_level: float | None = None
     tail_before: float | None = None
     tail_after: float | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the texts of an alert are written from.
+
+    Parameters
+    ----------
+    model, version, slice
+        Where.
+    page
+        Whether it pages; else it is a ticket.
+    deciding
+        The figures that decided.
+    begin, n_before
+        The state of the slice before the onset, and the exchanges that the deciding signal observed there.
+    onset
+        The estimated onset, aware.
+    whole
+        All traffic of the version, by the metric that decided.
+    causes
+        The parts of the move that rose beyond chance, the largest first: damage, input shift or unseen inputs; empty
+        where they cannot be told apart, or nothing before can be compared with.
+    undecided
+        Whether they were compared, and cannot be told apart.
+    changed
+        Share of the slice's answers that changed since the onset, where another measure decided.
+    daily
+        Exchanges of the slice in a day, at the rate since the onset.
+    evidence_ratio
+        Evidence at the alert over what it needed.
+    explained_by
+        The smaller slice that explains this alert; empty: none.
+    news
+        What is new around the onset: versions, sidecars, engines.
+    """
+
+    model: str
+    version: str
+    slice: str
+    page: bool
+    deciding: Decided
+    begin: Begin
+    n_before: int
+    onset: datetime
+    whole: Aggregate
+    causes: tuple[DamageCause, ...] = ()
+    undecided: bool = False
+    changed: float | None = None
+    daily: float | None = None
+    evidence_ratio: float | None = None
+    explained_by: str = ""
+    news: tuple[str, ...] = ()
+
+
+def causes_of(
+    cause: str | None, parts: Mapping[DamageCause, tuple[float | None, float | None]]
+) -> tuple[DamageCause, ...]:
+    """Return the causes of a rise, the largest first; empty where none is decided.
+
+    Parameters
+    ----------
+    cause
+        As `quantdrift.drift.explain.damage` names it: one cause, `both` for more than one, or another word.
+    parts
+        The part of the rise by each cause, with its standard error.
+    """
+    if cause != DamageCause.BOTH:
+        return tuple(one for one in parts if one == cause)
+    risen = {one: value for one, (value, se) in parts.items() if value is not None and se and value > Z * se}
+    return tuple(sorted(risen, key=lambda one: -risen[one]))
 
 
 def begin_of(n_before: int, *, new_version: bool = False, above_before: bool = False) -> Begin:

@@ -1,21 +1,255 @@
-"""The diagnosis of an alert as text, for the alert and the report. Nothing is decided here."""
+"""The words for an alert: for the page, `quantdrift triage` and the report. Nothing is decided here.
+
+The lines are for somebody who is woken at night and is no statistician: what is wrong in whole words, how sure that is,
+since when, what changed then, how all other traffic is, and what to do first. Figures in other units than per cent are
+in the details that follow them.
+"""
+
+from collections.abc import Iterable
+from math import floor, log10
+from typing import Final
 
 from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
-from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState, Begin, Decided, Kind
+from quantdrift.drift.explain.damage import DamageCause
+from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState, Begin, Decided, Diagnosis, Kind
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 
-_CAUSES = {
-    "unseen": "its inputs are of a kind that it did not receive before, so there is nothing to compare with. Find out"
-    " who sends them.",
-    "input_shift": "it behaves as before, and its inputs moved towards the decision boundary. Find out who sends them;"
-    " calibrating again does not change the inputs.",
+_PLAIN_RATIO: Final = 1.1  # below it, "times as far" would say nothing
+_LARGEST_RATIO: Final = 1_000.0
+_CHANGED = {
+    DamageCause.DAMAGE: "the model answers worse where the inputs are as hard as before (numeric damage)",
+    DamageCause.INPUT_SHIFT: "more inputs are close calls (input shift)",
+    DamageCause.UNSEEN: "there are inputs of a kind that did not come before",
 }
-_CAUSE_ELSE = (
-    "its inputs or its serving environment changed. Check whether the calibration set contains inputs like those that"
-    " this slice receives now."
+_ONE_CAUSE = {
+    DamageCause.DAMAGE: ", and the inputs did not get harder",
+    DamageCause.INPUT_SHIFT: "; where the inputs are as hard as before the model answers as before",
+    DamageCause.UNSEEN: ", so there is nothing to compare them with",
+}
+_CALIBRATE = (
+    "calibrate again with inputs of this slice, or quantise more finely (per channel, or with higher precision in the"
+    " sensitive layers), and measure with labels which of them helps"
 )
+
+
+def headline(case: Diagnosis) -> str:
+    """Return what is wrong, in whole words, with model and version before it."""
+    return f"{case.model} {case.version}: {finding(case)}"
+
+
+def finding(case: Diagnosis) -> str:
+    """Return what is wrong, in whole words: the measure that decided, what is accepted, and how many answers a day."""
+    deciding = case.deciding
+    where = "all traffic" if case.whole.itself else case.slice
+    if deciding.kind == Kind.TAIL:
+        return f"{_tail_finding(deciding, where)}{_answers(case)}"
+    if deciding.metric is not Metric.FLIP:
+        return f"outputs in {where} are {_far(deciding)} from those of the unquantised model {_than(deciding)}{_answers(case)}"
+    if deciding.after is None:
+        return f"more answers in {where} changed than are accepted"
+    seen = f"{percent(deciding.after)} of answers in {where} changed"
+    daily = "" if case.daily is None else _daily(case.daily * deciding.after, ": some {} a day", "answer")
+    if deciding.kind != Kind.CHANGE:
+        if deciding.budget is not None and deciding.after <= deciding.budget + deciding.noise:
+            whole_time = f"{percent(deciding.after)} in all since then{_accepted(deciding)}"
+            return f"answers in {where} changed more often than is accepted for a part of the time ({whole_time})"
+        return f"{seen}{_accepted(deciding)}{daily}"
+    before = (
+        "more than its learned baseline"
+        if deciding.before is None
+        else f"{percent(deciding.before)} did before"
+    )
+    limit = None if deciding.budget is None else deciding.budget + deciding.noise
+    within = f" ({percent(limit)} is accepted)" if limit is not None else ""
+    return f"{seen}, {before}{within}{daily}"
+
+
+def sureness(case: Diagnosis) -> str:
+    """Return how sure it is that this is not chance."""
+    n = count_of(case.deciding.n_after, "answer")
+    verb = "was" if case.deciding.n_after == 1 else "were"
+    compared = f"{n} {verb} compared with the unquantised model since then"
+    ratio = case.evidence_ratio
+    if not case.page:
+        sure = f"likely, and not certain: this is a ticket, and more evidence would page. {compared}."
+    elif ratio is None or ratio < _PLAIN_RATIO:
+        sure = f"hardly chance. {compared}, and the evidence is enough for a page."
+    else:
+        times = f"{number(ratio)} times" if ratio < _LARGEST_RATIO else "more than a thousand times"
+        sure = f"hardly chance. {compared}, and the evidence is {times} what a page needs."
+    if case.deciding.kind == Kind.BUDGET:
+        return f"How sure: {sure}"
+    what = "The worst outputs are" if case.deciding.kind == Kind.TAIL else "The slice is"
+    return f"How sure: {sure} {what} compared with what was learned before, not with the budget."
+
+
+def since(case: Diagnosis) -> str:
+    """Return since when, and what is known of the time before."""
+    at = f"{case.onset:%Y-%m-%d %H:%M} UTC"
+    match case.begin:
+        case Begin.NEW_VERSION:
+            return f"Since: about {at} (estimated), when version {case.version} was new: it was first seen within an hour of then."
+        case Begin.FIRST_SEEN:
+            known = (
+                "No answer of this slice was"
+                if not case.n_before
+                else f"Only {count_of(case.n_before, 'answer')} of this slice {'was' if case.n_before == 1 else 'were'}"
+            )
+            return (
+                f"Since: perhaps its first answer. {known} compared before {at}, and {FEWEST_BEFORE} are needed to say that"
+                " anything changed."
+            )
+        case Begin.OLDER:
+            return f"Since: before {at}: it was above its budget already before the estimated onset, so the fault is older than the alert."
+        case Begin.CHANGED:
+            return f"Since: about {at} (estimated){_before(case.deciding)}."
+
+
+def changed(case: Diagnosis) -> str:
+    """Return what changed around the onset, as far as is known."""
+    news = f" New since about then: {'; '.join(case.news)}." if case.news else ""
+    version = f"the version ({case.version} is new)" if case.begin is Begin.NEW_VERSION else ""
+    if case.causes:
+        known = ", and ".join(_CHANGED[cause] for cause in case.causes)
+        more = _ONE_CAUSE[case.causes[0]] if len(case.causes) == 1 else ""
+        several = "several things: " if len(case.causes) > 1 else ""
+        return f"What changed: {version}{'; ' if version else ''}{several}{known}{more}.{news}"
+    if version:
+        return f"What changed: {version}.{news}"
+    if case.undecided:
+        return f"What changed: not known yet: worse answers and harder inputs cannot be told apart.{news}"
+    if case.news:
+        return f"What changed:{news[len(' New since about then:') :]}"
+    if case.begin is Begin.CHANGED:
+        return "What changed: not known."
+    return "What changed: not known, because too little from before can be compared with."
+
+
+def news(changes: Iterable[str]) -> list[str]:
+    """Return the sentences of an explanation on what is new; `changed` says the same in one line."""
+    return [f"New around the onset: {change}." for change in changes]
+
+
+def elsewhere(case: Diagnosis) -> str:
+    """Return how all traffic of the version is; empty where the alert is about it."""
+    whole = case.whole
+    share = case.deciding.metric is Metric.FLIP
+    mean = f" ({percent(whole.mean)} changed)" if share and whole.mean is not None else ""
+    match whole.state:
+        case AggregateState.ITSELF:
+            return ""
+        case AggregateState.FINE:
+            return f"All traffic together: within its budget{mean}."
+        case AggregateState.UNKNOWN:
+            return f"All traffic together: not known whether it is within its budget{mean}."
+        case AggregateState.ALERTING:
+            return f"All traffic together: alerts too{mean}."
+    if whole.mean is None or whole.accepted is None:
+        return f"All traffic together: does not alert{mean}."
+    figures = f" ({percent(whole.mean)} changed, {percent(whole.accepted)} is accepted)" if share else ""
+    return f"All traffic together: above its budget too{figures}, without an alert yet."
+
+
+def first_step(case: Diagnosis) -> str:
+    """Return what to do first, and then."""
+    if case.explained_by:
+        return f"look at {case.explained_by}: without its answers this alert vanishes."
+    whole = case.whole.itself or case.whole.state is AggregateState.ALERTING
+    part = "the traffic" if whole else case.slice
+    match case.begin:
+        case Begin.NEW_VERSION:
+            return (
+                f"compare version {case.version} with the one that served before, and roll back if that one is better."
+                f" Then {_CALIBRATE}."
+            )
+        case Begin.FIRST_SEEN:
+            return (
+                "compare it with the version that served before, if there was one, and roll back if that one is better."
+                f" Else send {part} to the unquantised model, and {_CALIBRATE}."
+            )
+    return _cure(case, part)
+
+
+def _cure(case: Diagnosis, part: str) -> str:
+    """Return what to do about a slice with a history."""
+    if case.causes == (DamageCause.INPUT_SHIFT,):
+        return (
+            "find out who sends these inputs, and label a few: a changed answer to a close call is not always wrong."
+            " Calibrating again does not change the inputs."
+        )
+    if case.causes == (DamageCause.UNSEEN,):
+        return "find out who sends these inputs, and label a few. Then add them to the calibration set and to the evaluation."
+    route = f"send {part} to the unquantised model until this is mended"
+    if case.causes == (DamageCause.DAMAGE,):
+        return f"{route}. Then {_CALIBRATE}."
+    if case.causes:
+        return f"{route}, and find out who sends these inputs. Then {_CALIBRATE}."
+    if case.begin is Begin.OLDER:
+        return f"{route}. Then {_CALIBRATE}."
+    return (
+        "look for what changed about then: inputs, servers, preprocessing. Until it is found, "
+        f"send {part} to the unquantised model. If nothing is found, the calibration set most often lacked such inputs:"
+        f" {_CALIBRATE}."
+    )
+
+
+def _accepted(deciding: Decided) -> str:
+    if deciding.budget is None:
+        return ""
+    noise = f", and {percent(deciding.noise)} more for noise" if deciding.noise else ""
+    return f", {percent(deciding.budget)} is accepted{noise}"
+
+
+def _far(deciding: Decided) -> str:
+    """Return how far outputs are from the reference, in words that a `than` or an `as` follows."""
+    ratio = _ratio(deciding)
+    if ratio is None or ratio < _PLAIN_RATIO:
+        return "further"
+    return f"{number(ratio)} times as far" if ratio < _LARGEST_RATIO else "more than a thousand times as far"
+
+
+def _than(deciding: Decided) -> str:
+    ratio = _ratio(deciding)
+    return "than is accepted" if ratio is None or ratio < _PLAIN_RATIO else "as is accepted"
+
+
+def _ratio(deciding: Decided) -> float | None:
+    limit = (deciding.budget or 0.0) + deciding.noise
+    return deciding.after / limit if deciding.after is not None and limit > 0 else None
+
+
+def _tail_finding(deciding: Decided, where: str) -> str:
+    if deciding.tail_level is not None and deciding.tail_after is not None:
+        before = "" if deciding.tail_before is None else f", {percent(deciding.tail_before)} were before"
+        return f"{percent(deciding.tail_after)} of outputs in {where} are far from those of the unquantised model{before}"
+    if deciding.after is None or not deciding.before or deciding.after < _PLAIN_RATIO * deciding.before:
+        return f"the worst outputs in {where} are further from those of the unquantised model than before"
+    return f"the worst outputs in {where} are {number(deciding.after / deciding.before)} times as far from those of the unquantised model as before"
+
+
+def _answers(case: Diagnosis) -> str:
+    """Return how many answers changed, where another measure decided; empty where that is not known."""
+    if case.changed is None:
+        return ""
+    daily = "" if case.daily is None else _daily(case.daily * case.changed, ", some {} a day")
+    return f"; {percent(case.changed)} of answers changed{daily}"
+
+
+def _daily(n: float, form: str, noun: str = "") -> str:
+    """Return a number of answers a day with two significant digits; empty below one."""
+    if n < 1:
+        return ""
+    size = 10 ** max(0, floor(log10(n)) - 1)
+    rounded = round(n / size) * size
+    return form.format(count_of(rounded, noun) if noun else f"{rounded:,}")
+
+
+def _before(deciding: Decided) -> str:
+    if deciding.before is None or deciding.metric is not Metric.FLIP or deciding.kind == Kind.CHANGE:
+        return ""
+    return f"; {percent(deciding.before)} changed before"
 
 
 def decided(deciding: Decided, since: str) -> str:
@@ -32,7 +266,7 @@ def decided(deciding: Decided, since: str) -> str:
         return ""
     share = deciding.metric is Metric.FLIP
     observed = (
-        f"{percent(deciding.after)} of decisions changed"
+        f"{percent(deciding.after)} of answers changed"
         if share
         else f"mean {_amount(deciding, deciding.after)}"
     )
@@ -61,40 +295,6 @@ def aggregate(all_traffic: Aggregate, metric: Metric, unit: str) -> str:
         case AggregateState.ALERTING:
             return f"the aggregate drifts too{at}"
     return "this is the aggregate"
-
-
-def first_step(begin: Begin, version: str, n_before: int, cause: str | None) -> str:
-    """Return where to look first, by the state of the slice before the onset.
-
-    Parameters
-    ----------
-    version
-        Name of the candidate version.
-    n_before
-        Exchanges of the slice that were compared before the onset.
-    cause
-        `DamageCause` of the move, where it is known.
-    """
-    match begin:
-        case Begin.NEW_VERSION:
-            return (
-                f"The version is new ({version} was first seen within an hour of the estimated onset): compare it with"
-                " the version that served before, and roll back if that one is better."
-            )
-        case Begin.FIRST_SEEN:
-            known = count_of(n_before, "exchange") if n_before else "no exchange"
-            return (
-                f"The slice has no history before the drift ({known} before the estimated onset, {FEWEST_BEFORE} are"
-                " needed to compare): it may have been as bad from its first exchange. Compare it with the version"
-                " that served before, if there was one, and roll back if that one is better."
-            )
-        case Begin.OLDER:
-            return "The slice was above its budget already before the estimated onset: the fault is older than the alert."
-        case Begin.CHANGED:
-            return (
-                f"The version did not change ({version}, one reference throughout):"
-                f" {_CAUSES.get(cause or '', _CAUSE_ELSE)}"
-            )
 
 
 def _tail(deciding: Decided, since: str) -> str:

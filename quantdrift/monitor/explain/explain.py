@@ -23,6 +23,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
 from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
@@ -186,6 +187,8 @@ class Explainer:
             compared_version=catalog.versions[before_window.version].candidate_version if other else None,
             changes=tuple(changes),
             begin=Begin.NEW_VERSION if version in new else None,
+            flips=None if measure.metric is Metric.FLIP else after.share_flipped(),
+            daily=_daily(after, row),
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=None if by is None else catalog.slices[by].name,
             explained_by_id=by,
@@ -203,6 +206,17 @@ class Explainer:
             ),
             explained=tuple(explained),
         )
+
+
+def _daily(after: WindowSample, row: TransitionRow) -> float | None:
+    """Return the slice's exchanges in a day at the rate since the onset; None where there are too few to say so.
+
+    The newest items were read, a limited number: the rate is that of the time since the oldest of them.
+    """
+    if after.n_exchanges < FEWEST_BEFORE:
+        return None
+    span_us = row.at_us - min(item.captured_us for item in after.items)
+    return float(after.weight.sum()) * DAY_US / span_us if span_us > 0 else None
 
 
 async def _items_before(
@@ -370,9 +384,10 @@ def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Expl
 def with_explanation(row: TransitionRow, explanation: Explanation) -> TransitionRow:
     """Return an alert with its explanation, as figures and as sentences, and with the advice that follows from it."""
     event = row.alert
+    begin = explanation.begin or event.explanation.begin or Begin.CHANGED
+    explanation = msgspec.structs.replace(explanation, begin=begin)
     explanation = msgspec.structs.replace(
         explanation,
-        begin=explanation.begin or event.explanation.begin or Begin.CHANGED,
         explanation=sentences(explanation, row.metric, event.evidence.detector, event.slice.task),
         incident=explanation.explained_by or event.slice.name,
     )

@@ -109,6 +109,13 @@ class WindowSample:
         spoilt = np.array([item.not_finite for item in self.items], dtype=bool)
         return float(self.weight[spoilt].sum() / self.weight.sum()) if self.items else 0.0
 
+    def share_flipped(self) -> float | None:
+        """Return the share of the decisions, by weight, that changed; None where no item has one."""
+        flips = np.array([np.nan if item.flip is None else float(item.flip) for item in self.items])
+        known = np.isfinite(flips)
+        weight = self.weight[known]
+        return float(weight @ flips[known] / weight.sum()) if known.any() else None
+
     def values(self, measure: Measure) -> FloatArray:
         """Return the value of each item, (n,); nan where it has none."""
         return np.array([measure.of(item) for item in self.items], dtype=np.float64)

@@ -1,12 +1,10 @@
-"""The event of an alert: how it follows from the states at a change of verdict, its advice, and its one-line summary."""
+"""The event of an alert: how it follows from the states at a change of verdict."""
 
 from datetime import UTC, datetime
 
 import msgspec
 
-from quantdrift.core.notation import number, percent
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
@@ -14,8 +12,7 @@ from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, begin_of
-from quantdrift.drift.explain.diagnosis_text import decided
+from quantdrift.drift.explain.diagnosis import begin_of
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.monitor.fold.alert_text import advice
 from quantdrift.storage.monitor.events import (
@@ -89,7 +86,7 @@ def transition_row(
             predicate=place.predicate,
             task=task,
         ),
-        change=VerdictChange(before=change[0], after=change[1], reason=reason, advice=ended(change[1])),
+        change=VerdictChange(before=change[0], after=change[1], reason=reason, advice=""),
         evidence=AlertEvidence(
             metric=metric,
             measure=measure_of(metric, task),
@@ -129,30 +126,13 @@ def transition_row(
         metric=metric,
         onset_us=moved.onset_us if moved else at_us,
         reason=reason,
-        event=with_advice(event) if moved else event,
+        event=with_advice(event),
     )
 
 
 def with_advice(event: AlertEvent) -> AlertEvent:
-    """Return the event of an alert that opens or escalates with the advice that follows from what is known of it."""
-    whole, explanation = event.aggregate, event.explanation
-    text = advice(
-        event.evidence.metric,
-        event.slice.task,
-        Aggregate(
-            verdict=whole.verdict,
-            mean=whole.mean,
-            accepted=whole.accepted,
-            itself=event.slice.predicate == EVERYTHING,
-        ),
-        event.evidence.onset or "",
-        begin=Begin(explanation.begin or Begin.CHANGED),
-        n_before=event.evidence.n_history or 0,
-        version=event.slice.version,
-        cause=explanation.cause,
-        explained_by=explanation.explained_by,
-    )
-    return msgspec.structs.replace(event, change=msgspec.structs.replace(event.change, advice=text))
+    """Return an event with the advice that follows from what is known of it."""
+    return msgspec.structs.replace(event, change=msgspec.structs.replace(event.change, advice=advice(event)))
 
 
 def iso(at_us: int) -> str:
@@ -169,66 +149,6 @@ def measure_of(metric: Metric, task: Task) -> str:
 def unit_of(metric: Metric, task: Task) -> str:
     """Return the unit of a metric's mean; empty: it has none."""
     return MEASURES[task].unit if metric is Metric.DIVERGENCE else "share of exchanges"
-
-
-def ended(verdict: Verdict) -> str:
-    """Return the advice for an alert that has ended; `unknown` means that its slice is not compared any more."""
-    if verdict is Verdict.UNKNOWN:
-        return (
-            "Nothing: the slice is not compared any more, so its health is unknown. "
-            "If it comes back, its detectors start from the beginning."
-        )
-    return "Nothing. The slice is within its budget again, shown with the same rigour as the alert."
-
-
-def summary(event: AlertEvent) -> str:
-    """Return one line for people: the slice, the verdicts, and the figures that decided."""
-    where, change, evidence = event.slice, event.change, event.evidence
-    line = f"{where.model} {where.version}, {where.name}: {change.before} -> {change.after}"
-    if change.after is Verdict.OK:
-        return f"{line}: {_recovered(evidence)}"
-    figures = decided(_decided(evidence, where.task), _moment(evidence.onset)) if evidence.onset else ""
-    if not figures:
-        return f"{line} ({change.reason})"
-    return (
-        f"{line}: {figures}" if evidence.detector == BUDGET.kind else f"{line}: {figures} ({change.reason})"
-    )
-
-
-def _decided(evidence: AlertEvidence, task: Task) -> Decided:
-    return Decided(
-        task=task,
-        metric=evidence.metric,
-        kind=evidence.detector,
-        after=evidence.after,
-        n_after=evidence.n_since_onset or 0,
-        before=evidence.before,
-        budget=evidence.budget,
-        noise=evidence.noise or 0.0,
-        tail_level=evidence.tail_level,
-        tail_before=evidence.tail_before,
-        tail_after=evidence.tail_after,
-    )
-
-
-def _recovered(evidence: AlertEvidence) -> str:
-    """Return what ended an alert: the evidence of recovery. The recent window still contains the drift, so it is left out."""
-    share = evidence.metric is Metric.FLIP
-    what = "the flip rate" if share else f"the mean {evidence.measure}"
-    against = "its learned baseline"
-    if evidence.detector == TAIL.kind:
-        what = f"the upper tail of {evidence.measure}"
-    elif evidence.detector == BUDGET.kind:
-        against = f"its budget of {percent(evidence.budget) if share else number(evidence.budget)}"
-        against += "" if share or not evidence.unit else f" {evidence.unit}"
-    return (
-        f"{what} is within {against} again; the evidence of recovery is "
-        f"{number(evidence.total, 3)}, and {number(evidence.threshold, 3)} is needed"
-    )
-
-
-def _moment(at: str) -> str:
-    return f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M} UTC"
 
 
 def interval_of(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:

@@ -1,24 +1,30 @@
-"""The texts of an alert: its reason, its explanation (one sentence per finding, most important first) and advice."""
+"""The texts of an alert, from its event: the page, its advice, its reason, and its explanation sentence by sentence.
+
+The words of the page are in `quantdrift.drift.explain.diagnosis_text`, which the report and `quantdrift triage` use too.
+"""
 
 import math
+from datetime import UTC, datetime
 
 from quantdrift.core.notation import count_of, from_to, number, percent
-from quantdrift.core.records import Metric
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import MEASURES, Measure, Task
-from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
-from quantdrift.drift.explain import diagnosis_text
-from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState, Begin
+from quantdrift.drift.explain import diagnosis_text as words
+from quantdrift.drift.explain.damage import DamageCause
+from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, Diagnosis, Kind, causes_of
 from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
+from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.explanation import Explanation
 
 _MOST_MOVED = 6
 _DIGITS = 3
 INPUT_SHIFT, UNSEEN, TOO_FEW = "input_shift", "unseen", "too_few"
 _REASONS = {
-    (Metric.FLIP, BUDGET.kind): "the flip rate {is_} above the budget",
-    (Metric.DIVERGENCE, BUDGET.kind): "the mean divergence {is_} above the budget",
-    (Metric.FLIP, CHANGE.kind): "the flip rate {is_} above its learned baseline",
-    (Metric.DIVERGENCE, TAIL.kind): "the upper tail of the divergence {is_} above its learned baseline",
+    (Metric.FLIP, Kind.BUDGET): "the flip rate {is_} above the budget",
+    (Metric.DIVERGENCE, Kind.BUDGET): "the mean divergence {is_} above the budget",
+    (Metric.FLIP, Kind.CHANGE): "the flip rate {is_} above its learned baseline",
+    (Metric.DIVERGENCE, Kind.TAIL): "the upper tail of the divergence {is_} above its learned baseline",
 }
 _CAUSES = {
     "damage": "Numeric damage: {subject} rose by {damage} on inputs that are as hard as before, "
@@ -51,32 +57,6 @@ _RAISED = {
     "mix": "another mix of traffic raised it",
     "both": "more than one part of it rose",
 }
-_ADVICE = {
-    "damage": "It is numeric damage: these inputs need a range or a resolution that quantisation removed. "
-    "Calibrate again with them, or use finer (per-channel) quantisation or higher precision in the sensitive layers: "
-    "calibration alone moves ranges and adds no resolution. Measure with labels which of them helps.",
-    INPUT_SHIFT: "It is input shift: the inputs moved towards the decision boundary, where the model behaves as "
-    "before. Find out who sends them; a flip on a close call is not necessarily an error, so label a few.",
-    UNSEEN: "It appears on inputs that did not occur before, so there is nothing to compare with. Find out who sends "
-    "them, label a few, and add them to the calibration set and the evaluation.",
-    "both": "It has more than one cause: find out who sends these inputs, calibrate again with them or use finer "
-    "(per-channel) quantisation, and measure with labels.",
-}
-_GUESS = {
-    Metric.DIVERGENCE: "Divergence of the whole output distribution points to numeric damage (range or resolution lost).",
-    Metric.FLIP: "Flips with little divergence are inputs near the decision boundary; with it, numeric damage.",
-}
-_GUESS_ELSE = "The outputs themselves moved, which points to numeric damage (range or resolution lost)."
-_REMEDY = (
-    "Most often the calibration set lacked this slice: calibrate again with it, or use finer (per-channel) "
-    "quantisation; measure with labels."
-)
-_WHERE = {
-    AggregateState.FINE: "Route this slice to the unquantised model while you investigate",
-    AggregateState.QUIET: "Look at this slice first, then at the others",
-    AggregateState.UNKNOWN: "Look at this slice first",
-    AggregateState.ALERTING: "Look at the whole candidate version first",
-}
 
 
 def reason_of(kind: str, metric: Metric, *, page: bool) -> str:
@@ -89,50 +69,134 @@ def reason_of(kind: str, metric: Metric, *, page: bool) -> str:
     page
         Whether the evidence is enough for a page; else the text is that of a ticket.
     """
-    return _REASONS[metric, kind].format(is_="is" if page else "seems to be")
+    return _REASONS[metric, Kind(kind)].format(is_="is" if page else "seems to be")
 
 
-def advice(
-    metric: Metric,
-    task: Task,
-    aggregate: Aggregate,
-    onset: str,
-    *,
-    begin: Begin,
-    n_before: int,
-    version: str = "",
-    cause: str | None = None,
-    explained_by: str | None = None,
-) -> str:
-    """Return the next steps for the person on call, in a few sentences.
+def page(event: AlertEvent) -> str:
+    """Return the text of an alert as the person on call reads it: a line for each question, then the details."""
+    if event.change.after not in {Verdict.WARNING, Verdict.FIRING}:
+        return "\n".join(_ended(event))
+    case = diagnosis_of(event)
+    lines = [
+        f"{words.headline(case)}.",
+        words.sureness(case),
+        words.since(case),
+        words.changed(case),
+        *_spoilt(event.explanation),
+        words.elsewhere(case),
+        f"Do first: {words.first_step(case)}",
+    ]
+    if event.explanation.explains:
+        others = ", ".join(event.explanation.explains)
+        lines.append(f"It also explains the alerts of {others}: without {case.slice} they vanish.")
+    lines = [line for line in lines if line]
+    figures = words.decided(case.deciding, f"{case.onset:%Y-%m-%d %H:%M} UTC")
+    decided = f"Decided by: {figures}; evidence {number(event.evidence.total)}, {number(event.evidence.threshold)} needed."
+    said = {*_related(event.explanation), *_spoilt(event.explanation), *words.news(event.explanation.changes)}
+    rest = [sentence for sentence in event.explanation.explanation if sentence not in said]
+    details = [*([decided] if figures else []), *rest]
+    return "\n".join([*lines, "", "Details", *details] if details else lines)
 
-    Parameters
-    ----------
-    metric
-        The metric that decided.
-    onset
-        The estimated onset, ISO 8601.
-    begin, n_before
-        The state of the slice before the onset, and its exchanges compared there.
-    cause
-        Damage, input shift or unseen inputs, where the cause is known and decided.
-    explained_by
-        Name of a smaller alerting slice that explains this alert.
-    """
-    if explained_by:
-        where = f"Look at {explained_by} first: without its items this alert vanishes."
-    elif aggregate.state is AggregateState.ITSELF:
-        where = "This alert is about all traffic: look at the whole candidate version."
+
+def summary(event: AlertEvent) -> str:
+    """Return the first line of an alert's text: what is wrong, or that it ended."""
+    return page(event).partition("\n")[0]
+
+
+def advice(event: AlertEvent) -> str:
+    """Return what to do about an alert, first and then."""
+    if event.change.after is Verdict.UNKNOWN:
+        return (
+            "Nothing: the slice is not compared any more, so its health is unknown."
+            " If it comes back, its detectors start from the beginning."
+        )
+    if event.change.after is Verdict.OK:
+        return "Nothing. The slice is within its budget again, shown with the same rigour as the alert."
+    text = words.first_step(diagnosis_of(event))
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def diagnosis_of(event: AlertEvent) -> Diagnosis:
+    """Return the facts that the texts of an open alert are written from."""
+    where, evidence, whole, found = event.slice, event.evidence, event.aggregate, event.explanation
+    onset = evidence.onset or datetime.fromtimestamp(0, UTC).isoformat()
+    return Diagnosis(
+        model=where.model,
+        version=where.version,
+        slice=where.name,
+        page=event.change.after is Verdict.FIRING,
+        deciding=Decided(
+            task=where.task,
+            metric=evidence.metric,
+            kind=evidence.detector,
+            after=evidence.after,
+            n_after=evidence.n_since_onset or 0,
+            before=evidence.before,
+            budget=evidence.budget,
+            noise=evidence.noise or 0.0,
+            tail_level=evidence.tail_level,
+            tail_before=evidence.tail_before,
+            tail_after=evidence.tail_after,
+        ),
+        begin=Begin(found.begin or Begin.CHANGED),
+        n_before=evidence.n_history or 0,
+        onset=datetime.fromisoformat(onset),
+        whole=Aggregate(
+            verdict=whole.verdict,
+            mean=whole.mean,
+            accepted=whole.accepted,
+            itself=where.predicate == EVERYTHING,
+        ),
+        causes=causes_of(
+            found.cause,
+            {
+                DamageCause.DAMAGE: (found.damage, found.damage_se),
+                DamageCause.INPUT_SHIFT: (found.shift, found.shift_se),
+                DamageCause.UNSEEN: (found.unseen, found.unseen_se),
+            },
+        ),
+        undecided=found.cause == DamageCause.UNDECIDED,
+        changed=found.flips,
+        daily=found.daily,
+        evidence_ratio=evidence.total / evidence.threshold if evidence.threshold > 0 else None,
+        explained_by=found.explained_by or "",
+        news=found.changes,
+    )
+
+
+def _ended(event: AlertEvent) -> list[str]:
+    """Return the text of the end of an alert. The recent window still contains the drift, so its mean is left out."""
+    where, evidence = event.slice, event.evidence
+    if event.change.after is Verdict.UNKNOWN:
+        return [
+            f"{where.model} {where.version}: {where.name} is not compared any more, so its health is not known.",
+            "Do first: nothing. If it comes back, it is watched from the beginning.",
+        ]
+    if evidence.detector == Kind.TAIL:
+        well = "its worst outputs are as near to the unquantised model as before"
+    elif evidence.metric is not Metric.FLIP:
+        well = "its outputs are as near to the unquantised model as is accepted"
+    elif evidence.detector == Kind.CHANGE:
+        well = "no more answers change than before"
     else:
-        state = diagnosis_text.aggregate(aggregate, metric, _unit(MEASURES[task]).strip())
-        where = f"{_WHERE[aggregate.state]}: {state}."
-    if begin is Begin.CHANGED:
-        first = f"Look for what changed around {onset}."
-    else:
-        first = diagnosis_text.first_step(begin, version, n_before, cause)
-    guess = _GUESS.get(metric, _GUESS[Metric.FLIP]) if task is Task.CLASSIFICATION else _GUESS_ELSE
-    what = _ADVICE.get(cause or "") or f"{guess} {_REMEDY}"
-    return f"{where} {first} {what}"
+        well = f"no more answers change than the accepted {percent(evidence.budget)}"
+    return [
+        f"{where.model} {where.version}: {where.name} is well again: {well}.",
+        (
+            f"How sure: as sure as the alert was. The evidence of recovery is {number(evidence.total, 3)}, and"
+            f" {number(evidence.threshold, 3)} is needed."
+        ),
+        "Do first: nothing; find out what changed, so that it does not happen again.",
+    ]
+
+
+def _spoilt(explanation: Explanation) -> list[str]:
+    """Return what makes the figures doubtful, or is worse than a change of answers."""
+    return [*_not_finite(explanation), *_doubt(explanation)]
+
+
+def _doubt(explanation: Explanation) -> list[str]:
+    return [f"Configuration in doubt: {explanation.doubt}."] if explanation.doubt else []
 
 
 def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -> tuple[str, ...]:
@@ -146,12 +210,12 @@ def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -
     measure = MEASURES[task]
     if explanation.unexplained:
         return (f"Not explained: {explanation.unexplained}. The alert itself is valid.",)
-    unit = " points" if metric is Metric.FLIP or kind == TAIL.kind else _unit(measure)
+    unit = " points" if metric is Metric.FLIP or kind == Kind.TAIL else _unit(measure)
     texts = [
         *_related(explanation),
         *_not_finite(explanation),
-        *([f"Configuration in doubt: {explanation.doubt}."] if explanation.doubt else []),
-        *(f"New around the onset: {change}." for change in explanation.changes),
+        *_doubt(explanation),
+        *words.news(explanation.changes),
     ]
     if explanation.cause in _CAUSES and explanation.damage is not None and explanation.shift is not None:
         texts.append(
@@ -165,7 +229,7 @@ def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -
             )
             + _margins(explanation)
         )
-    elif explanation.cause == TOO_FEW:
+    elif explanation.cause == TOO_FEW and explanation.begin != Begin.FIRST_SEEN:
         texts.append(_too_few(explanation))
     if explanation.divergence_damage is not None and explanation.divergence_shift is not None:
         texts.append(_divergence(explanation, measure))
@@ -175,13 +239,15 @@ def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -
         and explanation.aggregate_mix is not None
     ):
         texts.append(_over_all_traffic(explanation, unit))
-    elif explanation.aggregate_cause == TOO_FEW:
+    elif explanation.aggregate_cause == TOO_FEW and explanation.begin != Begin.FIRST_SEEN:
         texts.append(
             "Over all traffic there are too few exchanges before or since the onset to split the move."
         )
     texts += _moved(explanation)
-    if explanation.compared_with:
-        before = count_of(explanation.n_window_before or 0, "exchange")
+    n_before = explanation.n_window_before or 0
+    # The alert has said how few there were; these may be counted in another window.
+    if explanation.compared_with and (explanation.begin != Begin.FIRST_SEEN or n_before >= FEWEST_BEFORE):
+        before = count_of(n_before, "exchange")
         texts.append(
             f"Compared with {explanation.compared_with} ({before}, {explanation.n_window_after or 0:,} since)."
         )
@@ -301,7 +367,7 @@ def _moved(explanation: Explanation) -> list[str]:
 
 
 def _subject(metric: Metric, kind: str, measure: Measure) -> str:
-    if kind == TAIL.kind:
+    if kind == Kind.TAIL:
         return "the share of items in the tail"
     return "the flip rate" if metric is Metric.FLIP else f"mean {measure.name}"
 

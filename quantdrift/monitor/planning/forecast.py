@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.notation import number
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
@@ -389,18 +390,18 @@ def _granted(
         if replays_per_s > question.replays_per_s:
             granted = question.replays_per_s / replays_per_s
             notes.append(
-                f"the policy asks for {replays_per_s:.3g} replays/s and {question.replays_per_s:.3g} are possible: "
-                f"every figure assumes all rates times {granted:.3g}; lower the rates accordingly, or samples are lost"
+                f"the policy asks for {number(replays_per_s, 3)} replays/s and {number(question.replays_per_s, 3)} are possible: "
+                f"every figure assumes all rates times {number(granted, 3)}; lower the rates accordingly, or samples are lost"
             )
         elif most_per_s > question.replays_per_s:
             notes.append(
-                f"boosts by body strata may ask for up to {most_per_s:.3g} replays/s, which is more than possible"
+                f"boosts by body strata may ask for up to {number(most_per_s, 3)} replays/s, which is more than possible"
             )
     cap = question.pods * config.sampling.max_exchanges_per_s
     if granted * replays_per_s > cap:
         granted = cap / replays_per_s
         notes.append(
-            f"sampling.max_exchanges_per_s allows {cap:.3g}/s over {question.pods} sidecar(s): exchanges above it are "
+            f"sampling.max_exchanges_per_s allows {number(cap, 3)}/s over {question.pods} sidecar(s): exchanges above it are "
             "lost, and slices with more than monitor.max_loss_ratio lost are `unknown`"
         )
     if most_per_s > replays_per_s:

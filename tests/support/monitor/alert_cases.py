@@ -8,8 +8,8 @@ from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.monitor.explain.explain import with_explanation
-from quantdrift.monitor.fold.alert_event import summary, transition_row
-from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.monitor.fold.alert_event import transition_row
+from quantdrift.monitor.fold.alert_text import page, reason_of
 from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
@@ -79,9 +79,8 @@ def alert(
 
 
 def text(row: TransitionRow) -> str:
-    """Return the whole text of an alert: its first line, its reason, its explanation and its advice."""
-    event = row.alert
-    return "\n".join([summary(event), *event.explanation.explanation, event.change.advice])
+    """Return the whole text of an alert, as the person on call reads it."""
+    return page(row.alert)
 
 
 def event_with(**flat: Any) -> AlertEvent:

@@ -28,6 +28,7 @@ class Sending:
         self.tallies = Tallies(
             counters=counters,
             rows=lambda: self.rows,
+            unknown={},
             source=source,
             boot=boot,
             queue=lambda: self.publisher.queue,

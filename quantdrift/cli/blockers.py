@@ -1,0 +1,355 @@
+"""What stops exchanges between the client's socket and the fold, in words. Pure."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from quantdrift.cli.outage import PartState
+from quantdrift.core.config.schema import Config
+from quantdrift.core.notation import count_of, percent
+from quantdrift.core.records import Loss
+from quantdrift.core.sampling.pause import Order, Pause
+
+if TYPE_CHECKING:
+    from quantdrift.core.stream.backlog import Waiting
+    from quantdrift.storage.commands.flow import Flow, ModelFlow
+
+IDLE: Final = timedelta(seconds=60)
+"""Longest time in which a part that has work may do nothing."""
+_MUCH: Final = 0.5
+"""Share of the exchanges of a step whose failure blocks the next step."""
+_UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_HINTS: Final = {
+    Loss.HELD_BYTES: "raise sidecar.max_held_bytes, or sample less",
+    Loss.TRUNCATED: "a peer closed the connection during them; check that the server at sidecar.backend answers",
+    Loss.CAPTURE_DOWN: "the capture process of the sidecar does not run: see the sidecar's log",
+    Loss.CAPTURE_BEHIND: "the capture process is too slow: sample less, or give the sidecar more processor time",
+    Loss.ERROR_STATUS: "the model's server answered with errors",
+    Loss.DECODE: "the sidecar's log at level DEBUG says why requests or answers cannot be decoded",
+    Loss.SHARED_MEMORY: "clients pass tensors in shared memory, which the sidecar cannot read",
+    Loss.TOO_LARGE: "the exchanges are above the payload limit of NATS",
+    Loss.RATE_CAP: "raise sampling.max_exchanges_per_s, or sample less",
+    Loss.BYTE_CAP: "raise sampling.max_bytes_per_s, or sample less",
+    Loss.QUEUE_FULL: "NATS is too slow: sample less",
+    Loss.STREAM_FULL: "the stream is full: start more shadow workers, sample less, or raise stream.max_bytes",
+    Loss.PUBLISH: "NATS did not accept them: see the sidecar's log",
+    Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
+}
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """The admin port of a process.
+
+    Parameters
+    ----------
+    address
+        HOST:PORT as it was called.
+    answers, ready
+        Whether anything answered, and whether it was ready.
+    counts
+        Sums of its counters by name on `/metrics`, since its start.
+    """
+
+    address: str
+    answers: bool = False
+    ready: bool = False
+    counts: dict[str, float] = {}
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the status was made from.
+
+    Parameters
+    ----------
+    now, begin
+        The time, and the begin of the period; aware.
+    span
+        The period as the person gave it.
+    flow
+        What the database knows; None if it does not answer: `database_problem` says why.
+    waiting
+        What waits in the stream, by model; None if NATS does not answer: `nats_problem` says why.
+    oldest_s
+        Age of the oldest exchange in the stream.
+    pause
+        What is paused in the whole fleet.
+    ports
+        Admin ports of `sidecar`, `shadow` and `monitor` at the configured addresses.
+    processes
+        The processes of `quantdrift up`, by name.
+    up_missing
+        The data directory, if no `quantdrift up` runs with it; else empty.
+    missing
+        Files of references that do not exist on this machine, by model.
+    """
+
+    now: datetime
+    begin: datetime
+    span: str
+    flow: "Flow | None" = None
+    database_problem: str = ""
+    waiting: "dict[str, Waiting] | None" = None
+    nats_problem: str = ""
+    oldest_s: float = 0.0
+    pause: Pause = Pause()
+    ports: dict[str, Port] = {}
+    processes: dict[str, PartState] = {}
+    up_missing: str = ""
+    missing: dict[str, tuple[str, ...]] = {}
+
+
+def ago(span: timedelta) -> str:
+    """Return a duration in whole units of one size: `12 s`, `14 min`, `3 h`, `2 d`."""
+    seconds = max(0.0, span.total_seconds())
+    size, name = next(
+        ((size, name) for size, name in _UNITS if seconds >= (size if size == 1 else 2 * size)), (1, "s")
+    )
+    return f"{int(seconds // size)} {name}"
+
+
+def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
+    """Return what blocks exchanges, a sentence or two each, in the order in which exchanges pass the parts."""
+    return tuple(dict.fromkeys((*_parts(config, facts), *_sidecars(config, facts), *_models(config, facts))))
+
+
+def _parts(config: Config, facts: Facts) -> Iterator[str]:
+    if facts.up_missing:
+        yield f"no `quantdrift up` runs with the data directory {facts.up_missing}: start it"
+    for name, state in facts.processes.items():
+        if not state.works:
+            down = f" since {state.since:%H:%M:%S} UTC" if state.since else ""
+            yield (
+                f"{name} does not run{down}: {state.why}"
+                if state.why
+                else f"{name} is still starting: see the log"
+            )
+    if facts.database_problem:
+        yield facts.database_problem
+    if facts.nats_problem:
+        yield facts.nats_problem
+    for model, paths in facts.missing.items():
+        if _unread(facts, model) is not None and not _is_down(facts, "shadow"):
+            yield (
+                f"the reference of model `{model}` cannot be loaded: {', '.join(paths)} does not exist on this machine"
+                " (models.references.path)"
+            )
+    if facts.flow is not None and facts.flow.n_unsent and config.telemetry.otlp_endpoint:
+        since = facts.flow.unsent_since
+        if since is not None and facts.now - since > IDLE:
+            error = f": {facts.flow.unsent_error}" if facts.flow.unsent_error else ""
+            yield (
+                f"{count_of(facts.flow.n_unsent, 'alert event')} waited {ago(facts.now - since)} for the collector at"
+                f" {config.telemetry.otlp_endpoint} (telemetry.otlp_endpoint){error}"
+            )
+
+
+def _sidecars(config: Config, facts: Facts) -> Iterator[str]:
+    paused = facts.pause.everything
+    if paused is not None:
+        yield f"sampling is paused for all models {_ordered(paused)}: `quantdrift resume` ends it"
+    flow, port = facts.flow, facts.ports.get("sidecar")
+    answers = port is not None and port.answers
+    if (flow is None or flow.tallied_at is None) and not answers:
+        address = port.address if port is not None else config.sidecar.admin
+        yield (
+            f"no sidecar answers at {address} (sidecar.admin)"
+            + ("" if flow is None else ", and none has ever sent its counts")
+            + ": start `quantdrift sidecar`, or call this command where it runs"
+        )
+        return
+    n_offered = 0 if port is None else port.counts.get("offered", 0)
+    if flow is not None and flow.tallied_at is not None:
+        n_offered = max(flow.offered.recent, 0 if flow.offered.total else n_offered)
+    if not n_offered:
+        yield _nothing_offered(config, facts)
+        return
+    if flow is None:
+        return
+    if not flow.captured.recent and flow.offered.recent and paused is None:
+        yield (
+            f"none of {count_of(flow.offered.recent, 'request')} was sampled in the last {facts.span}: raise"
+            " sampling.rate, or wait"
+        )
+    nameless = flow.models.get("")
+    if nameless is not None and flow.captured.recent:
+        yield from _lost(nameless, flow.captured.recent, "of any model")
+    yield from _unknown(config, flow, facts.span)
+    is_explained = bool(facts.nats_problem) or _is_down(facts, "shadow")
+    if flow.tallied_at is not None and _is_stale(facts, config) and not is_explained:
+        yield (
+            f"no sidecar has sent counts for {ago(facts.now - flow.tallied_at)}: none runs, or no shadow worker does, which stores them"
+        )
+
+
+def _is_stale(facts: Facts, config: Config) -> bool:
+    flow = facts.flow
+    if flow is None or flow.tallied_at is None:
+        return False
+    return facts.now - flow.tallied_at > max(timedelta(seconds=6 * config.sidecar.tally_interval_s), 2 * IDLE)
+
+
+def _nothing_offered(config: Config, facts: Facts) -> str:
+    port = facts.ports.get("sidecar", Port(address=""))
+    last = ""
+    if facts.flow is not None and facts.flow.offered.total:
+        last = f" in the last {facts.span} ({facts.flow.offered.total:,} before)"
+    if n := port.counts.get("backend_failures"):
+        return (
+            f"the sidecar has seen no inference request{last}; the backend {config.sidecar.backend} (sidecar.backend)"
+            f" did not accept {count_of(int(n), 'connection')}: start the server there, or correct the option"
+        )
+    if n := port.counts.get("blind_connections"):
+        return (
+            f"the sidecar has seen no inference request{last}; it cannot read {count_of(int(n), 'connection')}, which"
+            " use TLS or are not HTTP"
+        )
+    if n := port.counts.get("ignored"):
+        return (
+            f"the sidecar has seen no inference request{last}; {count_of(int(n), 'other request')} passed, which no"
+            " protocol of capture.protocols takes for a prediction"
+        )
+    target = f" to {config.sidecar.listen} (sidecar.listen)" if config.sidecar.listen else ""
+    return f"no sidecar has seen an inference request{last}: send the traffic{target}"
+
+
+def _unknown(config: Config, flow: "Flow", span: str) -> Iterator[str]:
+    configured = [model.name for model in config.models]
+    for name, model in sorted(flow.models.items(), key=lambda item: -item[1].unknown.recent):
+        if model.unknown.recent and name not in configured:
+            meant = difflib.get_close_matches(name, configured, n=1, cutoff=0.5)
+            hint = f" (did you mean `{meant[0]}`?)" if meant else ""
+            yield (
+                f"saw model `{name}` {count_of(model.unknown.recent, 'time')} in the last {span}, which is not"
+                f" configured{hint}; configured: {', '.join(f'`{one}`' for one in configured) or 'none'}. Correct"
+                " models.name, or add a [[models]]"
+            )
+
+
+def _models(config: Config, facts: Facts) -> Iterator[str]:
+    flow = facts.flow
+    if not config.models:
+        yield "no model is configured: add a [[models]]"
+    for one in config.models:
+        if (order := facts.pause.models.get(one.name)) is not None:
+            yield f"sampling of model `{one.name}` is paused {_ordered(order)}: `quantdrift resume` ends it"
+        yield from _reading(facts, one.name)
+        if not one.references:
+            yield f"model `{one.name}` has no reference, so nothing is compared: add a [[models.references]]"
+        if flow is None:
+            continue
+        model = flow.models.get(one.name)
+        if model is None or not model.captured.recent:
+            is_paused = facts.pause.everything is not None or one.name in facts.pause.models
+            is_misspelt = any(other.unknown.recent for other in flow.models.values())
+            if flow.captured.recent and not is_paused and not is_misspelt:
+                yield (
+                    f"no sampled request named model `{one.name}` in the last {facts.span}"
+                    f" ({count_of(flow.captured.recent, 'request')} sampled in all)"
+                )
+            if model is None:
+                continue
+        yield from _lost(model, model.captured.recent - model.thinned.recent, f"of model `{one.name}`")
+        yield from _compared(model)
+        yield from _folded(model, facts)
+
+
+def _lost(model: "ModelFlow", n: int, whose: str) -> Iterator[str]:
+    lost = {reason: step.recent for reason, step in model.lost.items() if step.recent}
+    n_lost = sum(lost.values())
+    if n > 0 and n_lost >= _MUCH * n:
+        reason = max(lost, key=lambda name: lost[name])
+        if reason == Loss.UNKNOWN_MODEL:
+            return
+        hint = f": {_HINTS[Loss(reason)]}" if reason in _HINTS else ""
+        yield (
+            f"{percent(min(1.0, n_lost / n))} of the sampled exchanges {whose} were lost before the stream, most of them"
+            f" as `{reason}`{hint}"
+        )
+
+
+def _unread(facts: Facts, model: str) -> "Waiting | None":
+    """Return what waits of a model, if no shadow worker reads it."""
+    waiting = (facts.waiting or {}).get(model)
+    if waiting is None or waiting.n_messages <= waiting.n_delivered or waiting.is_read:
+        return None
+    if waiting.read_at is not None and facts.now - waiting.read_at <= IDLE:
+        return None
+    return waiting
+
+
+def _reading(facts: Facts, model: str) -> Iterator[str]:
+    waiting = _unread(facts, model)
+    if waiting is None:
+        return
+    n = count_of(waiting.n_messages, "exchange")
+    waits = "waits" if waiting.n_messages == 1 else "wait"
+    if waiting.read_at is None:
+        yield f"no shadow worker reads model `{model}` from the stream: {n} {waits}. Start `quantdrift shadow`"
+    else:
+        yield (
+            f"no shadow worker has read model `{model}` from the stream for {ago(facts.now - waiting.read_at)}: {n}"
+            f" {waits}. Start `quantdrift shadow`, or see its log"
+        )
+
+
+def _compared(model: "ModelFlow") -> Iterator[str]:
+    for version in model.unreferenced:
+        yield (
+            f"version {version} of model `{model.model}` has no reference: add it to models.references.versions"
+        )
+    if model.expired.recent > 0:
+        yield (
+            f"{count_of(model.expired.recent, 'exchange')} of model `{model.model}` expired in the stream before a shadow"
+            " worker read them: start more workers, or sample less"
+        )
+    quarantined = {reason: step.recent for reason, step in model.quarantined.items() if step.recent}
+    n = sum(quarantined.values())
+    if n and n >= _MUCH * (n + model.compared.recent):
+        reason = max(quarantined, key=lambda name: quarantined[name])
+        yield (
+            f"{n:,} of {count_of(n + model.compared.recent, 'exchange')} of model `{model.model}` could not be compared,"
+            f" most of them because of `{reason}`: {model.details.get(reason, '')}"
+        )
+
+
+def _folded(model: "ModelFlow", facts: Facts) -> Iterator[str]:
+    flow, since = facts.flow, model.unfolded.last
+    if flow is None or not model.unfolded.total or since is None or facts.now - since <= IDLE:
+        return
+    folded = flow.folded_at
+    if folded is not None and facts.now - folded <= IDLE:
+        return
+    port = facts.ports.get("monitor")
+    hint = "start `quantdrift monitor`"
+    if port is not None and port.answers:
+        hint = "see the monitor's log"
+        if not port.ready:
+            hint = "the monitor is not ready yet (its first start on a machine compiles for some seconds); see its log"
+    n = count_of(model.unfolded.total, "comparison")
+    what = (
+        "no monitor has folded anything yet"
+        if folded is None
+        else f"the monitor last folded {ago(facts.now - folded)} ago"
+    )
+    yield f"{what}; {n} of model `{model.model}` {'waits' if model.unfolded.total == 1 else 'wait'}: {hint}"
+
+
+def _is_down(facts: Facts, name: str) -> bool:
+    state: PartState | None = facts.processes.get(name)
+    return state is not None and not state.works
+
+
+def _ordered(order: Order) -> str:
+    until = "" if order.until is None else f" until {order.until:%Y-%m-%d %H:%M} UTC"
+    reason = f" ({order.reason})" if order.reason else ""
+    return f"by {order.by} since {order.at:%Y-%m-%d %H:%M} UTC{until}{reason}"
+
+
+def models_of(config: Config, flow: "Flow | None", waiting: "Mapping[str, Waiting] | None") -> list[str]:
+    """Return the models to show: the configured ones first, then those that traffic named."""
+    configured = [model.name for model in config.models]
+    seen = {*(flow.models if flow else ()), *(waiting or ())} - {*configured, ""}
+    return [*configured, *sorted(seen)]

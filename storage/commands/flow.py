@@ -1,0 +1,364 @@
+"""How far exchanges came: per model, the counts and last times of each step that the database knows."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+# The newest tally of each sidecar start and stratum: one step per key along the primary key.
+_TOTALS: Final = text("""
+    with recursive known as (
+        (select source, boot, stratum from tally order by source, boot, stratum limit 1)
+        union all
+        select n.source, n.boot, n.stratum from known k cross join lateral (
+            select t.source, t.boot, t.stratum from tally t
+            where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
+            order by t.source, t.boot, t.stratum limit 1
+        ) n
+    )
+    select t.source, t.stratum, t.at, t.offered, t.taken, t.thinned, t.lost, t.models
+    from known k cross join lateral (
+        select * from tally t where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
+        order by t.sequence desc limit 1
+    ) t
+""")
+# Counts are cumulative: those since a time are the last ones less the last ones before it.
+_RECENT: Final = text("""
+    with edge as (
+        select source, boot, stratum, min(sequence) as first, max(sequence) as last
+        from tally where at >= :begin group by 1, 2, 3
+    )
+    select l.source, l.stratum, l.at, l.offered - coalesce(b.offered, 0) as offered,
+        l.taken - coalesce(b.taken, 0) as taken, l.thinned - coalesce(b.thinned, 0) as thinned,
+        l.lost, coalesce(b.lost, '{}') as lost_before, l.models, coalesce(b.models, '{}') as models_before
+    from edge e
+    join tally l on l.source = e.source and l.boot = e.boot and l.stratum = e.stratum and l.sequence = e.last
+    left join lateral (
+        select t.* from tally t
+        where t.source = e.source and t.boot = e.boot and t.stratum = e.stratum and t.sequence < e.first
+        order by t.sequence desc limit 1
+    ) b on true
+""")
+# When a count last grew: the time of the tally that first had the newest value, within the period.
+_GREW: Final = text("""
+    with one as (
+        select t.at, '' as model, t.offered, t.taken, t.thinned,
+            (select coalesce(sum(n.value::bigint), 0) from jsonb_each_text(t.lost) n) as lost, 0::bigint as unknown,
+            t.source, t.boot, t.stratum, t.sequence
+        from tally t where t.at >= :begin
+        union all
+        select t.at, m.key, 0, (m.value ->> 'taken')::bigint, coalesce((m.value ->> 'thinned')::bigint, 0),
+            (select coalesce(sum(n.value::bigint), 0) from jsonb_each_text(m.value -> 'lost') n),
+            coalesce((m.value ->> 'unknown')::bigint, 0), t.source, t.boot, t.stratum, t.sequence
+        from tally t cross join lateral jsonb_each(t.models) m where t.at >= :begin
+    ), step as (
+        select at, model, offered, taken, thinned, lost, unknown, lag(offered) over w as offered_before,
+            lag(taken) over w as taken_before, lag(thinned) over w as thinned_before, lag(lost) over w as lost_before,
+            lag(unknown) over w as unknown_before
+        from one window w as (partition by source, boot, stratum, model order by sequence)
+    )
+    select model, max(at) filter (where offered > coalesce(offered_before, 0)) as offered,
+        max(at) filter (where taken > coalesce(taken_before, 0)) as taken,
+        max(at) filter (where thinned > coalesce(thinned_before, 0)) as thinned,
+        max(at) filter (where lost > coalesce(lost_before, 0)) as lost,
+        max(at) filter (where unknown > coalesce(unknown_before, 0)) as unknown
+    from step group by model
+""")
+_COMPARED: Final = text("""
+    select v.model, 'compared' as step, count(distinct c.exchange_id) as recent, null as total, max(c.stored_at) as at
+    from comparison c join model_version v on v.id = c.model_version_id
+    where c.captured_at >= :begin group by 1
+""")
+_UNFOLDED: Final = text("""
+    with waiting as (
+        select id, captured_from, captured_to, stored_at from batch where fold_seq is null and kind = 'comparison'
+    )
+    select v.model, 'unfolded' as step, count(distinct c.exchange_id) as total,
+        count(distinct c.exchange_id) filter (where c.captured_at >= :begin) as recent, min(w.stored_at) as at
+    from waiting w join comparison c on c.batch_id = w.id
+        and c.captured_at between (select min(captured_from) from waiting) and (select max(captured_to) from waiting)
+    join model_version v on v.id = c.model_version_id group by 1
+""")
+_FOLDED: Final = text("""
+    select v.model, 'folded' as step, null as recent, sum(r.n_groups)::bigint as total, (
+            select max(one.last_at) from verdict one join model_version w on w.id = one.model_version_id
+            where w.model = v.model
+        ) as at
+    from rollup_day r join model_version v on v.id = r.model_version_id join slice s on s.id = r.slice_id
+    where s.predicate = 'true' group by 1
+""")
+_QUARANTINED: Final = text("""
+    select model, reason, count(*) as total, count(*) filter (where quarantined_at >= :begin) as recent,
+        max(quarantined_at) as at, (array_agg(detail order by quarantined_at desc))[1] as detail
+    from quarantine group by 1, 2 order by 3 desc
+""")
+_EXPIRED: Final = text("""
+    select e.model, 'expired' as step, sum(e.n)::bigint as total,
+        coalesce(sum(e.n) filter (where b.stored_at >= :begin), 0)::bigint as recent, max(b.stored_at) as at
+    from expiry e join batch b on b.id = e.batch_id group by 1
+""")
+_STEPS: Final = (_COMPARED, _UNFOLDED, _FOLDED, _EXPIRED)
+_UNREFERENCED: Final = text("""
+    select distinct v.model, v.candidate_version as version
+    from batch b cross join lateral unnest(b.unreferenced) one join model_version v on v.id = one
+    where b.stored_at >= :begin order by 1, 2
+""")
+_VERDICTS: Final = text("""
+    select w.model, v.verdict, count(*) as n, max(v.reason) filter (where s.predicate = 'true') as reason
+    from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
+    where v.last_at >= :begin group by 1, 2
+""")
+_FOLD: Final = text("select folded_at, fold_seq from fold where fold_seq > 0")
+_OUTBOX: Final = text("""
+    select count(*) as n, min(created_at) as since, (array_agg(last_error order by id))[1] as error
+    from outbox where sent_at is null
+""")
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Exchanges that came to one step.
+
+    Parameters
+    ----------
+    recent, total
+        Since the begin of the period, and as far back as the database reaches.
+    last
+        When the last one came; None: not in the period, or never.
+    """
+
+    recent: int = 0
+    total: int = 0
+    last: datetime | None = None
+
+
+class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """The exchanges of one model, step by step.
+
+    Parameters
+    ----------
+    offered
+        Inference requests. A sidecar counts them before it knows their model, so this is an estimate: the requests of
+        each header stratum, times the model's share of those that were sampled.
+    captured
+        Sampled by the first phase.
+    thinned
+        Of these, left out by the second phase on purpose.
+    lost, quarantined
+        By reason.
+    expired
+        Left in the stream for too long.
+    compared
+        Replayed, compared and stored.
+    unfolded
+        Of these, not folded yet; `last` is the time of the oldest.
+    folded
+        Read by the monitor.
+    unknown
+        Requests that named this model, which no sidecar's configuration has.
+    details
+        The last detail of each reason in `quarantined`.
+    unreferenced
+        Candidate versions of the period that have no reference.
+    verdicts
+        Number of slices by verdict.
+    reason
+        Why the verdict on all its traffic is `unknown`, else empty.
+    """
+
+    model: str
+    offered: Step = Step()
+    captured: Step = Step()
+    thinned: Step = Step()
+    lost: dict[str, Step] = {}
+    expired: Step = Step()
+    compared: Step = Step()
+    quarantined: dict[str, Step] = {}
+    unfolded: Step = Step()
+    folded: Step = Step()
+    unknown: Step = Step()
+    details: dict[str, str] = {}
+    unreferenced: tuple[str, ...] = ()
+    verdicts: dict[str, int] = {}
+    reason: str = ""
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """All models, and what concerns no single one.
+
+    Parameters
+    ----------
+    models
+        By name. Under the empty name are losses of requests whose model was not known yet.
+    offered, captured
+        Of all sidecars together, exact.
+    n_sidecars, tallied_at
+        Sidecars that ever sent counts, and when the newest counts were read; None: none were stored.
+    folded_at
+        When the monitor last folded; None: never.
+    n_unsent, unsent_since, unsent_error
+        Events that wait for the collector.
+    """
+
+    models: dict[str, ModelFlow]
+    offered: Step = Step()
+    captured: Step = Step()
+    n_sidecars: int = 0
+    tallied_at: datetime | None = None
+    folded_at: datetime | None = None
+    n_unsent: int = 0
+    unsent_since: datetime | None = None
+    unsent_error: str = ""
+
+
+async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
+    """Return how far exchanges came since `begin`, and in total.
+
+    Raises
+    ------
+    RetryError
+        Postgres is not available.
+    """
+    await connection.execute(text("set transaction isolation level repeatable read, read only"))
+    found = _Found()
+    totals = await _read_tallies(connection, found, begin)
+    for statement in _STEPS:
+        for row in await _rows(connection, statement, begin=begin):
+            found.put(row["model"], row["step"], recent=row["recent"], total=row["total"], last=row["at"])
+    for row in await _rows(connection, _QUARANTINED, begin=begin):
+        step = f"quarantined {row['reason']}"
+        found.put(row["model"], step, recent=row["recent"], total=row["total"], last=row["at"])
+        found.details.setdefault(row["model"], {})[row["reason"]] = row["detail"]
+    for row in await _rows(connection, _UNREFERENCED, begin=begin):
+        found.unreferenced.setdefault(row["model"], []).append(row["version"])
+    for row in await _rows(connection, _VERDICTS, begin=begin):
+        found.verdicts.setdefault(row["model"], {})[row["verdict"]] = row["n"]
+        if row["verdict"] == "unknown" and row["reason"]:
+            found.reasons[row["model"]] = row["reason"]
+    fold = next(iter(await _rows(connection, _FOLD)), None)
+    (outbox,) = await _rows(connection, _OUTBOX)
+    return Flow(
+        models=found.models(),
+        offered=found.step("", "offered"),
+        captured=found.step("", "taken"),
+        n_sidecars=len({row["source"] for row in totals}),
+        tallied_at=max((row["at"] for row in totals), default=None),
+        folded_at=fold["folded_at"] if fold else None,
+        n_unsent=outbox["n"],
+        unsent_since=outbox["since"],
+        unsent_error=outbox["error"] or "",
+    )
+
+
+async def _read_tallies(connection: AsyncConnection, found: "_Found", begin: datetime) -> list[RowMapping]:
+    """Add the counts of the sidecars, and return the newest tally of each of their starts and strata."""
+    totals = await _rows(connection, _TOTALS)
+    for row in totals:
+        found.tally(row, "total", {}, {})
+    for row in await _rows(connection, _RECENT, begin=begin):
+        found.tally(row, "recent", row["lost_before"], row["models_before"])
+    for row in await _rows(connection, _GREW, begin=begin):
+        for step in ("offered", "taken", "thinned", "lost", "unknown"):
+            found.put(row["model"], step, last=row[step])
+    return totals
+
+
+class _Found:
+    """The figures that were read, by model and step."""
+
+    def __init__(self) -> None:
+        self._steps: dict[tuple[str, str], dict[str, Any]] = {}
+        self.details: dict[str, dict[str, str]] = {}
+        self.unreferenced: dict[str, list[str]] = {}
+        self.verdicts: dict[str, dict[str, int]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def put(self, model: str, step: str, **values: Any) -> None:
+        """Set the values that are not null."""
+        given = {name: value for name, value in values.items() if value is not None}
+        if given:
+            self._steps.setdefault((model, step), {}).update(given)
+
+    def add(self, model: str, step: str, period: str, n: float) -> None:
+        if n:
+            values = self._steps.setdefault((model, step), {})
+            values[period] = values.get(period, 0) + n
+
+    def tally(
+        self, row: RowMapping, period: str, lost_before: dict[str, int], models_before: dict[str, Any]
+    ) -> None:
+        """Add the counts of a sidecar start and stratum, less those before the period."""
+        self.add("", "offered", period, row["offered"])
+        self.add("", "taken", period, row["taken"])
+        named: dict[str, int] = {}
+        rest = {reason: n - lost_before.get(reason, 0) for reason, n in row["lost"].items()}
+        for name, of in row["models"].items():
+            before = models_before.get(name, {})
+            lost_then = before.get("lost", {})
+            n_taken = of["taken"] - before.get("taken", 0)
+            self.add(name, "taken", period, n_taken)
+            self.add(name, "thinned", period, of.get("thinned", 0) - before.get("thinned", 0))
+            now, then = of.get("unknown", 0), before.get("unknown", 0)
+            unknown = now - then if now >= then else now  # the capture process started again
+            self.add(name, "unknown", period, unknown)
+            named[name] = n_taken + unknown
+            for reason, n in of["lost"].items():
+                self.add(name, f"lost {reason}", period, n - lost_then.get(reason, 0))
+                rest[reason] = rest.get(reason, 0) - n + lost_then.get(reason, 0)
+            rest["unknown_model"] = rest.get("unknown_model", 0) - unknown
+        for reason, n in rest.items():
+            self.add("", f"lost {reason}", period, max(n, 0))
+        n_named = sum(named.values())
+        for name, n in named.items():
+            if n > 0:
+                self.add(name, "offered", period, row["offered"] * n / n_named)
+
+    def step(self, model: str, name: str) -> Step:
+        values = self._steps.get((model, name), {})
+        return Step(
+            recent=round(values.get("recent", 0)),
+            total=round(values.get("total", 0)),
+            last=values.get("last"),
+        )
+
+    def models(self) -> dict[str, ModelFlow]:
+        names = {model for model, _ in self._steps} | {*self.unreferenced, *self.verdicts}
+        return {name: self._model(name) for name in sorted(names)}
+
+    def _model(self, name: str) -> ModelFlow:
+        compared, folded, unfolded = (self.step(name, one) for one in ("compared", "folded", "unfolded"))
+        last_lost = self.step(name, "lost").last
+        captured = self.step(name, "taken")
+        return ModelFlow(
+            model=name,
+            offered=msgspec.structs.replace(self.step(name, "offered"), last=captured.last),
+            captured=captured,
+            thinned=self.step(name, "thinned"),
+            lost={
+                reason: msgspec.structs.replace(step, last=last_lost if step.recent else None)
+                for reason, step in self._by_reason(name, "lost ").items()
+            },
+            expired=self.step(name, "expired"),
+            compared=msgspec.structs.replace(
+                compared, total=max(compared.recent, folded.total + unfolded.total)
+            ),
+            quarantined=self._by_reason(name, "quarantined "),
+            unfolded=unfolded,
+            folded=msgspec.structs.replace(folded, recent=max(0, compared.recent - unfolded.recent)),
+            unknown=self.step(name, "unknown"),
+            details=self.details.get(name, {}),
+            unreferenced=tuple(self.unreferenced.get(name, ())),
+            verdicts=self.verdicts.get(name, {}),
+            reason=self.reasons.get(name, ""),
+        )
+
+    def _by_reason(self, model: str, prefix: str) -> dict[str, Step]:
+        names = [step for one, step in self._steps if one == model and step.startswith(prefix)]
+        found = {name.removeprefix(prefix): self.step(model, name) for name in names}
+        ordered = sorted(found.items(), key=lambda item: (-item[1].recent, -item[1].total, item[0]))
+        return {reason: step for reason, step in ordered if step.total or step.recent}
+
+
+async def _rows(connection: AsyncConnection, statement: TextClause, **parameters: Any) -> list[RowMapping]:
+    return list((await connection.execute(statement, parameters)).mappings().all())

@@ -1,0 +1,192 @@
+"""`quantdrift status` on real servers: what it counts, what it says blocks, and how it ends."""
+
+import asyncio
+import json
+import re
+import secrets
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.records import Loss, ModelCount, StratumCount, Tally
+from quantdrift.core.stream.connection import Queue
+from quantdrift.storage.database import Database
+from quantdrift.storage.shadow.writer import Writer
+from tests.support.commands import invoked
+from tests.support.sidecar.relay_process import free_port
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def status(
+    postgres_dsn: str, nats_url: str, tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return the command on a database and a stream of the test's own, with model `wines` configured."""
+    ports = [free_port() for _ in range(3)]
+    (tmp_path / "wines.onnx").touch()
+    (tmp_path / "config.toml").write_text(
+        f'[sidecar]\nadmin = "127.0.0.1:{ports[0]}"\n[shadow]\nadmin = "127.0.0.1:{ports[1]}"\n'
+        f'[monitor]\nadmin = "127.0.0.1:{ports[2]}"\n[stream]\nname = "t-{secrets.token_hex(6)}"\n'
+        '[[models]]\nname = "wines"\n[[models.references]]\npath = "wines.onnx"\nversions = ["*"]\n'
+    )
+
+    def called(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        given = {"QUANTDRIFT_DSN": postgres_dsn, "QUANTDRIFT__STREAM__URL": nats_url} | variables
+        return invoked("status", *arguments, directory=tmp_path, **given)
+
+    return called
+
+
+async def _store(dsn: str, *counts: tuple[timedelta, StratumCount]) -> None:
+    """Store tallies of one sidecar, so long ago."""
+    async with Database(dsn) as database:
+        writer = Writer(database, SystemClock())
+        now = datetime.now(UTC)
+        for sequence, (before, count) in enumerate(counts, start=1):
+            tally = Tally(
+                source="pod",
+                boot="f" * 32,
+                sequence=sequence,
+                at=now - before,
+                strata=(count,),
+                blind_connections=0,
+            )
+            await writer.store_tallies("w", [tally])
+
+
+async def _compare(dsn: str, n: int, *, folded: bool) -> None:
+    """Store comparisons of model `wines`, folded or waiting for five minutes."""
+    db = await asyncpg.connect(dsn)
+    try:
+        version = await db.fetchval(
+            "insert into model_version (model, candidate_version, reference_digest) values ('wines', '1', 'd')"
+            " on conflict (model, candidate_version, reference_digest) do update set model = 'wines' returning id"
+        )
+        at = datetime.now(UTC) - timedelta(minutes=5)
+        batch = await db.fetchval(
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, fold_seq)"
+            " values ('comparison', 'w', $1, $1, $1, $2, $3) returning id",
+            at,
+            n,
+            1 if folded else None,
+        )
+        await make_partitions(db, [at.date()])
+        rows = [
+            Comparison(
+                captured_at=at,
+                exchange_id=f"{batch:08d}-0000-0000-0000-{k:012d}",
+                batch_id=batch,
+                model_version_id=version,
+            )
+            for k in range(n)
+        ]
+        await store_comparisons(db, rows)
+        if folded:
+            await db.execute("insert into fold (id, fold_seq, mass, n_detectors) values (1, 1, 0, 0)")
+    finally:
+        await db.close()
+
+
+def _count(offered: int, **models: ModelCount) -> StratumCount:
+    lost = {Loss.UNKNOWN_MODEL: n} if (n := sum(one.unknown for one in models.values())) else {}
+    taken = sum(one.taken + one.unknown for one in models.values())
+    return StratumCount(
+        stratum="default", offered=offered, taken=taken, thinned=0, published=taken, lost=lost, models=models
+    )
+
+
+def test_everything_flows_ends_with_0(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str
+) -> None:
+    """Counts before the period are in the total alone; what was compared and folded is counted too."""
+    before = _count(1_000, wines=ModelCount(taken=100))
+    asyncio.run(
+        _store(
+            postgres_dsn,
+            (timedelta(hours=2), before),
+            (timedelta(seconds=20), _count(1_500, wines=ModelCount(taken=130, thinned=2))),
+        )
+    )
+    asyncio.run(_compare(postgres_dsn, 28, folded=True))
+    done = status("--json")
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert (done.returncode, found["blockers"]) == (0, []), done.stdout
+    (wines,) = found["models"]
+    steps = wines["steps"]
+    assert [steps[name]["recent"] for name in ("offered", "captured", "thinned", "compared", "folded")] == [
+        500,
+        30,
+        2,
+        28,
+        28,
+    ]
+    assert (steps["offered"]["total"], steps["captured"]["total"]) == (1_500, 130)
+    assert wines["waiting"] == {"n_messages": 0, "n_delivered": 0, "is_read": False, "read_at": None}
+    text = status().stdout
+    assert text.startswith("Everything flows.\n")
+    assert re.search(r"^  captured +30 +130  +\d+ s ago$", text, re.MULTILINE)
+    assert re.search(r"^  replayed and compared +28 +28 ", text, re.MULTILINE)
+
+
+def test_what_blocks_is_said_first_and_ends_with_1(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, nats_url: str, tmp_path: Path
+) -> None:
+    """A misspelt model, exchanges that nobody reads, and comparisons that nobody folds."""
+    count = _count(900, wines=ModelCount(taken=99), wine=ModelCount(taken=0, unknown=801))
+    asyncio.run(_store(postgres_dsn, (timedelta(seconds=20), count)))
+    asyncio.run(_compare(postgres_dsn, 3, folded=False))
+    name = (tmp_path / "config.toml").read_text().partition('name = "')[2].partition('"')[0]
+
+    async def publish() -> None:
+        queue = await Queue.connect(Stream(url=nats_url, name=name), client_name="test")
+        await queue.publish_exchange("wines", "id-1", b"payload")
+        await queue.close()
+
+    asyncio.run(publish())
+    done = status()
+    assert done.returncode == 1
+    head = done.stdout.partition("\n\n")[0].splitlines()
+    assert head == [
+        "Blocked:",
+        (
+            "  - saw model `wine` 801 times in the last 1h, which is not configured (did you mean `wines`?); configured:"
+            " `wines`. Correct models.name, or add a [[models]]"
+        ),
+        "  - no shadow worker reads model `wines` from the stream: 1 exchange waits. Start `quantdrift shadow`",
+        (
+            "  - no monitor has folded anything yet; 3 comparisons of model `wines` wait: start `quantdrift monitor`"
+        ),
+    ]
+
+
+def test_parts_that_are_away_are_lines_and_no_errors(
+    status: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Nothing runs: one line for each part, with its address and without a password or a traceback."""
+    ports = [free_port(), free_port()]
+    done = status(
+        QUANTDRIFT_DSN=f"postgresql://u:secret@127.0.0.1:{ports[0]}/d",
+        QUANTDRIFT__STREAM__URL=f"nats://127.0.0.1:{ports[1]}",
+    )
+    assert done.returncode == 1
+    assert (
+        f"  - Postgres at 127.0.0.1:{ports[0]} does not answer (connection refused): nothing is stored and nothing is folded\n"
+        f"  - NATS at nats://127.0.0.1:{ports[1]} is not reachable: connection refused" in done.stdout
+    )
+    assert "no sidecar answers at 127.0.0.1:" in done.stdout
+    assert "secret" not in done.stdout + done.stderr
+    done = status("--data", str(tmp_path / "none"))
+    assert done.stdout.splitlines()[1] == (
+        f"  - no `quantdrift up` runs with the data directory {tmp_path / 'none'}: start it"
+    )
+    (tmp_path / "config.toml").write_text("[sidecar]\nno_such_option = 1\n")
+    assert status().returncode == 2

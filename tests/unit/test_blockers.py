@@ -1,0 +1,208 @@
+"""What `quantdrift status` says blocks the way of the exchanges."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from quantdrift.cli.blockers import Facts, Port, ago, blockers
+from quantdrift.cli.outage import PartState
+from quantdrift.core.config.schema import Config, Model, Reference, Telemetry
+from quantdrift.core.sampling.pause import Order, Pause
+from quantdrift.core.stream.backlog import Waiting
+from quantdrift.storage.commands.flow import Flow, ModelFlow, Step
+
+pytestmark = pytest.mark.unit
+
+NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
+CONFIG = Config(
+    models=(Model(name="wines", references=(Reference(path="/models/wines.onnx", versions=("*",)),)),),
+    telemetry=Telemetry(otlp_endpoint="http://collector:4317"),
+)
+UP = {"sidecar": Port(address="127.0.0.1:9464", answers=True, ready=True)}
+
+
+def _ago(minutes: float) -> datetime:
+    return NOW - timedelta(minutes=minutes)
+
+
+def _step(n: int, *, minutes: float = 0.0) -> Step:
+    return Step(recent=n, total=n, last=_ago(minutes))
+
+
+def _wines(**changes: Any) -> ModelFlow:
+    steps: dict[str, Any] = {name: _step(100) for name in ("offered", "captured", "compared", "folded")}
+    return ModelFlow(model="wines", **(steps | changes))
+
+
+def _flow(*models: ModelFlow, **changes: Any) -> Flow:
+    counts: dict[str, Any] = {
+        "offered": _step(100),
+        "captured": _step(100),
+        "tallied_at": NOW,
+        "folded_at": NOW,
+    }
+    return Flow(models={model.model: model for model in models}, **(counts | changes))
+
+
+def _facts(**changes: Any) -> Facts:
+    known: dict[str, Any] = {
+        "flow": _flow(_wines()),
+        "waiting": {"wines": Waiting(is_read=True)},
+        "ports": UP,
+    }
+    return Facts(now=NOW, begin=_ago(60), span="1h", **(known | changes))
+
+
+def test_nothing_blocks_where_everything_flows() -> None:
+    """Recent counts, a reader, and a monitor that has just folded."""
+    assert blockers(CONFIG, _facts()) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"flow": _flow(ModelFlow(model="wine", unknown=_step(801)))},
+            (
+                "saw model `wine` 801 times in the last 1h, which is not configured (did you mean `wines`?); configured:"
+                " `wines`. Correct models.name, or add a [[models]]"
+            ),
+        ),
+        (
+            {"waiting": {"wines": Waiting(n_messages=40, read_at=_ago(12))}},
+            (
+                "no shadow worker has read model `wines` from the stream for 12 min: 40 exchanges wait. Start `quantdrift"
+                " shadow`, or see its log"
+            ),
+        ),
+        (
+            {"waiting": {"wines": Waiting(n_messages=1)}},
+            (
+                "no shadow worker reads model `wines` from the stream: 1 exchange waits. Start `quantdrift shadow`"
+            ),
+        ),
+        (
+            {"flow": _flow(_wines(unfolded=_step(9, minutes=14)), folded_at=_ago(14))},
+            (
+                "the monitor last folded 14 min ago; 9 comparisons of model `wines` wait: start `quantdrift monitor`"
+            ),
+        ),
+        (
+            {"flow": _flow(_wines(unfolded=_step(1, minutes=2)), folded_at=None)},
+            (
+                "no monitor has folded anything yet; 1 comparison of model `wines` waits: start `quantdrift monitor`"
+            ),
+        ),
+        (
+            {
+                "flow": _flow(
+                    _wines(compared=Step(), quarantined={"schema": _step(7)}, details={"schema": "no `x`"})
+                )
+            },
+            "7 of 7 exchanges of model `wines` could not be compared, most of them because of `schema`: no `x`",
+        ),
+        (
+            {"flow": _flow(_wines(lost={"stream_full": _step(90)}))},
+            (
+                "90 % of the sampled exchanges of model `wines` were lost before the stream, most of them as `stream_full`:"
+                " the stream is full: start more shadow workers, sample less, or raise stream.max_bytes"
+            ),
+        ),
+        (
+            {"flow": _flow(_wines(unreferenced=("int8-4",)))},
+            "version int8-4 of model `wines` has no reference: add it to models.references.versions",
+        ),
+        (
+            {"flow": _flow(_wines(), n_unsent=2, unsent_since=_ago(5), unsent_error="refused")},
+            "2 alert events waited 5 min for the collector at http://collector:4317 (telemetry.otlp_endpoint): refused",
+        ),
+        (
+            {
+                "flow": _flow(
+                    _wines(captured=Step(total=50)), offered=Step(total=500), captured=Step(total=50)
+                )
+            },
+            (
+                "no sidecar has seen an inference request in the last 1h (500 before): send the traffic to"
+                " 0.0.0.0:8000 (sidecar.listen)"
+            ),
+        ),
+        (
+            {"flow": _flow(_wines(), tallied_at=_ago(19))},
+            "no sidecar has sent counts for 19 min: none runs, or no shadow worker does, which stores them",
+        ),
+        (
+            {"pause": Pause(everything=Order(by="ann", at=_ago(30), reason="load test"))},
+            (
+                "sampling is paused for all models by ann since 2026-11-22 11:30 UTC (load test): `quantdrift resume` ends"
+                " it"
+            ),
+        ),
+        (
+            {"processes": {"shadow": PartState(works=False, since=_ago(3), why="no reference")}},
+            "shadow does not run since 11:57:00 UTC: no reference",
+        ),
+        (
+            {
+                "waiting": {"wines": Waiting(n_messages=3)},
+                "missing": {"wines": ("/models/wines.onnx",)},
+            },
+            (
+                "the reference of model `wines` cannot be loaded: /models/wines.onnx does not exist on this machine"
+                " (models.references.path)"
+            ),
+        ),
+    ],
+)
+def test_each_block_is_said_in_words(changes: dict[str, Any], said: str) -> None:
+    """With the name of the model or the option, and what to do."""
+    assert blockers(CONFIG, _facts(**changes))[0] == said
+
+
+def test_with_nothing_running_each_part_has_one_line() -> None:
+    """Postgres, NATS and the sidecar are away: none of them is said twice."""
+    facts = _facts(
+        flow=None,
+        database_problem="Postgres at h:5432 does not answer",
+        waiting=None,
+        nats_problem="NATS at h:4222 is not reachable",
+        ports={"sidecar": Port(address="127.0.0.1:9464")},
+    )
+    assert blockers(CONFIG, facts) == (
+        "Postgres at h:5432 does not answer",
+        "NATS at h:4222 is not reachable",
+        (
+            "no sidecar answers at 127.0.0.1:9464 (sidecar.admin): start `quantdrift sidecar`, or call this command where it"
+            " runs"
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"backend_failures": 3.0}, "did not accept 3 connections: start the server there"),
+        ({"ignored": 12.0}, "12 other requests passed, which no protocol of capture.protocols takes for a"),
+        ({"blind_connections": 1.0}, "it cannot read 1 connection, which use TLS or are not HTTP"),
+    ],
+)
+def test_a_sidecar_without_predictions_says_what_it_saw_instead(counts: dict[str, float], said: str) -> None:
+    """From its own metrics: nothing of it has reached the database."""
+    ports = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts)}
+    flow = _flow(_wines(captured=Step()), offered=Step(), captured=Step(), tallied_at=None)
+    assert said in blockers(CONFIG, _facts(flow=flow, ports=ports))[0]
+
+
+def test_what_a_reader_has_in_hand_does_not_wait() -> None:
+    """Exchanges that were delivered and are being replayed block nothing."""
+    waiting = {"wines": Waiting(n_messages=4, n_delivered=4, read_at=_ago(5))}
+    assert blockers(CONFIG, _facts(waiting=waiting)) == ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7_199, "119 min"), (172_800, "2 d")]
+)
+def test_an_age_has_one_unit(seconds: float, text: str) -> None:
+    """Two of a unit at least, so that it is never coarser than half."""
+    assert ago(timedelta(seconds=seconds)) == text
