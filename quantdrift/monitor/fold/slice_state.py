@@ -355,11 +355,10 @@ def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str
     states, added = table.states[signal], table.noise[signal][rows]
     scale, recent = states[:, fields.SCALE][rows], BUDGET.recents(states, rows)
     budget, n = (states[:, fields.M][rows] - added) * scale, recent[:, 3].astype(np.int64)
+    columns = zip(budget.tolist(), *recent[:, :3].T.tolist(), n.tolist(), strict=True)
     shown: list[dict[str, float]] = [
         {"budget": accepted, "mean": mean, "low": low, "high": high, "n": groups}
-        for accepted, (mean, low, high, _), groups in zip(
-            budget.tolist(), recent.tolist(), n.tolist(), strict=True
-        )
+        for accepted, mean, low, high, groups in columns
     ]
     for place in np.flatnonzero((n == 0) | (added != 0) | (table.phase[rows] != 0)).tolist():
         usual = shown[place]
