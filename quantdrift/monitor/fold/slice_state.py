@@ -30,6 +30,8 @@ class FoldTable(SliceTable):
         (rows,) capture time of the last comparison, at most that of storing it.
     updated_us, fold_seq
         (rows,) time and batch of the last verdict.
+    dirty
+        (rows,) whether its rows are to be written.
     stale
         (rows,) whether the row of the verdict has to be made again.
     unweighed
@@ -55,6 +57,7 @@ class FoldTable(SliceTable):
         self.last_us: IntArray = np.zeros(1, dtype=np.intp)
         self.updated_us: IntArray = np.zeros(1, dtype=np.intp)
         self.fold_seq: IntArray = np.zeros(1, dtype=np.intp)
+        self.dirty: BoolArray = np.zeros(1, dtype=np.bool_)
         self.stale: BoolArray = np.zeros(1, dtype=np.bool_)
         self.unweighed: BoolArray = np.zeros(1, dtype=np.bool_)
         self.judged: IntArray = np.zeros(1, dtype=np.intp)
@@ -68,7 +71,7 @@ class FoldTable(SliceTable):
     def add_row(self) -> int:
         """Return the number of a row that nothing is known of."""
         row = super().add_row()
-        self.stale[row] = self.unweighed[row] = False
+        self.dirty[row] = self.stale[row] = self.unweighed[row] = False
         self.judged[row] = UNJUDGED
         self.checked[row] = self.sampled_under[row] = self.counted_under[row] = -1
         for added in self.noise.values():
@@ -257,9 +260,14 @@ def new_slice(
     return SliceState(SliceWatch(table=table), verdict, thresholds)
 
 
+def rows_of(slices: Sequence[SliceState]) -> IntArray:
+    """Return the rows of slices in their table."""
+    return np.array([one.row for one in slices], dtype=np.intp)
+
+
 def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[DetectorRow]:
     """Return the detectors of slices as they are stored, slice after slice, by metric and kind."""
-    rows = np.array([one.row for one in slices], dtype=np.intp)
+    rows = rows_of(slices)
     table.survey_all(rows)
     of_signals = [_rows_of_signal(table, rows, slices, signal) for signal in table.keys]
     if all(len(of) == len(rows) for of in of_signals):
@@ -300,7 +308,7 @@ def _rows_of_signal(
 
 def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thresholds) -> list[VerdictRow]:
     """Return the verdicts on slices as they are stored; rows that are not up to date are made."""
-    every = np.array([one.row for one in slices], dtype=np.intp)
+    every = rows_of(slices)
     stale = table.stale[every]
     if stale.any():
         rows, old = every[stale], list(itertools.compress(slices, stale.tolist()))

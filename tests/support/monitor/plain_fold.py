@@ -92,12 +92,12 @@ class PlainFold(Fold):
     def batch(self, rows: BatchRows) -> None:
         """Fold one batch, and make the verdicts of what it touched at once, from each state by itself."""
         super().batch(rows)
-        for key in self.state.dirty:
-            self._make(self.state.slices[key])
+        for entry in self.state.changed():
+            self._make(entry)
 
     def take(self) -> Outcome:
         """Return what is to be written."""
-        dirty = [self.state.slices[key] for key in sorted(self.state.dirty)]
+        dirty = self.state.changed()
         detectors = [row for entry in dirty for row in plain_rows(entry)]
         verdicts = [entry.written for entry in dirty]
         rollups, self.plain_rollup = self.plain_rollup.rows(), PlainRollup()
@@ -146,7 +146,7 @@ class PlainFold(Fold):
         )
         table.stale[row] = table.unweighed[row] = False
 
-    def _compare(self, rows: BatchRows) -> tuple[list[Key], list[tuple[Key, Change]]]:
+    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, Change]]]:
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
         order = 0
         for exchange in exchanges(rows.comparisons):
@@ -166,12 +166,13 @@ class PlainFold(Fold):
             for place, closed in enumerate(self.state.sessions.due(self.state.now_us), start=order + 1):
                 self._group(closed, place, collected)
         keys = sorted(collected)
-        watches = [self.state.slices[key].watch for key in keys]
+        slices = [self.state.slices[key] for key in keys]
+        watches = [one.watch for one in slices]
         groups = [_groups(collected[key]) for key in keys]
         changes = advance(watches, groups, self.state.thresholds)
         for watch in watches:
             watch.touched()
-        return keys, [(keys[change.watch], change) for change in changes]
+        return slices, [(slices[change.watch], change) for change in changes]
 
     def _group(
         self,
