@@ -135,7 +135,7 @@ class PlainFold(Fold):
             slice_id=entry.key[1],
             verdict=entry.said,
             reason=entry.reason,
-            since_us=entry.since_us,
+            since_us=int(table.since_us[row]),
             n_groups=max(int(state[N_TOTAL]) for _, state in states),
             evidence=evidence,
             threshold=threshold,
