@@ -19,7 +19,7 @@ from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, adv
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
-from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.monitor.fold.slice_state import UNJUDGED, Key, SliceState
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     ComparisonRow,
@@ -113,6 +113,10 @@ class PlainFold(Fold):
             verdicts=_replaced(outcome.verdicts, verdicts, lambda row: (row.model_version_id, row.slice_id)),
             rollups=tuple(rollups),
         )
+
+    def _settle(self, batch: BatchRows, touched: Sequence[SliceState], *, all_due: bool) -> None:
+        self.state.table.judged[:] = UNJUDGED  # each slice is judged by itself
+        super()._settle(batch, touched, all_due=all_due)
 
     def _make(self, entry: SliceState) -> None:
         """Make the row of a verdict."""
