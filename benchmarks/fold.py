@@ -73,8 +73,8 @@ PARTS = {  # functions that together are nearly all of a fold; none is called by
     "detectors": {("watch.py", "advance_joined")},
     "between batches": {("state.py", "tend")},
     "judging": {("verdict.py", "settle")},
-    "rows of verdicts": {("slice_state.py", "verdict")},
-    "rows of detectors": {("slice_state.py", "rows")},
+    "rows of verdicts": {("slice_state.py", "verdict_rows")},
+    "rows of detectors": {("slice_state.py", "detector_rows")},
 }
 Figures = dict[str, float | int | str | None]
 
@@ -194,6 +194,9 @@ def parts(slices: int, scale: Scale) -> dict[str, float]:
     profile.disable()
     stats = pstats.Stats(profile)
     total: float = vars(stats)["total_tt"]
+    called = {(Path(file).name, name) for file, _, name in vars(stats)["stats"]}
+    if unknown := set().union(*PARTS.values()) - called:
+        raise ValueError(f"the fold has no such functions any more: {sorted(unknown)}; name others in PARTS")
     spent = dict.fromkeys(PARTS, 0.0)
     for (file, _, name), (_, _, _, cumulative, _) in vars(stats)["stats"].items():
         for part, functions in PARTS.items():

@@ -188,6 +188,81 @@ def group_shares(items: Items, members: Members) -> Shares:
     return shares
 
 
+class GroupRows(NamedTuple):
+    """Where groups are added up.
+
+    Parameters
+    ----------
+    row, weight
+        (groups,) the row of the sums that each is added to, and its weight.
+    item, ends
+        As in `Members`.
+    """
+
+    row: IntArray
+    weight: FloatArray
+    item: IntArray
+    ends: IntArray
+
+
+class ItemSums(NamedTuple):
+    """What items add to sums.
+
+    Parameters
+    ----------
+    values
+        (items, metrics); 0 where there is none.
+    present
+        (items, metrics) where there is one.
+    infinite
+        (items,) whether the divergence is infinite.
+    bins
+        (items,) bin of the divergence; -1 where there is none.
+    """
+
+    values: FloatArray
+    present: BoolArray
+    infinite: BoolArray
+    bins: IntArray
+
+
+@compiled
+def add_up(sums: FloatArray, groups: GroupRows, items: ItemSums) -> None:
+    """Add groups to rows of sums, in place, in their order.
+
+    The columns of a row are: the numbers of items, of groups and of infinite divergences, the sums of the weights and of
+    their squares; then for each metric the weighted sum, for each metric the sum of the weights of the items that have
+    it, and for each bin that of the items in it. An item has an equal part of its group's weight.
+
+    Parameters
+    ----------
+    sums
+        (rows, columns).
+    groups
+        What is added, and where.
+    items
+        What their items add.
+    """
+    row, weight, item, ends = groups
+    begin, n_metrics = 0, items.values.shape[1]
+    for group in range(len(ends)):
+        of, n = sums[row[group]], ends[group] - begin
+        of[0] += n
+        of[1] += 1.0
+        of[3] += weight[group]
+        of[4] += weight[group] * weight[group]
+        share = weight[group] / n
+        for place in range(begin, ends[group]):
+            member = item[place]
+            of[2] += items.infinite[member]
+            for metric in range(n_metrics):
+                of[5 + metric] += share * items.values[member, metric]
+                of[5 + n_metrics + metric] += share * items.present[member, metric]
+            if items.bins[member] >= 0:
+                of[5 + 2 * n_metrics + items.bins[member]] += share
+        begin = ends[group]
+
+
 def compile_all() -> None:
     """Compile the functions of this module, by calling them with empty arrays."""
     no_values, no_indices = np.zeros(0), np.zeros(0, dtype=np.intp)
@@ -195,6 +270,9 @@ def compile_all() -> None:
     members = Members(no_indices, no_indices, no_values, np.zeros(0, dtype=np.bool_), no_values, no_values)
     group_means(no_values, items, members)
     group_shares(items, members)
+    table, some = np.zeros((0, 1)), np.zeros((0, 1), dtype=np.bool_)
+    rows = GroupRows(no_indices, no_values, no_indices, no_indices)
+    add_up(np.zeros((1, 8)), rows, ItemSums(table, some, members.session, no_indices))
 
 
 @compiled

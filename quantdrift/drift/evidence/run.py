@@ -9,7 +9,7 @@ from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 
-SIDE_BY_SIDE = 64  # signals whose states stay in the processor's cache together
+SIDE_BY_SIDE = 128  # signals whose states stay in the processor's cache together
 PAGE, PAGE_MASS, TICKET, TICKET_MASS, RECOVERY = range(5)  # rows of a course
 N_ROWS = 5
 

@@ -9,8 +9,8 @@ the same bits, however they are cut into folds, and whenever the process was kil
 added up in the store, where the order of additions may differ in the last bits.)
 """
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from quantdrift.drift.watch import Change, SignalKey, advance_joined
 from quantdrift.monitor.fold.groups import Columns, Observation, SliceGroups, exchanges, slice_groups
 from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
-from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Key
+from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, alert, end, settle
 from quantdrift.storage.monitor.rows import (
@@ -37,7 +37,6 @@ from quantdrift.storage.monitor.rows import (
 )
 
 SETTLE_US = 10_000_000  # event time
-_LOG = logging.getLogger(__name__)
 
 
 class Fold:
@@ -78,7 +77,7 @@ class Fold:
 
     def verdicts(self) -> list[VerdictRow]:
         """Return the present verdict on every slice."""
-        return [entry.verdict for _, entry in self.state.sorted()]
+        return [entry.verdict for entry in self.state.sorted()[0]]
 
     def current(self) -> list[VerdictRow]:
         """Return the verdicts on versions that no other has replaced."""
@@ -117,47 +116,48 @@ class Fold:
         self._count_losses(rows)
         if state.clock.at_us is None:
             return
-        self._measure_noise(
-            rows
-        )  # after the comparisons: the noise that they are judged by is that of the past
+        # After the comparisons: the noise that they are judged by is that of the past.
+        self._measure_noise(rows)
         now_us = state.now_us
         state.losses.forget(now_us)
         state.tend(self._due(touched))
         state.look()
-        for key, change in changes:
-            alert(state, key, change)
+        for entry, change in changes:
+            alert(state, entry.key, change)
         if now_us // HOUR_US > before_us // HOUR_US:
             state.losses.trim(now_us)
             self._retire_silent(now_us)
+            touched = [one for one in touched if state.slices.get(one.key) is one]
             state.look()
         self._settle(rows, touched, all_due=now_us // SETTLE_US > before_us // SETTLE_US)
 
-    def _settle(self, rows: BatchRows, touched: Sequence[Key], *, all_due: bool) -> None:
+    def _settle(self, batch: BatchRows, touched: Sequence[SliceState], *, all_due: bool) -> None:
         """Judge the slices that the batch compared; and all of them when enough time has passed to change any."""
-        compared = frozenset(touched)
-        due: Iterable[Key] = touched
+        state, rows = self.state, rows_of(touched)
+        compared = np.zeros(len(state.table.total), dtype=np.bool_)
+        compared[rows] = True
         if all_due:
-            self.state.pause_superseded()
-            due = sorted(self.state.slices)
-        elif rows.expiries:
-            due = sorted(compared | self._of_models({expiry.model for expiry in rows.expiries}))
-        slices = self.state.slices
-        settle(self.state, [slices[key] for key in due if key in slices], compared)
+            state.pause_superseded()
+        if all_due or batch.expiries:
+            # Of a model whose samples expired there may be no other reason to judge its slices.
+            models = {expiry.model for expiry in batch.expiries}
+            touched, rows = state.sorted()
+            if not all_due:
+                due = compared[rows] | np.array([state.model(one.key[0]) in models for one in touched])
+                touched, rows = list(itertools.compress(touched, due.tolist())), rows[due]
+        settle(state, touched, rows, compared[rows])
 
-    def _of_models(self, models: set[str]) -> set[Key]:
-        """Return the slices of models whose samples expired: there may be no other reason to judge them."""
-        return {key for key in self.state.slices if self.state.model(key[0]) in models}
-
-    def _due(self, touched: Sequence[Key]) -> list[Key]:
+    def _due(self, touched: Sequence[SliceState]) -> list[SliceState]:
         """Return the slices that the batch compared with a window to move on, or a baseline to look at."""
-        rows = self.state.rows(touched)
+        rows = rows_of(touched)
         self.state.table.survey_all(rows)
-        due = self.state.now_us >= self.state.table.due_us[rows]
-        return [touched[place] for place in np.flatnonzero(due).tolist()]
+        return list(
+            itertools.compress(touched, (self.state.now_us >= self.state.table.due_us[rows]).tolist())
+        )
 
     # --- comparisons
 
-    def _compare(self, rows: BatchRows) -> tuple[list[Key], list[tuple[Key, Change]]]:
+    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, Change]]]:
         """Give the detectors what a batch shows; return the slices that were given something, and changes of phase."""
         observed, event_us = self._observations(rows)
         if not observed:
@@ -171,13 +171,15 @@ class Fold:
             columns, np.array([not one.closed for one in observed])[columns.observation], cap
         )
         groups = self._groups(observed, columns, cap)
-        mass = self._live(groups, observed, event_us)
+        captured_us = groups.captured_us(observed)
+        mass = self._live(groups, observed, event_us, captured_us)
         if not groups.keys:
             return [], []
-        self._note(groups)
-        watches = [self.state.slices[key].watch for key in groups.keys]
+        slices = [self.state.slices[key] for key in groups.keys]
+        self._note(groups, slices, captured_us)
+        watches = [one.watch for one in slices]
         changes = advance_joined(watches, groups.joined(observed, mass), groups.ends, self.state.thresholds)
-        return groups.keys, [(groups.keys[change.watch], change) for change in changes]
+        return slices, [(slices[change.watch], change) for change in changes]
 
     def _observations(self, rows: BatchRows) -> tuple[list[Observation], list[int]]:
         """Return what a batch shows, exchanges and then sessions that close, and the event time of each exchange."""
@@ -211,10 +213,13 @@ class Fold:
         return slice_groups(observed, columns, which, cap, self.state.rates)
 
     def _live(
-        self, groups: SliceGroups, observed: Sequence[Observation], event_us: Sequence[int]
+        self,
+        groups: SliceGroups,
+        observed: Sequence[Observation],
+        event_us: Sequence[int],
+        captured_us: IntArray,
     ) -> FloatArray:
         """Move the clock along a batch; signals begin where they are first shown. Return the mass of each observation."""
-        captured_us = groups.captured_us(observed)
         known = self.state.knows(self.state.rows(groups.keys), groups.codes())
         unknown = np.flatnonzero(~known).tolist()
         lacking = self._lacking(groups, unknown)
@@ -232,20 +237,9 @@ class Fold:
         for index in range(len(mass), len(observed)):
             self._begin(parts.get(index, ()), groups, lacking, captured_us)
             mass.append(self.state.clock.mass)
-        if groups.keys:
-            self._note_last(groups, captured_us)
         for number in unknown:
             self.state.checked(groups.keys[number], groups.shown(number))
         return np.array(mass)
-
-    def _note_last(self, groups: SliceGroups, captured_us: IntArray) -> None:
-        """Note when each slice and each version was last compared; `captured_us` is (groups,)."""
-        table, rows = self.state.table, self.state.rows(groups.keys)
-        last_us = np.maximum.reduceat(captured_us, groups.starts)
-        table.last_us[rows] = np.maximum(table.last_us[rows], last_us)
-        version_id = table.version_id[rows]
-        for version in np.unique(version_id).tolist():
-            self.state.compared(version, last_us[version_id == version].max().item())
 
     def _lacking(self, groups: SliceGroups, unknown: Sequence[int]) -> dict[int, list[SignalKey]]:
         """Return per place of a group the signals that begin with it, or whose budget has to be looked at."""
@@ -276,14 +270,19 @@ class Fold:
                     weighted=bool(groups.weighted[place]),
                 )
 
-    def _note(self, groups: SliceGroups) -> None:
-        """Note the policy that each signal was last sampled under."""
+    def _note(self, groups: SliceGroups, slices: Sequence[SliceState], captured_us: IntArray) -> None:
+        """Note when slices and versions were last compared, and the policy that each signal was last sampled under."""
+        table, rows = self.state.table, rows_of(slices)
+        last_us = np.maximum.reduceat(captured_us, groups.starts)
+        table.last_us[rows] = np.maximum(table.last_us[rows], last_us)
+        version_id = table.version_id[rows]
+        for version in np.unique(version_id).tolist():
+            self.state.compared(version, last_us[version_id == version].max().item())
         last = groups.policy_id[groups.ends - 1]
         same = np.minimum.reduceat(groups.policy_id, groups.starts) == last
         same &= np.maximum.reduceat(groups.policy_id, groups.starts) == last
-        table, rows = self.state.table, self.state.rows(groups.keys)
         for number in np.flatnonzero(~same | (table.sampled_under[rows] != last)).tolist():
-            states = self.state.slices[groups.keys[number]].watch.states
+            states = slices[number].watch.states
             for signal, place in groups.last(number):
                 states[signal][POLICY] = groups.policy_id[place]
             under = {int(state[POLICY]) for state in states.values()}
@@ -342,13 +341,13 @@ class Fold:
             entry.seen(seen_us)
         else:
             return
-        state.dirty.add(key)
+        state.table.dirty[state.slices[key].row] = True
 
     def _retire_silent(self, now_us: int) -> None:
         """Remove what has had no comparison for 30 days, here and, with its last row, in the database."""
-        for key, entry in list(self.state.sorted()):
+        for entry in self.state.sorted()[0]:
             if (silent := entry.silent(now_us)) or entry.gone(now_us):
-                self._remove(key, silent, RETIRED)
+                self._remove(entry.key, silent, RETIRED)
         self.state.recount_versions()
 
     def _retire(self, change: SliceChange) -> None:
@@ -360,9 +359,9 @@ class Fold:
         if not self.state.ignores(change.slice_id):
             return
         reason = f"retired by {change.made_by}: {change.reason}"
-        for key, entry in list(self.state.sorted()):
-            if key[1] == change.slice_id and entry.watch.states:
-                self._remove(key, sorted(entry.watch.states), reason)
+        for entry in self.state.sorted()[0]:
+            if entry.key[1] == change.slice_id and entry.watch.states:
+                self._remove(entry.key, sorted(entry.watch.states), reason)
 
     def _remove(self, key: Key, signals: list[SignalKey], reason: str) -> None:
         """Remove signals of a slice; with the last of them its alert ends, and the slice is removed."""

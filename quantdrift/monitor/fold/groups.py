@@ -64,6 +64,7 @@ def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float
 _COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin")
 _ROW = attrgetter(*_COLUMNS)
 _EXCHANGE = attrgetter("exchange_id")
+_RATES = attrgetter("smallest", "first", "second", "weighted")
 _MARGINS = np.array(MARGIN_EDGES)
 _VERSION_BITS = 32
 
@@ -164,9 +165,13 @@ class Columns:
         found: FloatArray = self.values[:, _COLUMNS.index(name)]
         return found
 
+    def columns(self, names: Sequence[str]) -> FloatArray:
+        """Return a copy of columns of `values`, (items, names)."""
+        return np.ascontiguousarray(self.values[:, [_COLUMNS.index(name) for name in names]])
+
     def present(self, names: Sequence[str]) -> BoolArray:
         """Return where items have a value, be it no number, (items, names)."""
-        found: BoolArray = ~np.isnan(self.values[:, [_COLUMNS.index(name) for name in names]])
+        found: BoolArray = ~np.isnan(self.columns(names))
         for place, column in np.argwhere(~found).tolist():
             found[place, column] = getattr(self.rows[place], names[column]) is not None
         return found
@@ -348,11 +353,9 @@ def slice_groups(
     starts = changes(slice_id, policy_id)
     found = [rates(*key) for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)]
     of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
-    smallest, first, second = (
-        np.array([getattr(one, name) for one in found], dtype=np.float64)[of]
-        for name in ("smallest", "first", "second")
-    )
-    weighted = np.array([one.weighted for one in found], dtype=np.bool_)[of]
+    rows = np.array([_RATES(one) for one in found], dtype=np.float64).reshape(-1, 4)[of]
+    smallest, first, second = (np.ascontiguousarray(rows[:, place]) for place in range(3))
+    weighted = rows[:, 3] != 0.0
     members = Members(item, ends, smallest, closed, first, second)
     groups = SliceGroups(
         columns,

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from quantdrift.drift.evidence.group import GroupRows, ItemSums, add_up
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.monitor.fold.groups import Columns, changes
 from quantdrift.storage.monitor.rows import RollupRow
@@ -14,6 +15,7 @@ _EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 _MEANS = ("flip", "topk", "js", "divergence", "margin")
 
 
+# As `add_up` adds them.
 _N_ITEMS, _N_GROUPS, _N_INFINITE, _WEIGHT, _WEIGHT_SQ = range(5)
 _MEAN = 5
 _OF_MEAN = _MEAN + len(_MEANS)
@@ -21,7 +23,6 @@ _BINS = _OF_MEAN + len(_MEANS)
 _SIZE = _BINS + DIVERGENCE_BINS
 _ZEROS = [0.0] * DIVERGENCE_BINS
 _SPARSE = 8
-_MEMBER = [_N_INFINITE, *range(_MEAN, _BINS)]  # what members add beside their bin
 
 
 class Rollup:
@@ -49,32 +50,19 @@ class Rollup:
         item, ends = columns.groups(which)
         if not len(ends):
             return
-        n = np.diff(ends, prepend=0)
-        first = item[ends - n]
+        first = item[ends - np.diff(ends, prepend=0)]
         captured_us = columns.captured_us[first]
         version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
         row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
-        weight = 1.0 / (columns.column("pi1") * columns.column("pi2"))[first]
-        _add(self._sums, row, _N_ITEMS, n.astype(np.float64))
-        _add(self._sums, row, _N_GROUPS, np.ones(len(row)))
-        _add(self._sums, row, _WEIGHT, weight)
-        _add(self._sums, row, _WEIGHT_SQ, weight * weight)
-        share, row = np.repeat(weight / n, n), np.repeat(row, n)
         divergence = columns.column("divergence")
-        values = np.stack([columns.column(metric) for metric in _MEANS], axis=1)
+        values, present = columns.columns(_MEANS), columns.present(_MEANS)
         capped = _MEANS.index("divergence")
         values[:, capped] = np.minimum(divergence, cap)
-        present = columns.present(_MEANS)
         values[~present] = 0.0
-        added = np.concatenate(
-            (np.isinf(divergence)[item, None], share[:, None] * values[item], share[:, None] * present[item]),
-            axis=1,
-        )
-        flat = (row[:, None] * _SIZE + _MEMBER).ravel()
-        np.add.at(self._sums.reshape(-1), flat, added.ravel())
-        has = present[item, capped]
-        bins = np.searchsorted(_EDGES, divergence, side="right")[item]
-        np.add.at(self._sums.reshape(-1), (row * _SIZE + _BINS + bins)[has], share[has])
+        bins = np.where(present[:, capped], np.searchsorted(_EDGES, divergence, side="right"), -1)
+        weight = 1.0 / (columns.column("pi1") * columns.column("pi2"))[first]
+        items = ItemSums(values, np.ascontiguousarray(present), np.isinf(divergence), bins)
+        add_up(self._sums, GroupRows(row, weight, item, ends), items)
 
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
@@ -108,11 +96,6 @@ class Rollup:
             more[: len(self._sums)] = self._sums
             self._sums = more
         return np.repeat(np.array(rows), np.diff(starts, append=len(version)))
-
-
-def _add(sums: FloatArray, row: IntArray, column: int, values: FloatArray) -> None:
-    """Add to a column, value after value."""
-    np.add.at(sums.reshape(-1), row * _SIZE + column, values)
 
 
 def _tuples(bins: FloatArray) -> Iterator[tuple[float, ...]]:

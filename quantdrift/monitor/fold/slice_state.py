@@ -30,6 +30,8 @@ class FoldTable(SliceTable):
         (rows,) capture time of the last comparison, at most that of storing it.
     updated_us, fold_seq
         (rows,) time and batch of the last verdict.
+    dirty
+        (rows,) whether its rows are to be written.
     stale
         (rows,) whether the row of the verdict has to be made again.
     unweighed
@@ -41,8 +43,10 @@ class FoldTable(SliceTable):
         (rows,) the `FoldState.generation` for which budgets were last seen to be those of today; -1 for none.
     sampled_under
         (rows,) policy that all signals were last sampled under; -1 where they differ, or it is not known.
-    version_id
-        (rows,) candidate version.
+    version_id, slice_id
+        (rows,) whose row it is.
+    since_us
+        (rows,) since when the verdict is what it is.
     counted, counted_under
         (rows,) number of the strata and model whose losses count for the slice, as sampled under a policy; -1 for
         a policy that is not known.
@@ -55,12 +59,15 @@ class FoldTable(SliceTable):
         self.last_us: IntArray = np.zeros(1, dtype=np.intp)
         self.updated_us: IntArray = np.zeros(1, dtype=np.intp)
         self.fold_seq: IntArray = np.zeros(1, dtype=np.intp)
+        self.dirty: BoolArray = np.zeros(1, dtype=np.bool_)
         self.stale: BoolArray = np.zeros(1, dtype=np.bool_)
         self.unweighed: BoolArray = np.zeros(1, dtype=np.bool_)
         self.judged: IntArray = np.zeros(1, dtype=np.intp)
         self.checked: IntArray = np.zeros(1, dtype=np.intp)
         self.sampled_under: IntArray = np.zeros(1, dtype=np.intp)
         self.version_id: IntArray = np.zeros(1, dtype=np.intp)
+        self.slice_id: IntArray = np.zeros(1, dtype=np.intp)
+        self.since_us: IntArray = np.zeros(1, dtype=np.intp)
         self.counted: IntArray = np.zeros(1, dtype=np.intp)
         self.counted_under: IntArray = np.zeros(1, dtype=np.intp)
         self.noise: dict[SignalKey, FloatArray] = {}
@@ -68,7 +75,7 @@ class FoldTable(SliceTable):
     def add_row(self) -> int:
         """Return the number of a row that nothing is known of."""
         row = super().add_row()
-        self.stale[row] = self.unweighed[row] = False
+        self.dirty[row] = self.stale[row] = self.unweighed[row] = False
         self.judged[row] = UNJUDGED
         self.checked[row] = self.sampled_under[row] = self.counted_under[row] = -1
         for added in self.noise.values():
@@ -114,6 +121,8 @@ class SliceState:
         What its last verdict rested on, where nothing was compared since; else what an earlier one did, or None.
     """
 
+    __slots__ = ("_thresholds", "judged_by", "key", "reason", "row", "said", "table", "watch", "written")
+
     def __init__(self, watch: SliceWatch, verdict: VerdictRow, thresholds: Thresholds) -> None:
         assert isinstance(watch.table, FoldTable)
         self.watch, self.table, self.row = watch, watch.table, watch.row
@@ -121,9 +130,10 @@ class SliceState:
         self.said, self.reason = verdict.verdict, verdict.reason
         self.judged_by: object = None
         self.written = verdict
-        self.since_us = verdict.since_us
+        self.table.since_us[self.row] = verdict.since_us
         self.table.last_us[self.row], self.table.updated_us[self.row] = verdict.last_us, verdict.updated_us
-        self.table.fold_seq[self.row], self.table.version_id[self.row] = verdict.fold_seq, self.key[0]
+        self.table.fold_seq[self.row] = verdict.fold_seq
+        self.table.version_id[self.row], self.table.slice_id[self.row] = self.key
         self._thresholds = thresholds
 
     @property
@@ -162,7 +172,7 @@ class SliceState:
         if not verdict is Verdict.FIRING is self.said:
             table.unweighed[row] = True
         if verdict is not self.said:
-            self.since_us = at_us
+            table.since_us[row] = at_us
         self.said, self.reason = verdict, reason
         table.updated_us[row], table.fold_seq[row] = at_us, fold_seq
         table.stale[row], table.judged[row] = True, UNJUDGED
@@ -177,8 +187,8 @@ class SliceState:
             evidence=evidence,
             threshold=threshold,
         )
-        self.said, self.reason, self.since_us = verdict, reason, at_us
-        self.table.judged[self.row] = UNJUDGED
+        self.said, self.reason = verdict, reason
+        self.table.since_us[self.row], self.table.judged[self.row] = at_us, UNJUDGED
 
     def state(self, metric: Metric) -> FloatArray | None:
         """Return the state of a metric's budget detector, or None where it was never observed."""
@@ -260,11 +270,16 @@ def new_slice(
     return SliceState(SliceWatch(table=table), verdict, thresholds)
 
 
+def rows_of(slices: Sequence[SliceState]) -> IntArray:
+    """Return the rows of slices in their table."""
+    return np.array([one.row for one in slices], dtype=np.intp)
+
+
 def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[DetectorRow]:
     """Return the detectors of slices as they are stored, slice after slice, by metric and kind."""
-    rows = np.array([one.row for one in slices], dtype=np.intp)
+    rows = rows_of(slices)
     table.survey_all(rows)
-    of_signals = [_rows_of_signal(table, rows, slices, signal) for signal in table.keys]
+    of_signals = [_rows_of_signal(table, rows, signal) for signal in table.keys]
     if all(len(of) == len(rows) for of in of_signals):
         return list(itertools.chain.from_iterable(zip(*of_signals, strict=True)))
     have = [iter(of) for of in of_signals]
@@ -272,20 +287,17 @@ def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[Detect
     return [next(of) for of_slice in columns for of, has in zip(have, of_slice, strict=True) if has]
 
 
-def _rows_of_signal(
-    table: FoldTable, rows: IntArray, slices: Sequence[SliceState], signal: SignalKey
-) -> list[DetectorRow]:
+def _rows_of_signal(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[DetectorRow]:
     """Return the detectors of one signal, of those slices that have it."""
     has, states = table.has[signal][rows], table.states[signal]
-    keys = [one.key for one in slices] if has.all() else [one.key for one in itertools.compress(slices, has)]
     rows = rows[has]
     header = states[:, : fields.HEADER][rows]
     whole = header[:, [fields.N, fields.CREATED_AT, fields.LAST_AT]].astype(np.int64).T.tolist()
     return list(
         map(
             DetectorRow,
-            [version_id for version_id, _ in keys],
-            [slice_id for _, slice_id in keys],
+            table.version_id[rows].tolist(),
+            table.slice_id[rows].tolist(),
             itertools.repeat(signal.metric),
             itertools.repeat(signal.kind),
             dump_rows(signal.kind, states, rows.tolist()),
@@ -303,7 +315,7 @@ def _rows_of_signal(
 
 def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thresholds) -> list[VerdictRow]:
     """Return the verdicts on slices as they are stored; rows that are not up to date are made."""
-    every = np.array([one.row for one in slices], dtype=np.intp)
+    every = rows_of(slices)
     stale = table.stale[every]
     if stale.any():
         rows, old = every[stale], list(itertools.compress(slices, stale.tolist()))
@@ -313,11 +325,11 @@ def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thr
             evidence[place], threshold[place] = old[place].written.evidence, old[place].written.threshold
         made = map(
             VerdictRow,
-            [one.key[0] for one in old],
-            [one.key[1] for one in old],
+            table.version_id[rows].tolist(),
+            table.slice_id[rows].tolist(),
             [one.said for one in old],
             [one.reason for one in old],
-            [one.since_us for one in old],
+            table.since_us[rows].tolist(),
             table.n_groups[rows].tolist(),
             evidence.tolist(),
             threshold.tolist(),
@@ -358,11 +370,10 @@ def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str
     states, added = table.states[signal], table.noise[signal][rows]
     scale, recent = states[:, fields.SCALE][rows], BUDGET.recents(states, rows)
     budget, n = (states[:, fields.M][rows] - added) * scale, recent[:, 3].astype(np.int64)
+    columns = zip(budget.tolist(), *recent[:, :3].T.tolist(), n.tolist(), strict=True)
     shown: list[dict[str, float]] = [
         {"budget": accepted, "mean": mean, "low": low, "high": high, "n": groups}
-        for accepted, (mean, low, high, _), groups in zip(
-            budget.tolist(), recent.tolist(), n.tolist(), strict=True
-        )
+        for accepted, mean, low, high, groups in columns
     ]
     for place in np.flatnonzero((n == 0) | (added != 0) | (table.phase[rows] != 0)).tolist():
         usual = shown[place]

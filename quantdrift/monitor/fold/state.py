@@ -1,5 +1,6 @@
 """All that the fold remembers from one batch to the next, and what of it is still to be written."""
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -30,6 +31,7 @@ from quantdrift.monitor.fold.slice_state import (
     SliceState,
     detector_rows,
     new_slice,
+    rows_of,
     verdict_rows,
 )
 from quantdrift.storage.monitor.rows import (
@@ -90,8 +92,6 @@ class FoldState:
         Header strata and models whose losses count for some slice.
     rollup
         Sums since the last `take`.
-    dirty
-        Slices whose rows are to be written.
     transitions
         Changes of verdict that are.
     """
@@ -110,6 +110,7 @@ class FoldState:
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.table = FoldTable()
         self.slices = self._slices(snapshot)
+        self._sorted: tuple[list[SliceState], IntArray] | None = None
         self.sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(snapshot.floors)
@@ -133,7 +134,6 @@ class FoldState:
         self._count_class: dict[tuple[tuple[str, ...], str], int] = {}
         # Since the last `take`.
         self.rollup = Rollup()
-        self.dirty: set[Key] = set()
         self.transitions: list[TransitionRow] = []
         self._learned: list[BaselineRow] = []
         self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
@@ -191,12 +191,21 @@ class FoldState:
 
     # --- slices
 
-    def sorted(self) -> Iterator[tuple[Key, SliceState]]:
-        """Yield the slices in the order of their keys."""
-        yield from sorted(self.slices.items(), key=lambda item: item[0])
+    def sorted(self) -> tuple[list[SliceState], IntArray]:
+        """Return the slices in the order of their keys, and the row of each."""
+        if self._sorted is None:
+            found = [self.slices[key] for key in sorted(self.slices)]
+            self._sorted = found, rows_of(found)
+        return self._sorted
+
+    def changed(self) -> list[SliceState]:
+        """Return the slices whose rows are to be written, in the order of their keys."""
+        found, rows = self.sorted()
+        return list(itertools.compress(found, self.table.dirty[rows].tolist()))
 
     def enter(self, key: Key, reason: str, *, at_us: int, last_us: int) -> None:
         """Add a slice that nothing is known of yet."""
+        self._sorted = None
         self.slices[key] = new_slice(
             key,
             self.table,
@@ -225,11 +234,11 @@ class FoldState:
             self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in signals))
         rows = entry.retire(signals, self.now_us, self.fold_seq)
         self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
-        self.dirty.add(key)
+        self.table.dirty[entry.row] = not ends
         if ends:
             self._gone_verdicts[key] = self.slices.pop(key).verdict
             self.table.free_row(entry.row)
-            self.dirty.remove(key)
+            self._sorted = None
 
     # --- versions
 
@@ -270,17 +279,17 @@ class FoldState:
         """Let versions that were replaced take part again: they are compared. Nothing is given for the time between."""
         for version_id in sorted(self._paused.intersection(version_ids)):
             self._paused.remove(version_id)
-            for key, state in self._live_states(version_id):
+            for entry, state in self._live_states(version_id):
                 self._grow(1)
                 state[header.MASS] = max(state[header.MASS], self.clock.mass)
-                self.dirty.add(key)
+                self.table.dirty[entry.row] = True
 
-    def _live_states(self, version_id: int) -> Iterator[tuple[Key, FloatArray]]:
-        for key, entry in self.sorted():
-            if key[0] == version_id:
+    def _live_states(self, version_id: int) -> Iterator[tuple[SliceState, FloatArray]]:
+        for entry in self.sorted()[0]:
+            if entry.key[0] == version_id:
                 for signal, state in entry.watch.states.items():
                     if DETECTORS[signal.kind].live(state):
-                        yield key, state
+                        yield entry, state
 
     def doubts(self, version_id: int) -> tuple[bool, str]:
         """Return whether a version is superseded, and why its noise is too high for verdicts; see `look`."""
@@ -384,17 +393,17 @@ class FoldState:
         if not any(one not in shown or states[one][header.ALERTING] for one in budgets):
             self.table.checked[entry.row] = self.generation
 
-    def tend(self, keys: Iterable[Key]) -> None:
+    def tend(self, slices: Iterable[SliceState]) -> None:
         """Between batches: windows of the touched slices move on, and what has learned enough takes part."""
-        for key in keys:
-            for signal, state in sorted(self.slices[key].watch.states.items()):
+        for entry in slices:
+            for signal, state in sorted(entry.watch.states.items()):
                 detector = DETECTORS[signal.kind]
                 before = detector.live(state)
                 detector.tend(state, mass=self.clock.mass, at_us=self.now_us)
-                self.slices[key].watch.touched()
+                entry.watch.touched()
                 if detector.live(state) and not before:
                     self._grow(1)
-                    self._note(key, signal, state, Source.LEARNED)
+                    self._note(entry.key, signal, state, Source.LEARNED)
 
     def decide(self, row: BaselineRow) -> None:
         """Apply a person's decision about what a signal is measured against."""
@@ -402,7 +411,7 @@ class FoldState:
         if key in self.slices:
             # The row that is written shows the states as they were at the last verdict, without the decision.
             _ = self.slices[key].verdict
-            self.dirty.add(key)
+            self.table.dirty[self.slices[key].row] = True
         signal = SignalKey(row.metric, row.kind)
         if row.source is Source.IMPORTED:
             self._import(row)
@@ -439,8 +448,7 @@ class FoldState:
 
     def take(self) -> Outcome:
         """Return what is to be written since the last call, and forget it."""
-        dirty = sorted(self.dirty)
-        changed = [self.slices[key] for key in dirty]
+        changed = self.changed()
         detectors = detector_rows(self.table, changed)
         verdicts = verdict_rows(self.table, changed, self.thresholds)
         if self._gone_detectors or self._gone_verdicts:
@@ -450,7 +458,7 @@ class FoldState:
                 for row in detectors
             }
             detectors = [known[one] for one in sorted(known)]
-            said = self._gone_verdicts | dict(zip(dirty, verdicts, strict=True))
+            said = self._gone_verdicts | {(row.model_version_id, row.slice_id): row for row in verdicts}
             verdicts = [said[key] for key in sorted(said)]
         sessions, closed = self.sessions.take(self.fold_seq)
         floors, noise_changes = self.noise.take()
@@ -466,7 +474,8 @@ class FoldState:
             floors=floors,
             noise_changes=noise_changes,
         )
-        self.rollup, self.dirty, self.transitions, self._learned = Rollup(), set(), [], []
+        self.rollup, self.transitions, self._learned = Rollup(), [], []
+        self.table.dirty[:] = False
         self._gone_detectors, self._gone_verdicts = {}, {}
         return outcome
 
@@ -538,7 +547,7 @@ class FoldState:
             before = self.slices[max(found)[1]]
             if BUDGET.carry(state, before.watch.states[signal], CARRIED):
                 before.watch.touched()
-                self.dirty.add(before.key)
+                self.table.dirty[before.row] = True
 
     def _learner_state(self, key: Key, signal: SignalKey, budget: Budget) -> None:
         watch, learner = self.slices[key].watch, LEARNERS[signal.kind]

@@ -1,9 +1,7 @@
 """The verdict on a slice: from evidence, counts and time to the verdict, and from a change of it to what is sent."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 
 import msgspec
 import numpy as np
@@ -152,7 +150,7 @@ Basis = tuple[Survey, RecentCounts, bool, str, str, bool]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
-def settle(state: FoldState, slices: Sequence[SliceState], compared: AbstractSet[Key]) -> None:
+def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compared: BoolArray) -> None:
     """Judge slices again, and note their verdicts; an alert of a version that another one has replaced ends.
 
     First it is found for all of them at once by which case they are judged. Where that says the same as before in the
@@ -160,21 +158,21 @@ def settle(state: FoldState, slices: Sequence[SliceState], compared: AbstractSet
 
     Parameters
     ----------
+    slices, rows
+        The slices, and their rows in the table.
     compared
-        Those that the batch compared: their rows are written even if the verdict is the same.
+        (slices,) those that the batch compared: their rows are written even if the verdict is the same.
     """
-    table, rows = state.table, np.array([one.row for one in slices], dtype=np.intp)
+    table = state.table
     table.survey_all(rows)
     cases = _cases(state, slices, rows)
     same = (cases == table.judged[rows]) & (cases != UNJUDGED)
-    touched = np.array([one.key in compared for one in slices], dtype=np.bool_)
-    again = rows[same & touched]
+    again = rows[same & compared]
     table.updated_us[again], table.fold_seq[again] = state.now_us, state.fold_seq
-    table.stale[again] = table.unweighed[again] = True
-    state.dirty.update(itertools.compress((one.key for one in slices), (same & touched).tolist()))
+    table.stale[again] = table.unweighed[again] = table.dirty[again] = True
     for place in np.flatnonzero(~same).tolist():
         entry, case = slices[place], int(cases[place])
-        _settle(state, entry, touched=bool(touched[place]))
+        _settle(state, entry, touched=bool(compared[place]))
         table.judged[entry.row] = case if case in _SAME_WORDS else UNJUDGED
 
 
@@ -381,7 +379,7 @@ def _say(state: FoldState, entry: SliceState, verdict: Verdict, reason: str, *, 
         )
     if touched or changed or reason != entry.reason:
         entry.say(verdict, reason, at_us=state.now_us, fold_seq=state.fold_seq)
-        state.dirty.add(entry.key)
+        state.table.dirty[entry.row] = True
 
 
 def _send(

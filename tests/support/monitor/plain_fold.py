@@ -19,7 +19,7 @@ from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, adv
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
-from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.monitor.fold.slice_state import UNJUDGED, Key, SliceState
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     ComparisonRow,
@@ -92,12 +92,12 @@ class PlainFold(Fold):
     def batch(self, rows: BatchRows) -> None:
         """Fold one batch, and make the verdicts of what it touched at once, from each state by itself."""
         super().batch(rows)
-        for key in self.state.dirty:
-            self._make(self.state.slices[key])
+        for entry in self.state.changed():
+            self._make(entry)
 
     def take(self) -> Outcome:
         """Return what is to be written."""
-        dirty = [self.state.slices[key] for key in sorted(self.state.dirty)]
+        dirty = self.state.changed()
         detectors = [row for entry in dirty for row in plain_rows(entry)]
         verdicts = [entry.written for entry in dirty]
         rollups, self.plain_rollup = self.plain_rollup.rows(), PlainRollup()
@@ -113,6 +113,10 @@ class PlainFold(Fold):
             verdicts=_replaced(outcome.verdicts, verdicts, lambda row: (row.model_version_id, row.slice_id)),
             rollups=tuple(rollups),
         )
+
+    def _settle(self, batch: BatchRows, touched: Sequence[SliceState], *, all_due: bool) -> None:
+        self.state.table.judged[:] = UNJUDGED  # each slice is judged by itself
+        super()._settle(batch, touched, all_due=all_due)
 
     def _make(self, entry: SliceState) -> None:
         """Make the row of a verdict."""
@@ -135,7 +139,7 @@ class PlainFold(Fold):
             slice_id=entry.key[1],
             verdict=entry.said,
             reason=entry.reason,
-            since_us=entry.since_us,
+            since_us=int(table.since_us[row]),
             n_groups=max(int(state[N_TOTAL]) for _, state in states),
             evidence=evidence,
             threshold=threshold,
@@ -146,7 +150,7 @@ class PlainFold(Fold):
         )
         table.stale[row] = table.unweighed[row] = False
 
-    def _compare(self, rows: BatchRows) -> tuple[list[Key], list[tuple[Key, Change]]]:
+    def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, Change]]]:
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
         order = 0
         for exchange in exchanges(rows.comparisons):
@@ -166,12 +170,13 @@ class PlainFold(Fold):
             for place, closed in enumerate(self.state.sessions.due(self.state.now_us), start=order + 1):
                 self._group(closed, place, collected)
         keys = sorted(collected)
-        watches = [self.state.slices[key].watch for key in keys]
+        slices = [self.state.slices[key] for key in keys]
+        watches = [one.watch for one in slices]
         groups = [_groups(collected[key]) for key in keys]
         changes = advance(watches, groups, self.state.thresholds)
         for watch in watches:
             watch.touched()
-        return keys, [(keys[change.watch], change) for change in changes]
+        return slices, [(slices[change.watch], change) for change in changes]
 
     def _group(
         self,
