@@ -10,7 +10,7 @@ from quantdrift.drift.evidence.observations import STEPS, FloatArray
 BASELINE = 5_000  # groups that a learned baseline is made of
 LIVE = 20_000  # healthy groups after it, then the change
 TAIL_HISTORY = 40_000  # a tail baseline of 30,000 is the least for its outermost bets
-_MEDIAN, _Z99 = 0.01, 2.3263478740408408
+_MEDIAN, _Z97, _Z99 = 0.01, 1.8807936081512509, 2.3263478740408408
 _HARD_SHARE, _HARD_SPREAD = 0.01, 0.5
 
 
@@ -113,7 +113,33 @@ class Hard(msgspec.Struct, frozen=True, kw_only=True):
         return np.asarray(np.log(mixed + _HARD_SHARE / _HARD_SPREAD * np.exp(-0.5 * hard * hard)))
 
 
-Law = Flips | Divergences | Exceedances | Hard
+class Thickening(msgspec.Struct, frozen=True, kw_only=True):
+    """Divergences that are log-normal around 0.01 up to their 97th percentile, and fall by a power of themselves above.
+
+    A smaller index thickens the tail everywhere above the percentile, and leaves no gap.
+
+    Parameters
+    ----------
+    index
+        Of the power: the share above t times the percentile is 3 % times t to minus this.
+    """
+
+    index: float
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> FloatArray:
+        """Return values."""
+        x = _MEDIAN * np.exp(rng.standard_normal(shape))
+        beyond = rng.exponential(1.0 / self.index, shape)
+        return np.where(x > _MEDIAN * math.exp(_Z97), _MEDIAN * np.exp(_Z97 + beyond), x)
+
+    def log_density(self, x: FloatArray) -> FloatArray:
+        """Return the log density of each value over that of the logarithm, up to a constant."""
+        z = np.log(x / _MEDIAN)
+        tail = math.log(0.03 * math.sqrt(2 * math.pi) * self.index) - self.index * (z - _Z97)
+        return np.where(z > _Z97, tail, -0.5 * z * z)
+
+
+Law = Flips | Divergences | Exceedances | Hard | Thickening
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

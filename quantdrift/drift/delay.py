@@ -19,6 +19,7 @@ import numpy as np
 
 from quantdrift.drift.detectors.budget import RATES
 from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.clock import DAY_MASS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
 
 STREAMS = 400
@@ -56,7 +57,8 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     threshold
         1 / q.
     mass_ratio
-        The evidence must also be so many times the mass given to the slice's signals since their reset.
+        The evidence must also be so many times the mass given to the slice's signals since their reset, or a day's mass
+        of the whole fleet where that is less.
     mass_before
         That mass when the shift comes, summed over the slice's signals.
     n_signals
@@ -72,7 +74,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     def needed(self, n: int) -> float:
         """Return the level that the evidence must reach at the n-th sample after the shift."""
         mass = self.mass_before + self.n_signals * self.gamma * n
-        return max(self.threshold, self.mass_ratio * mass)
+        return max(self.threshold, self.mass_ratio * min(mass, DAY_MASS))
 
 
 class Delay(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import numpy as np
 
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence import header as signal
+from quantdrift.drift.evidence.clock import DAY_MASS
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, GroupSequence, IntArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.evidence.run import (
@@ -46,13 +47,18 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     page, ticket
         1 / q, q the expected false alarms per 30 days of the whole fleet.
     mass_ratio
-        The evidence must also be this many times the mass given since the reset. Without it one normal observation
-        could page after months of silence, because the mass alone would exceed 1 / q.
+        The evidence must also be this many times the mass given since the reset, or, where that is less, this many times
+        the mass that the whole fleet gets in a day. Without it one observation could page after a day of silence, when
+        the mass alone comes near 1 / q. No group gets more than a day's mass, so the threshold need not grow with age.
     """
 
     page: float
     ticket: float
     mass_ratio: float = 1000.0
+
+    def least(self, mass: FloatArray | float) -> FloatArray:
+        """Return the second threshold, beside 1 / q, from the mass given since the reset."""
+        return np.asarray(self.mass_ratio * np.minimum(mass, DAY_MASS))
 
 
 class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
@@ -250,8 +256,13 @@ class SliceTable:
 
     def page_thresholds(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
         """Return what the summed evidence of rows that are surveyed must reach to page now."""
-        found: FloatArray = np.maximum(thresholds.page, thresholds.mass_ratio * self.page_mass[rows])
+        found: FloatArray = np.maximum(thresholds.page, thresholds.least(self.page_mass[rows]))
         return found
+
+    def doubts(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
+        """Return `SliceWatch.doubt` of rows that are surveyed."""
+        most = np.maximum(thresholds.page, thresholds.mass_ratio * self.page_mass[rows])
+        return np.asarray(self.total[rows] / most)
 
     def _survey(self, row: int, keys: Sequence[SignalKey]) -> None:
         total = page_mass = 0.0
@@ -413,7 +424,16 @@ class SliceWatch:
 
     def page_threshold(self, thresholds: Thresholds) -> float:
         """Return the threshold that the summed evidence must reach now for a page."""
-        return max(thresholds.page, thresholds.mass_ratio * self.survey().page_mass)
+        return max(thresholds.page, float(thresholds.least(self.survey().page_mass)))
+
+    def doubt(self, thresholds: Thresholds) -> float:
+        """Return the evidence over the threshold that would hold if `mass_ratio` applied to all of the mass.
+
+        The evidence of a healthy slice grows with its mass. In a small fleet a thousandth of the threshold would be
+        normal for an old slice.
+        """
+        survey = self.survey()
+        return survey.total / max(thresholds.page, thresholds.mass_ratio * survey.page_mass)
 
 
 PHASES = tuple(Phase)
@@ -639,7 +659,7 @@ class _Run:
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
         """Return after which groups a phase changes, (groups,)."""
-        page_mass, ticket_mass = thresholds.mass_ratio * self._course[[PAGE_MASS, TICKET_MASS]]
+        page_mass, ticket_mass = thresholds.least(self._course[[PAGE_MASS, TICKET_MASS]])
         page: BoolArray = (self._course[PAGE] >= thresholds.page) & (self._course[PAGE] >= page_mass)
         ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (
             self._course[TICKET] >= ticket_mass
@@ -657,7 +677,7 @@ class _Run:
         part, last = self._parts[part_index], int(self._ends[part_index]) - 1
         watch, batch = self._watches[part.watch], self._given
         page = self._course[PAGE, last] >= max(
-            thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]
+            thresholds.page, float(thresholds.least(self._course[PAGE_MASS, last]))
         )
         if watch.phase is not Phase.FIRING and page:
             after = Phase.FIRING
@@ -667,8 +687,8 @@ class _Run:
         evidence = {key: run.course.item(source, last) for key, run in self._runs.items()}
         threshold = {
             Phase.WATCHING: RESOLVED,
-            Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._course[TICKET_MASS, last]),
-            Phase.FIRING: max(thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]),
+            Phase.WARNING: max(thresholds.ticket, float(thresholds.least(self._course[TICKET_MASS, last]))),
+            Phase.FIRING: max(thresholds.page, float(thresholds.least(self._course[PAGE_MASS, last]))),
         }[after]
         change = Change(
             watch=part.watch,

@@ -66,7 +66,7 @@ def test_no_bet_gains_on_average_over_any_bag_of_groups_that_span_strata(
     for group, stratum in np.argwhere(shares):
         past_share, past_total = (max(one[group, stratum], 0.0) for one in others)
         pi = bets.null(past_total, past_share, tau)
-        bets.gain(factor[group], stratum, shares[group, stratum], totals[group, stratum], pi)
+        bets.gain(factor[group], bets.COMMON, stratum, (shares[group, stratum], totals[group, stratum]), pi)
     assert (factor >= 0).all()
     assert factor.mean(axis=0).max() <= 1 + 1e-12
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 K = 14
+DAY = 1 / 30  # mass of the whole fleet in a day
 RESOLVE = (0.15, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -12,8 +13,8 @@ class Signal:
     def __init__(self, m: float, smallest: float, mass: float) -> None:
         largest = 0.95 / m
         self.m = m
-        low, high = smallest**-0.2, largest**-0.2
-        self.rates = [(low + (high - low) * k / (K - 1)) ** -5 for k in range(K)]
+        low, high = smallest**-0.3, largest**-0.3
+        self.rates = [(low + (high - low) * k / (K - 1)) ** (-1 / 0.3) for k in range(K)]
         self.last = mass
         self.arm()
 
@@ -60,9 +61,11 @@ class Slice:
         """Change the phase if the evidence says so; return the new one, or nothing."""
         page = sum(sum(one.page) / K for one in self.signals)
         ticket = sum(sum(one.ticket) / K for one in self.signals)
-        pages = page >= self.thresholds[0] and page >= 1000 * sum(one.page_mass for one in self.signals)
-        tickets = ticket >= self.thresholds[1] and ticket >= 1000 * sum(
-            one.ticket_mass for one in self.signals
+        pages = page >= self.thresholds[0] and page >= 1000 * min(
+            sum(one.page_mass for one in self.signals), DAY
+        )
+        tickets = ticket >= self.thresholds[1] and ticket >= 1000 * min(
+            sum(one.ticket_mass for one in self.signals), DAY
         )
         over = all(sum(one.mirror) / len(RESOLVE) >= 1e4 for one in self.signals)
         after = ""

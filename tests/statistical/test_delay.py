@@ -116,13 +116,16 @@ def _price(rates: FloatArray, before: float, after: float) -> float:
     best = divergence(after, before)
     growth = after * np.log1p(rates * (1 - before)) + (1 - after) * np.log1p(-rates * before)
     needed = math.log(4e6 * best)
-    n = needed / best * np.linspace(1.0, 2.0, 1001)
+    n = needed / best * np.linspace(1.0, 3.0, 2001)
     won = np.logaddexp.reduce(np.outer(n, growth), axis=1) - math.log(len(rates))
     return float(n[won >= needed][0] / n[0])
 
 
 def test_a_small_change_pays_little_more_for_not_being_known_than_a_large_one() -> None:
-    """Bets that are spaced by logarithm let the small one pay most, beyond what is promised for any."""
+    """Bets that are spaced by logarithm let the small one pay most, beyond what is promised for any.
+
+    An excess of 15 % over the budget costs 1.34 times; where the smallest bet is 0.25, more than twice.
+    """
 
     def dearest(rates: Callable[[float], FloatArray]) -> float:
         return max(_price(rates(before), before, after) for before, after in CASES)
@@ -133,8 +136,13 @@ def test_a_small_change_pays_little_more_for_not_being_known_than_a_large_one() 
     def mutant(budget: float) -> FloatArray:
         return np.geomspace(SMALLEST_RATE, LARGEST_BET / budget, N_BETS)
 
+    def large(budget: float) -> FloatArray:
+        return np.linspace(0.25**-0.3, (LARGEST_BET / budget) ** -0.3, N_BETS) ** (-1 / 0.3)
+
     assert dearest(shipped) < 1.24
     assert dearest(mutant) > 1.26
+    assert _price(shipped(0.01), 0.01, 0.0115) < 1.4
+    assert _price(large(0.01), 0.01, 0.0115) > 2.0
 
 
 def test_more_quiet_time_less_traffic_and_weights_make_it_later_or_earlier() -> None:

@@ -43,7 +43,7 @@ def test_it_agrees_with_plain_loops_through_alarms_resets_and_recoveries(seed: i
     watch = SliceWatch()
     for key, m in zip((FLIP, KL), budgets, strict=True):
         watch.add(key, BUDGET.fresh(budget=m, scale=1.0, weighted=weighted, mass=0.0, at_us=0))
-    plain = Slice([Signal(m, 0.1 if weighted else 0.25, 0.0) for m in budgets], 10.0, 1.0)
+    plain = Slice([Signal(m, 0.1 if weighted else 0.15, 0.0) for m in budgets], 10.0, 1.0)
     changes: list[tuple[int, str]] = []
     expected: list[tuple[int, str]] = []
     begin = 0

@@ -91,8 +91,10 @@ def test_the_plain_likelihood_ratio_is_no_bet(monkeypatch: pytest.MonkeyPatch) -
     assert everywhere(CHANGE, known, shown)
     ratios = np.concatenate((bets.COMMON, bets.SINGLE))
 
-    def likelihood(half: FloatArray, _stratum: int, share: float, total: float, pi: float) -> None:
-        x = total / share
+    def likelihood(
+        half: FloatArray, _common: FloatArray, _stratum: int, cell: tuple[float, float], pi: float
+    ) -> None:
+        x = cell[1] / cell[0]
         for bet in range(len(ratios)):
             half[bet] = x * ratios[bet] + (1.0 - x) * (1.0 - ratios[bet] * pi) / (1.0 - pi)
 

@@ -162,7 +162,7 @@ def test_an_alarm_judged_false_takes_everything_back_in(*, while_alerting: bool)
     more = 2 * STEPS if while_alerting else STEPS
     assert sums(state) == pytest.approx((whole[0] + more, whole[1] + more))
     assert sums(state, baseline_state.ASIDE) == (0, 0)
-    assert state[baseline_state.ONSET_AT] == baseline_state.NO_ONSET
+    assert state[baseline_state.ONSET_AT] == baseline_state.SELECTED
 
 
 def test_an_onset_older_than_every_day_kept_goes_back_to_the_first_baseline() -> None:

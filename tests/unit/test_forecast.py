@@ -78,13 +78,16 @@ def test_a_shift_to_flips_all_the_time_is_found_within_a_few_samples() -> None:
 
 
 def test_a_slice_that_cannot_be_observed_is_named_with_the_rate_that_it_needs() -> None:
-    """Sampled at that rate it is observable, and at nine tenths of it is not."""
+    """Sampled at that rate it is observable, and at nine tenths of it is not.
+
+    A twentieth more is for the noise of the simulation: of its 90 % quantile some 4 %.
+    """
     _, by_name = _forecast(traffic=WITH_RARE)
     ghost = by_name["scanner=ghost"]
     assert not ghost.observable
     assert ghost.needed_rate is not None
     assert 0.05 < ghost.needed_rate < 1
-    for factor, observable in ((1.02, True), (0.9, False)):
+    for factor, observable in ((1.05, True), (0.9, False)):
         stratum = HeaderStratum(name="g", rate=ghost.needed_rate * factor, headers={"x-scanner": "ghost"})
         strata = (*CONFIG.sampling.header_strata, stratum)
         sampling = msgspec.structs.replace(CONFIG.sampling, header_strata=strata)

@@ -8,13 +8,14 @@ from quantdrift.drift.detectors.tail.quantile import (
     LARGEST,
     N_BINS,
     bin_of,
-    ceiling,
+    ceilings,
     point,
     quantile,
     shortfall,
     survival,
     tail_bin,
 )
+from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.drift.evidence.observations import FloatArray
 
 pytestmark = pytest.mark.unit
@@ -75,13 +76,12 @@ def test_upper_bounds_lie_above_the_shares_and_do_not_rise() -> None:
     """Over every bin, an empty one too; tighter with more groups."""
     for n in (100, 10_000):
         counts = histogram(n)
-        bounds = ceiling(counts, n, 1e-5)
-        assert bounds.shape == (N_BINS + 1,)
-        assert (bounds[:-1] >= survival(counts)[:-1] / n).all()
+        bounds = ceilings(counts, n, 1e-5)
+        assert bounds.shape == (N_BINS,)
+        assert (bounds >= survival(counts)[:-1] / n).all()
         assert (np.diff(bounds) <= 0).all()
         assert bounds[0] == 1.0
-        assert bounds[-1] == 0.0
-        assert bounds[-2] == pytest.approx(-np.expm1(-np.log(N_BINS / 1e-5) / n), rel=1e-6)
+        assert bounds[-1] == pytest.approx(upper_bound(0.0, n, 1e-5 / N_BINS), rel=1e-6)
 
 
 def test_one_value_has_the_bin_that_it_has_among_many() -> None:

@@ -6,8 +6,10 @@ over the triangle of all (s, y) it lies above the plane through its corners:
 
     log prod >= (n - S) log(1 + lambda m) + S log(1 - lambda (1 - m)),    n = sum of s, S = sum of y
 
-which is exact for values 0 and 1 and errs upwards for all others. The bound is the largest m at which the mean over
-a fixed grid of lambda stays below 1 / delta. The right-hand side rises with m above S / n, so it is found by bisection.
+which is exact for values 0 and 1 and errs upwards for all others. The bound is the largest m at which the weighted mean
+over a fixed grid of lambda stays below 1 / delta. The right-hand side rises with m above S / n, so it is found by
+bisection. The best lambda is about 1 - (S / n) / m: 0.42 at delta = 1e-5 and 50 to 100 events, which is where a baseline
+begins and its bound matters most, so most of the weight lies there.
 
 The lower bound is that of H0 "mean <= m" by `prod(1 + (c / m) (y - m s))`, c in (0, 1):
 
@@ -18,16 +20,18 @@ The best c is about the mean itself, so its grid reaches far down.
 Assumption: given the past every group's mean is the one that is bounded, however its items depend on each other.
 Bound: with probability at least 1 - delta it is above the mean at all times at once, so also when readiness was
 waited for. Source: Waudby-Smith and Ramdas, Estimating means of bounded random variables by betting, JRSS B 2024.
-Width: at delta = 1e-5, 50 events in 5,000 groups give 1.9 % for an observed 1 %; 250 in 25,000 give 1.4 %.
+Width: at delta = 1e-5, 50 events in 5,000 groups give 1.87 % for an observed 1 %; 250 in 25,000 give 1.36 %, and 10,000
+in a million 1.06 %.
 """
 
 import math
 
 import numpy as np
 
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
-RATES = 1.0 - np.geomspace(0.99, 0.03, 16)
+RATES = np.array((0.03, 0.05, 0.08, 0.12, 0.18, 0.26, 0.36, 0.43, 0.55, 0.7, 0.95))
+_LOG_WEIGHTS = np.log((0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.2, 0.32, 0.05, 0.05, 0.07))
 STAKES = np.geomspace(1e-4, 0.97, 16)
 _LEAST = 1e-12  # less counts as 0
 _STEPS = 60  # bisection: far below the rounding of what is compared with it
@@ -45,22 +49,32 @@ def upper_bound(total: float, n: float, delta: float) -> float:
     delta
         Probability, in (0, 1), that the bound is ever below the mean.
     """
+    return float(upper_bounds(np.array([total]), np.array([n]), delta)[0])
+
+
+def upper_bounds(total: FloatArray, n: FloatArray, delta: float) -> FloatArray:
+    """Return the upper bound of each mean, (N,), each at level `delta`; parameters, (N,), as for `upper_bound`."""
     if not 0 < delta < 1:
         raise ValueError(f"the level {delta} is not a probability inside (0, 1)")
-    if n <= 0:
-        return 1.0
-    hits = min(max(total, 0.0), n)
-    needed = -math.log(delta) + math.log(len(RATES))
-    low, high = hits / n, 1.0
-    if _evidence(high, hits, n) < needed:
-        return 1.0
+    known = n > 0
+    n = np.where(known, n, 1.0)
+    hits = np.where(known, np.clip(total, 0.0, n), 0.0)
+    low, high = hits / n, np.ones(len(n))
+    known &= at_most(high, hits, n, delta)
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        if _evidence(middle, hits, n) >= needed:
-            high = middle
-        else:
-            low = middle
-    return high
+        above = at_most(middle, hits, n, delta)
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    return np.where(known, high, 1.0)
+
+
+def at_most(m: FloatArray, total: FloatArray, n: FloatArray, delta: float) -> BoolArray:
+    """Return whether the upper bound of each mean, (N,), is at most m; for m above the mean."""
+    misses = np.maximum(n - total, 0.0)[:, None]
+    m = m[:, None]
+    won = misses * np.log1p(RATES * m) + total[:, None] * np.log1p(-RATES * (1.0 - m)) + _LOG_WEIGHTS
+    top = won.max(axis=1)
+    return np.asarray(top + np.log(np.exp(won - top[:, None]).sum(axis=1)) >= -math.log(delta))
 
 
 def lower_bound(total: float, n: float, delta: float) -> float:
@@ -83,13 +97,8 @@ def lower_bound(total: float, n: float, delta: float) -> float:
     return low if low > _LEAST else 0.0
 
 
-def _evidence(m: float, hits: float, n: float) -> float:
-    """Return the logarithm of the sum, over the rates, of the wealth against a mean of at least m."""
-    return _log_sum((n - hits) * np.log1p(RATES * m) + hits * np.log1p(-RATES * (1.0 - m)))
-
-
 def _evidence_above(m: float, hits: float, n: float) -> float:
-    """Return the same, over the stakes, against a mean of at most m."""
+    """Return the logarithm of the sum, over the stakes, of the wealth against a mean of at most m."""
     return _log_sum((n - hits) * np.log1p(-STAKES) + hits * np.log1p(STAKES * (1.0 / m - 1.0)))
 
 

@@ -9,7 +9,14 @@ import msgspec
 
 MICROSECONDS = 1_000_000
 DAY_US = 86_400 * MICROSECONDS
+WEEK_US = 7 * DAY_US
 MONTH_US = 30 * DAY_US
+DAY_MASS = DAY_US / MONTH_US  # what the whole fleet is given in a day
+
+
+def beyond_weeks(span_us: float) -> float:
+    """Return which part of a stretch of time, in [0, 1], is left over beside whole weeks; 1 of one that has no length."""
+    return span_us % WEEK_US / span_us if span_us > 0 else 1.0
 
 
 class CalendarClock(msgspec.Struct, frozen=True, kw_only=True):

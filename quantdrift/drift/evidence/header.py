@@ -2,6 +2,7 @@
 
 import msgspec
 
+from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray
 
@@ -59,11 +60,14 @@ def opened(state: FloatArray, *, mass: float, at_us: int) -> None:
 def spend(state: FloatArray, mass: float, at_us: float, live: float) -> float:
     """Advance the calendar clock of a signal to an observed group, in place; return the mass given to the page copy.
 
-    The mass of a group that was not observed goes to the next group. A signal with `live` 0 does not take part and gets no
-    mass.
+    The mass of a group that was not observed goes to the next group, but at most a day's mass: the mass of a longer silence
+    is not spent, because the first groups after it could page on it. A signal with `live` 0 does not take part and gets
+    no mass.
     """
-    now = max(mass, state[MASS])
+    now, silent_us = max(mass, state[MASS]), at_us - state[LAST_AT]
     allowance: float = (now - state[MASS]) * state[PAGING] * live
+    if silent_us > DAY_US:
+        allowance *= DAY_US / silent_us
     state[MASS] = now
     state[PAGE_MASS] += allowance
     state[TICKET_MASS] = state[PAGE_MASS] * state[TICKETING]

@@ -22,13 +22,18 @@ def advance(part: FloatArray, v: float, vx: float) -> None:
         interval.advance(part[number * interval.SUMS : (number + 1) * interval.SUMS], v, vx)
 
 
-def rotate(state: FloatArray, begin: int) -> None:
-    """Keep the recent window of one signal, in place, at 1,000 to 2,000 groups; its windows start at `begin` of the state."""
+def rotate(state: FloatArray, begin: int) -> bool:
+    """Keep the recent window of one signal, in place, at 1,000 to 2,000 groups; return whether it was full.
+
+    Its windows start at `begin` of the state.
+    """
     # Called for every signal after every batch; nearly always there is nothing to do.
-    if state.item(begin + NEWER * interval.SUMS) >= RECENT_GROUPS:
-        windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
-        windows[OLDER] = windows[NEWER]
-        windows[NEWER] = 0.0
+    if state.item(begin + NEWER * interval.SUMS) < RECENT_GROUPS:
+        return False
+    windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
+    windows[OLDER] = windows[NEWER]
+    windows[NEWER] = 0.0
+    return True
 
 
 def full(states: FloatArray, begin: int) -> BoolArray:

@@ -213,7 +213,7 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
     if state.catalog.undeclared_sessions:
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
     silent = (state.now_us - table.last_us[rows]) / MICROSECONDS > limits.stale_after_s
-    ratio = table.total[rows] / table.page_thresholds(rows, state.thresholds)
+    ratio = table.doubts(rows, state.thresholds)
     found: IntArray = np.select(
         [
             table.n_signals[rows] == 0,
@@ -329,7 +329,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
     survey, counts, superseded, noise, session_attribute, _ = _basis(state, entry)
     status = SliceStatus(
         phase=phase,
-        evidence_ratio=survey.total / entry.watch.page_threshold(state.thresholds),
+        evidence_ratio=entry.watch.doubt(state.thresholds),
         n_groups=survey.n_groups,
         silent_s=_silent_s(state, entry),
         counts=counts,

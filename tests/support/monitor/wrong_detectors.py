@@ -9,7 +9,7 @@ import pytest
 from quantdrift.drift.detectors import budget
 from quantdrift.drift.detectors.change import baseline_state, bets, run
 from quantdrift.drift.detectors.tail import detector, payoff, rank
-from quantdrift.drift.evidence import recovery
+from quantdrift.drift.evidence import header, recovery
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 
@@ -18,12 +18,13 @@ _CHANGE = ((bets, "factors"), (run, "_follow"))
 _BUDGET = ((recovery, "reflect"), (budget, "_see"), (budget, "_follow"))
 _TAIL = (
     (rank, "e_values"),
-    (rank, "stretch_values"),
+    (rank, "tolerated"),
     (payoff, "factors"),
     (detector, "factors"),
     (detector, "_follow"),
 )
-_WHOLES = {baseline_state: _CHANGE, bets: _CHANGE, recovery: _BUDGET, rank: _TAIL}
+_SPEND = ((budget, "_follow"),)
+_WHOLES = {header: _SPEND, baseline_state: _CHANGE, bets: _CHANGE, recovery: _BUDGET, rank: _TAIL}
 
 
 def plant(

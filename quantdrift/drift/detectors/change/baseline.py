@@ -2,7 +2,8 @@
 
 It is two sums per margin bin: over groups, the share of their items that lie in the bin, and the part of their mean
 that these contribute. Once there is enough, bins are merged to at most five testing strata, at the 1, 3, 10 and 30 %
-quantiles of the margins, and for each an upper bound of its mean is fixed for good.
+quantiles of the margins, and for each there is an upper bound of its mean. It is lowered as more is learned, until the
+first alert, and never raised.
 """
 
 import math
@@ -12,7 +13,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from quantdrift.drift.evidence.bound import upper_bound
+from quantdrift.drift.evidence.bound import at_most, upper_bounds
+from quantdrift.drift.evidence.clock import beyond_weeks
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray
 
@@ -23,6 +25,7 @@ READY_GROUPS = 5000
 READY_EVENTS = 50.0
 DEFAULT_TAU = 0.25
 DEFAULT_DELTA = 1e-5
+_LOWER = 0.98  # a bound is lowered when it has fallen below this part of itself
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +51,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         Event times of its first and last group, microseconds since 1970.
     fixed
         Frozen by hand: nothing is learned any more, and the bounds alone are tested.
+    selected
+        An alert has chosen what was learned: the bounds are lowered no more.
     """
 
     share: tuple[float, ...]
@@ -60,6 +65,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int = 0
     until_us: int = 0
     fixed: bool = False
+    selected: bool = False
 
     @property
     def n_events(self) -> float:
@@ -89,10 +95,29 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
     def bounded(self) -> Self:
         """Return it with the bounds of its testing strata fixed from what it holds now."""
-        strata = self.strata
-        level = self.delta / len(strata)
-        bounds = tuple(upper_bound(float(total), float(share), level) for share, total in strata)
-        return msgspec.structs.replace(self, bounds=bounds)
+        return msgspec.structs.replace(self, bounds=tuple(self._now().tolist()))
+
+    def lowered(self) -> Self:
+        """Return it with the bounds of what it holds now, where these are less than those it has.
+
+        A baseline of less than whole weeks may come from a trough of the season that its tolerance allows for. No
+        bound is therefore lowered below the mean that the stratum would have with that part of its time raised to the
+        middle of such a season.
+        """
+        trough = 1.0 - self.tau * beyond_weeks(self.until_us - self.since_us)
+        share, total = self.strata.T
+        known = np.array(self.bounds)
+        # Asked every thousand groups of every signal, with a clear answer mostly: that nothing is worth computing.
+        if trough <= 0.0 or not at_most(_LOWER * known, total, share, self.delta / len(share)).any():
+            return self
+        middles = total / np.maximum(share, 1.0) / trough
+        lowered = np.minimum(known, np.maximum(self._now(), middles))
+        return msgspec.structs.replace(self, bounds=tuple(lowered.tolist()))
+
+    def _now(self) -> FloatArray:
+        """Return the bounds of its testing strata from what it holds now, (strata,)."""
+        share, total = self.strata.T
+        return upper_bounds(total, share, self.delta / len(share))
 
 
 def missing(n_groups: int, n_events: float) -> int:

@@ -20,6 +20,7 @@ STAGE, TAU, DELTA, SINCE_AT, ONSET_AT = range(HEADER, HEADER + 5)
 LEARNING, LIVING, FIXED = 0.0, 1.0, 2.0  # values of `STAGE`
 NO_ONSET = -1.0  # in `ONSET_AT`: there is no onset to go back from
 FALSE_ALARM = -2.0  # in `ONSET_AT`: the open alert was judged false
+SELECTED = -3.0  # in `ONSET_AT`: as `NO_ONSET`, but an earlier alert has chosen what was learned
 EMPTY = -1.0  # in a row's `AT`: no snapshot yet
 CUTS = slice(ONSET_AT + 1, ONSET_AT + N_STRATA)  # N_BINS where there is no further stratum
 BOUNDS = slice(CUTS.stop, CUTS.stop + N_STRATA)
@@ -109,6 +110,7 @@ def read(state: FloatArray) -> Baseline:
         since_us=int(state[SINCE_AT]),
         until_us=int(row[AT]),
         fixed=bool(state[STAGE] == FIXED),
+        selected=bool(state[ONSET_AT] != NO_ONSET),
     )
 
 
@@ -120,6 +122,8 @@ def write(state: FloatArray, baseline: Baseline) -> None:
     row = rows_of(state)[LIVE]
     row[AT], row[GROUPS] = baseline.until_us, baseline.n_groups
     row[SHARE], row[TOTAL] = baseline.share, baseline.total
+    if baseline.selected:
+        state[ONSET_AT] = SELECTED
     if baseline.bounds:
         settle(state, baseline)
         state[STAGE] = FIXED if baseline.fixed else LIVING
@@ -139,6 +143,18 @@ def fix(state: FloatArray) -> None:
     bounds = read(state).bounded().bounds
     state[BOUNDS.start : BOUNDS.start + len(bounds)] = bounds
     state[STAGE] = FIXED
+
+
+def lower(state: FloatArray) -> None:
+    """Lower the bounds of a live signal to those of what it has learned by now, in place, where these are less.
+
+    The bounds are time-uniform, so the least of them so far is one. Not while an alert lasts, nor after one: what it
+    took out of the baseline was chosen by its values.
+    """
+    if state.item(STAGE) != LIVING or state.item(ALERTING) or state.item(ONSET_AT) != NO_ONSET:
+        return
+    bounds = read(state).lowered().bounds
+    state[BOUNDS.start : BOUNDS.start + len(bounds)] = bounds
 
 
 def promising(state: FloatArray) -> bool:
@@ -187,10 +203,12 @@ def before(state: FloatArray, onset_us: float) -> FloatArray:
 def go_back(state: FloatArray) -> None:
     """Reset the baseline to before the onset of an alert, in place; the groups taken out are set aside."""
     onset_us = float(state[ONSET_AT])
+    if onset_us in {NO_ONSET, SELECTED}:
+        return
     if onset_us == FALSE_ALARM:
         take_back(state)
-    state[ONSET_AT] = NO_ONSET
-    if state[STAGE] != LIVING or onset_us in {NO_ONSET, FALSE_ALARM}:
+    state[ONSET_AT] = SELECTED
+    if state[STAGE] != LIVING or onset_us == FALSE_ALARM:
         return
     rows = rows_of(state)
     kept = before(state, onset_us)
@@ -206,7 +224,8 @@ def go_back(state: FloatArray) -> None:
 
 def take_back(state: FloatArray) -> None:
     """Add the groups set aside to the baseline, in place, also those still to come in the open alert: it was false."""
-    state[ONSET_AT] = FALSE_ALARM if state[ALERTING] else NO_ONSET
+    if state[ALERTING]:
+        state[ONSET_AT] = FALSE_ALARM
     if state[STAGE] == FIXED:
         return
     rows = rows_of(state)

@@ -34,6 +34,9 @@ COMMON = np.array((1.5, 2.0, 3.0, 5.0, 8.0))
 COMMON_WEIGHTS = np.array(
     (0.2, 0.3, 0.25, 0.15, 0.1)
 )  # most weight for the changes that take longest and can still be found
+# Of the frozen half: its null lies above the mean by the width of the bound, so what it bets on is nearer to it.
+COMMON_FROZEN = np.array((1.25, 1.5, 2.0, 3.5, 8.0))
+COMMON_FROZEN_WEIGHTS = np.array((0.25, 0.35, 0.25, 0.1, 0.05))
 SINGLE_SHARE = 0.1  # of a half's capital, for each stratum, to the bets on it alone
 LEARNED_SHARE = 2 / 3  # of all capital, to the learned half
 SINGLE = np.array((3.0, 10.0, 40.0, 150.0))
@@ -67,20 +70,36 @@ def factors(state: FloatArray, strata: IntArray, cells: FloatArray, factor: Floa
     factor[:] = 1.0
     tau = state[baseline_state.TAU]
     for stratum in range(N_STRATA):
-        if cells[0, stratum] > 0:
+        cell = cells[0, stratum], cells[1, stratum]
+        if cell[0] > 0:
             share, total = baseline_state.known(state, strata, stratum)
             learned = null(total, share, tau)
             frozen = min(1.0, (1.0 + tau) * state[_BOUNDS + stratum])
-            gain(factor[:HALF], stratum, cells[0, stratum], cells[1, stratum], learned)
-            gain(factor[HALF:], stratum, cells[0, stratum], cells[1, stratum], frozen)
+            gain(factor[:HALF], COMMON, stratum, cell, learned)
+            gain(factor[HALF:], COMMON_FROZEN, stratum, cell, frozen)
 
 
 @compiled
-def gain(half: FloatArray, stratum: int, share: float, total: float, pi: float) -> None:
-    """Add the contribution of one stratum of a group to the factors of one half, (HALF,), in place."""
+def gain(half: FloatArray, common: FloatArray, stratum: int, cell: tuple[float, float], pi: float) -> None:
+    """Add the contribution of one stratum of a group to the factors of one half, (HALF,), in place.
+
+    Parameters
+    ----------
+    half
+        Added to.
+    common
+        Ratios of its bets on all strata.
+    stratum
+        Its number.
+    cell
+        The group's share in it, and what the items in it add to its mean of x.
+    pi
+        The mean that is tested against.
+    """
+    share, total = cell
     apart = total - share * pi
     for bet in range(_N_COMMON):
-        r = COMMON[bet] - 1.0
+        r = common[bet] - 1.0
         half[bet] += r * apart / (1.0 + r * pi)
     first = _N_COMMON + stratum * _N_SINGLE
     for bet in range(_N_SINGLE):
@@ -102,9 +121,9 @@ def weigh(state: FloatArray, weight: FloatArray) -> None:
     learned = LEARNED_SHARE if state[baseline_state.STAGE] == baseline_state.LIVING else 0.0
     frozen = 0.0 if state[baseline_state.STAGE] == baseline_state.LEARNING else 1.0 - learned
     weight[:] = 0.0
-    for half, capital in ((0, learned), (HALF, frozen)):
+    for half, capital, common in ((0, learned, COMMON_WEIGHTS), (HALF, frozen, COMMON_FROZEN_WEIGHTS)):
         for bet in range(_N_COMMON):
-            weight[half + bet] = capital * (1.0 - SINGLE_SHARE * n_strata) * COMMON_WEIGHTS[bet]
+            weight[half + bet] = capital * (1.0 - SINGLE_SHARE * n_strata) * common[bet]
         for bet in range(n_strata * _N_SINGLE):
             weight[half + _N_COMMON + bet] = capital * SINGLE_SHARE / _N_SINGLE
 

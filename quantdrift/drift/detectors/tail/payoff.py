@@ -10,9 +10,8 @@ from quantdrift.drift.detectors.tail.quantile import N_BINS
 from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray
 
-READY_RAREST = 30_000  # groups from which on the bets on the top 0.1 % are used
+READY_RAREST = 30_000  # groups from which on the bets on the top 0.03 % are used
 FROZEN_SHARE = 0.1  # of the capital
-STRETCH_SHARE = 0.6  # of the rest
 _BASE, _ASIDE, _BOUND = (
     pooled_histogram.BASE.start,
     pooled_histogram.ASIDE.start,
@@ -28,13 +27,13 @@ def capital(state: FloatArray, shares: FloatArray) -> None:
     All of it bets against the frozen null where the baseline was frozen by hand.
     """
     frozen = 1.0 if state[FROZEN] > 0 else FROZEN_SHARE
-    shares[: rank.N_BETS] = (1.0 - STRETCH_SHARE) * (1.0 - frozen) / rank.N_BETS
-    shares[rank.N_BETS : N_LEARNED] = STRETCH_SHARE * (1.0 - frozen) / (N_LEARNED - rank.N_BETS)
-    shares[N_LEARNED:] = frozen / rank.N_BETS
+    for bet in range(rank.N_BETS):
+        shares[bet] = (1.0 - frozen) * rank.WEIGHTS[bet]
+        shares[N_LEARNED + bet] = frozen * rank.WEIGHTS[bet]
 
 
 @compiled
-def factors(state: FloatArray, group: FloatArray, factor: FloatArray) -> None:
+def factors(state: FloatArray, group: FloatArray, pool: FloatArray, factor: FloatArray) -> None:
     """Write the factor by which a group multiplies the evidence of each bet, (N_BETS,).
 
     Parameters
@@ -43,27 +42,32 @@ def factors(state: FloatArray, group: FloatArray, factor: FloatArray) -> None:
         The state after the group was added to its pool.
     group
         (N_BINS,) weight of its items in each bin.
+    pool
+        (N_BINS,) overwritten.
     factor
         (N_BETS,) written to.
     """
     factor[:] = 0.0
-    aside, grown = 1.0 * pooled_histogram.sets_aside(state), 1.0 + state[TAU]
+    aside, tau = 1.0 * pooled_histogram.sets_aside(state), state[TAU]
+    bins = rank.shift(tau)
     n = state[_BASE + pooled_histogram.GROUPS] + aside * state[_ASIDE + pooled_histogram.GROUPS]
-    learned, stretch, frozen = factor[: rank.N_BETS], factor[rank.N_BETS : N_LEARNED], factor[N_LEARNED:]
+    bound = state[_BOUND : _BOUND + N_BINS]
     above = 0.0
     for place in range(N_BINS - 1, -1, -1):
-        below = above
         above += (
             state[_BASE + pooled_histogram.BINS + place]
             + aside * state[_ASIDE + pooled_histogram.BINS + place]
         )
+        pool[place] = above
+    for place in range(N_BINS):
         weight = group[place]
         if weight != 0.0:
-            hi, lo = min(above / n, 1.0), min(below / n, 1.0)
-            rank.e_values(learned, weight, min(grown * hi, 1.0), min(grown * lo, 1.0))
-            rank.stretch_values(stretch, weight, hi, lo, state[TAU])
-            hi, lo = state[_BOUND + place], state[_BOUND + place + 1] if place + 1 < N_BINS else 0.0
-            rank.e_values(frozen, weight, min(grown * hi, 1.0), min(grown * lo, 1.0))
+            hi = rank.tolerated(pool, n, place, tau, bins)
+            lo = rank.tolerated(pool, n, place + 1, tau, bins)
+            rank.e_values(factor[:N_LEARNED], weight, hi, lo)
+            hi = rank.tolerated(bound, 1.0, place, tau, bins)
+            lo = rank.tolerated(bound, 1.0, place + 1, tau, bins)
+            rank.e_values(factor[N_LEARNED:], weight, hi, lo)
     if n < READY_RAREST:
         factor[:_N_RAREST] = 1.0
     if state[BOUND_N] < READY_RAREST:

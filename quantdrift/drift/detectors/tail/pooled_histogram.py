@@ -14,17 +14,21 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.drift.detectors.tail import quantile, rank
 from quantdrift.drift.detectors.tail.quantile import EDGES, N_BINS
 from quantdrift.drift.evidence import recovery
+from quantdrift.drift.evidence.clock import beyond_weeks
 from quantdrift.drift.evidence.header import ALERTING, HEADER, LAST_AT, SCALE
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 READY = 10_000  # groups of a baseline
 DEFAULT_TAU = 0.25
 DEFAULT_DELTA = 1e-5
 _ROUNDING = 1e-9
+_WIDEST, _HALVINGS = 1e4, 40  # of the search for the tolerance of a pool
 TOLD = 25.0  # groups at or above a bin needed to compare siblings there
+MORE = 1.125  # times the groups behind the bounds, at which they are lowered
+SELECTED = -1.0  # in `ONSET_AT`
 CLEAR = 4.0  # nats by which a share must have risen for recovery to be required
-N_LEARNED = rank.N_BETS + len(rank.STRETCHES)  # against the learned null
+N_LEARNED = rank.N_BETS  # against the learned null
 N_BETS = N_LEARNED + rank.N_BETS  # then against the frozen one
 
 # The state of one signal: float64, after the header of `quantdrift.drift.evidence.header`. A histogram is its number of
@@ -37,7 +41,7 @@ _HISTOGRAM = BINS + N_BINS
     LIVE,  # 1.0 when the baseline is complete
     FROZEN,  # 1.0 when frozen by hand: it does not learn any more
     BAR,  # bin at and above which recovery is required; 0 where it is not
-    ONSET_AT,  # of the current alarm, microseconds
+    ONSET_AT,  # of the current alarm, microseconds; SELECTED when an earlier one has chosen what was learned
     CUSUM,  # twin of the page copy
     BOUND_N,  # groups behind the frozen bounds
     SINCE_AT,  # event time from which on the baseline was learned, microseconds
@@ -77,6 +81,8 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
         Event times of its first and last group, microseconds since 1970.
     fixed
         Frozen by hand: nothing is learned any more, and the bounds alone are tested.
+    selected
+        An alert has chosen what was learned: the bounds are lowered no more.
     """
 
     counts: tuple[float, ...]
@@ -88,6 +94,7 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
     since_us: int = 0
     until_us: int = 0
     fixed: bool = False
+    selected: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that are not a baseline on this grid: they would break the bound."""
@@ -122,9 +129,10 @@ def pool(contents: Sequence[TailBaseline]) -> TailBaseline:
 
     What is assumed: the tail of the slice that is to use it is no heavier than that of the heaviest of its siblings.
     These differ among themselves, and a slice whose divergences are 1.3 times those of the pool alarms with certainty
-    at tau = 0.25. So the tolerance is widened until no sibling would: by the largest factor by which the share of one
-    of them at or above any bin exceeds that of all, where each can be expected to have 25 groups there. The price is
-    delay, the more so where the slice's own tail is light: let its own baseline take over when that is complete.
+    at a tolerance of 0. So the tolerance is widened until no sibling would: by the least tolerance at which the share of
+    each at or above any bin is no drift from that of all, where each can be expected to have 25 groups there. The
+    price is delay, the more so where the slice's own tail is light: let its own baseline take over when that is
+    complete.
 
     Raises
     ------
@@ -144,18 +152,29 @@ def pool(contents: Sequence[TailBaseline]) -> TailBaseline:
         delta=max(one.delta for one in contents),
         since_us=min(one.since_us for one in contents),
         until_us=max(one.until_us for one in contents),
+        selected=any(one.selected for one in contents),
     )
 
 
 def _spread(contents: Sequence[TailBaseline]) -> float:
-    """Return the largest factor, at least 1, by which a sibling's share at or above a bin exceeds that of all."""
+    """Return 1 plus the least tolerance at which no sibling's share at or above a bin is drift from that of all."""
     if not contents:
         return 1.0
     above = quantile.survival(np.array([one.counts for one in contents]))[:, :-1]
     n = np.array([one.n_groups for one in contents], dtype=np.float64)
     together = above.sum(axis=0) / n.sum()
-    comparable = together * n.min() >= TOLD
-    return float((above[:, comparable] / n[:, None] / together[comparable]).max(initial=1.0))
+    largest = (above / n[:, None]).max(axis=0)
+    comparable = np.flatnonzero(together * n.min() >= TOLD).tolist()
+    low, high = 0.0, _WIDEST
+    for _ in range(_HALVINGS):
+        tau = (low + high) / 2
+        if all(
+            largest[bin_] <= rank.tolerated(together, 1.0, bin_, tau, rank.shift(tau)) for bin_ in comparable
+        ):
+            high = tau
+        else:
+            low = tau
+    return 1.0 + high
 
 
 def read(state: FloatArray) -> TailBaseline:
@@ -171,6 +190,7 @@ def read(state: FloatArray) -> TailBaseline:
         since_us=int(state[SINCE_AT]),
         until_us=int(base[1]),
         fixed=bool(state[FROZEN]),
+        selected=bool(not state[FROZEN] and (state[ALERTING] or state[ONSET_AT] == SELECTED)),
     )
 
 
@@ -179,6 +199,7 @@ def write(state: FloatArray, content: TailBaseline) -> None:
     state[BASE] = (content.n_groups, content.until_us, *content.counts)
     state[[TAU, DELTA, SINCE_AT]] = content.tau, content.delta, content.since_us
     state[FROZEN] = float(content.fixed)
+    state[ONSET_AT] = SELECTED if content.selected else 0.0
     if content.bound:
         state[BOUND], state[BOUND_N] = content.bound, content.n_bound
     if content.bound or content.n_groups >= READY:
@@ -229,11 +250,40 @@ def remember(state: FloatArray, at_us: float) -> None:
 def complete(state: FloatArray) -> None:
     """Complete the baseline, in place: fix its frozen bounds, unless it came with some."""
     if not state[BOUND_N]:
-        base = state[BASE]
-        state[BOUND] = quantile.ceiling(base[2:], base[0], float(state[DELTA]))[:-1]
-        state[BOUND_N] = base[0]
+        state[BOUND] = _ceilings(state)
+        state[BOUND_N] = state[BASE][0]
     state[LIVE] = 1.0
     state[OLDER] = state[NEWER] = state[BASE].copy()
+
+
+def lower(state: FloatArray) -> None:
+    """Lower the frozen bounds to those of what has been learned by now, in place, where these are less.
+
+    They are time-uniform, so the least of them so far is one. A baseline of less than whole weeks may come from a trough
+    of the season that the tolerance allows for: no bound goes below the share that there would be with that part of
+    its time raised to the middle of such a season.
+    """
+    swing = float(state[TAU]) * beyond_weeks(state[BASE.start + AT] - state[SINCE_AT])
+    state[BOUND_N] = state[BASE][0]
+    if swing >= 1.0:
+        return
+    above, n, up = quantile.survival(state[BASE][2:]), float(state[BASE][0]), 1.0 / (1.0 - swing) - 1.0
+    middles = [rank.tolerated(above, n, place, up, rank.shift(up)) for place in range(N_BINS)]
+    state[BOUND] = np.minimum(state[BOUND], np.maximum(_ceilings(state), middles))
+
+
+def may_fall(states: FloatArray) -> BoolArray:
+    """Return whether enough was learned since the bounds of each of many were fixed to lower them, (N,).
+
+    Not while an alert lasts, nor after one: what it took out of the baseline was chosen by its values.
+    """
+    free = (states[:, LIVE] > 0) & (states[:, ALERTING] == 0) & (states[:, FROZEN] == 0)
+    grown = states[:, BASE.start] >= MORE * states[:, BOUND_N]
+    return np.asarray(free & grown & (states[:, ONSET_AT] != SELECTED))
+
+
+def _ceilings(state: FloatArray) -> FloatArray:
+    return quantile.ceilings(state[BASE][2:], float(state[BASE][0]), float(state[DELTA]))
 
 
 def growing(state: FloatArray) -> FloatArray:
@@ -279,8 +329,8 @@ def raised(state: FloatArray) -> tuple[int, float]:
 
     Returns
     -------
-    The bin, and (1 + tau) times the share there before the onset or its frozen bound, whichever is less; (0, 0.0)
-    where no share rose clearly.
+    The bin, and the largest tolerated share there, from the shares before the onset or their frozen bounds, whichever
+    is less; (0, 0.0) where no share rose clearly.
     """
     now = seen(state)
     since = np.maximum(now - state[FLOOR], 0.0)
@@ -288,7 +338,8 @@ def raised(state: FloatArray) -> tuple[int, float]:
         return 0, 0.0
     base = state[BASE] if state[FROZEN] else state[FLOOR]
     before = (quantile.survival(base[2:])[:-1] + 1.0) / (base[0] + 1.0)
-    allowed = np.minimum((1.0 + state[TAU]) * np.minimum(before, state[BOUND]), 1.0)
+    known, tau = np.minimum(before, state[BOUND]), float(state[TAU])
+    allowed = np.array([rank.tolerated(known, 1.0, place, tau, rank.shift(tau)) for place in range(N_BINS)])
     after = np.minimum(quantile.survival(since[2:])[:-1] / since[0], 1.0)
     nats = np.where(after > allowed, since[0] * quantile.divergence(after, allowed), 0.0)
     best = int(np.argmax(nats))

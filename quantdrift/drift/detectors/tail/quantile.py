@@ -20,6 +20,7 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quantdrift.drift.evidence.bound import upper_bounds
 from quantdrift.drift.evidence.group import N_TAIL_BINS
 from quantdrift.drift.evidence.interval import ALPHA, Estimate
 from quantdrift.drift.evidence.observations import FloatArray
@@ -145,22 +146,16 @@ def shortfall(counts: FloatArray, n: float, q: float) -> Estimate | None:
     return Estimate(mean=mean, low=min(least, mean), high=max(most, mean), n=int(n))
 
 
-def ceiling(counts: FloatArray, n: float, delta: float) -> FloatArray:
-    """Return upper bounds of the shares at or above each bin, (N_BINS + 1,), all valid at once except with probability `delta`.
+def ceilings(counts: FloatArray, n: float, delta: float) -> FloatArray:
+    """Return upper bounds of the shares at or above each bin, (N_BINS,), falling from 1.
 
-    For independent groups with values in [0, 1], `P(n kl(mean, p) >= ln(1 / delta) and mean < p) <= delta`, kl the
-    divergence of two coins (Hoeffding, JASA 1963, theorem 1); the bound is the largest p that this leaves.
+    All are valid at once and at all n, except with probability `delta`: see `quantdrift.drift.evidence.bound`.
     """
-    mean = np.minimum(survival(counts)[:-1] / n, 1.0)
-    low, high = mean.copy(), np.ones(N_BINS)
-    room = math.log(N_BINS / delta) / n
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        inside = divergence(mean, middle) <= room
-        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
-    high[0] = 1.0
+    above = survival(counts)[:-1]
+    found = upper_bounds(above, np.full(N_BINS, n), delta / N_BINS)
+    found[0] = 1.0
     # Sharing a bisection does not keep the last bits in order; the bounds must not rise.
-    return np.append(np.maximum.accumulate(high[::-1])[::-1], 0.0)
+    return np.maximum.accumulate(found[::-1])[::-1].copy()
 
 
 def divergence(mean: FloatArray, p: FloatArray) -> FloatArray:
