@@ -35,7 +35,11 @@ def comparator_of(model: Model) -> Comparator:
 
 def _classification(model: Model) -> Comparator:
     interest = numbers_of(model.classification.interest, model.labels)
-    return SingleOutput(ClassificationComparator(model.output_kind, model.top_k, interest))
+    return SingleOutput(
+        ClassificationComparator(
+            model.output_kind, model.top_k, interest, count_ties=model.classification.count_ties
+        )
+    )
 
 
 def _multilabel(model: Model) -> Comparator:

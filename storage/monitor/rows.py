@@ -48,6 +48,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
     js: float | None
     divergence: float | None = msgspec.field(name="kl")  # as sessions that are open have it
     margin: float | None
+    tie: float | None = None
 
     @property
     def pi(self) -> float:
@@ -331,6 +332,8 @@ class RollupRow(_Row, frozen=True, kw_only=True):
     margin_weight: float
     n_infinite: int
     divergence_bins: tuple[float, ...]
+    tie: float = 0.0
+    tie_weight: float = 0.0
 
 
 class Position(_Row, frozen=True, kw_only=True):

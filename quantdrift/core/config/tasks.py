@@ -11,6 +11,14 @@ from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.tasks import Task
 
 Interest = tuple[str | int, ...]
+CountTies = Annotated[
+    bool,
+    about(
+        "Whether an item flips where the first entry differs only because several entries share "
+        "the largest score of a side, as scores in 8 bits often do. `tie` marks such items either "
+        "way. No: a flip then means that neither order of equal scores gives the same answer."
+    ),
+]
 
 
 class Classification(Section, frozen=True, kw_only=True):
@@ -23,6 +31,7 @@ class Classification(Section, frozen=True, kw_only=True):
             "them are reported as `gained` and `lost` in a comparison's detail."
         ),
     ] = ()
+    count_ties: CountTies = True
 
 
 class Multilabel(Section, frozen=True, kw_only=True):
@@ -116,6 +125,7 @@ class Ranking(Section, frozen=True, kw_only=True):
             lt=1,
         ),
     ] = 0.9
+    count_ties: CountTies = True
 
 
 class RawTensor(Section, frozen=True, kw_only=True):

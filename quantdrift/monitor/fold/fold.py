@@ -232,7 +232,9 @@ class Fold:
             self._state.budget(self.catalog.versions[one.rows[0].model_version_id].model) for one in observed
         ]
         cap = np.array([budget.cap for budget in budgets])[columns.of]
-        self._rollup.add(columns, np.array([not one.closed for one in observed])[columns.observation], cap)
+        closed = np.array([one.closed for one in observed])[columns.observation]
+        self._rollup.add(columns, ~closed, cap)
+        self._rollup.close(columns, closed)
         groups = self._groups(observed, columns, cap)
         mass = self._live(groups, observed, event_us)
         if not groups.keys:

@@ -131,7 +131,7 @@ def _weighted(
     return np.array([value.vx, value.v])
 
 
-_COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin")
+_COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie")
 _ROW = attrgetter(*_COLUMNS)
 _EXCHANGE = attrgetter("exchange_id")
 _MARGINS = np.array(MARGIN_EDGES)
@@ -210,7 +210,7 @@ class Columns:
     rows
         The items, observation after observation.
     values
-        (items, 10) as in `comparison`; NaN where there is none.
+        (items, 11) as in `comparison`; NaN where there is none.
     of
         (items,) observation.
     item

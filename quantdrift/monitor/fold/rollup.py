@@ -9,7 +9,7 @@ from quantdrift.storage.monitor.rows import RollupRow
 HOUR_US = 3_600_000_000
 DIVERGENCE_BINS = 64
 _EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
-_MEANS = ("flip", "topk", "js", "divergence", "margin")
+_MEANS = ("flip", "topk", "js", "divergence", "margin", "tie")
 
 
 _N_ITEMS, _N_GROUPS, _N_INFINITE, _WEIGHT, _WEIGHT_SQ = range(5)
@@ -72,6 +72,36 @@ class Rollup:
         bins = np.searchsorted(_EDGES, divergence, side="right")[item]
         np.add.at(self._sums.reshape(-1), (row * _SIZE + _BINS + bins)[has], share[has])
 
+    def close(self, columns: Columns, which: BoolArray) -> None:
+        """Let the exchanges of sessions that have closed count as one in `weight_sq`.
+
+        A session's exchanges are correlated, at worst all alike: (sum of w)^2 takes the place of the sum of w^2, so that
+        n_eff counts sessions. Until its session closes an exchange counts alone.
+
+        Parameters
+        ----------
+        columns
+            The items.
+        which
+            (groups,) the closed sessions, each in the hour of its first item.
+        """
+        item, ends = columns.groups(which)
+        if not len(ends):
+            return
+        begins = ends - np.diff(ends, prepend=0)
+        ids = np.array([columns.rows[place].exchange_id for place in item.tolist()])
+        new = np.zeros(len(item), dtype=np.bool_)
+        new[begins] = True
+        new[1:] |= ids[1:] != ids[:-1]
+        weight = np.where(new, 1.0 / (columns.column("pi1") * columns.column("pi2"))[item], 0.0)
+        total = np.add.reduceat(weight, begins)
+        alone = np.add.reduceat(weight * weight, begins)
+        first = item[begins]
+        captured_us = columns.captured_us[first]
+        version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
+        row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
+        _add(self._sums, row, _WEIGHT_SQ, total * total - alone)
+
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
         keys = sorted(self._rows)
@@ -95,6 +125,8 @@ class Rollup:
                 js_weight=row[_OF_MEAN + 2],
                 divergence_weight=row[_OF_MEAN + 3],
                 margin_weight=row[_OF_MEAN + 4],
+                tie=row[_MEAN + 5],
+                tie_weight=row[_OF_MEAN + 5],
                 n_infinite=int(row[_N_INFINITE]),
                 divergence_bins=tuple(row[_BINS:]),
             )
