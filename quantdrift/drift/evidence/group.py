@@ -6,7 +6,8 @@ inclusion probability of the policy,
     z = (1 / n) * sum over the sampled items i of v_i * (x_i - m)
 
 has mean at most 0 while the mean over groups is at most m: the sampling probabilities cancel. It is kept as the two
-numbers `vx = sum(v_i x_i) / n` and `v = sum(v_i) / n`, so that `z = vx - v * m` for every m.
+numbers `vx = sum(v_i x_i) / n` and `v = sum(v_i) / n`, so that `z = vx - v * m` for every m. `v / c` is the group's 1 / pi,
+by which a displayed mean weighs it: c differs between policies.
 """
 
 from collections.abc import Sequence
@@ -136,7 +137,7 @@ class Means(NamedTuple):
     Parameters
     ----------
     x
-        (groups, 2) the two numbers of `GroupValue`.
+        (groups, 3) the two numbers of `GroupValue`, and c.
     seen
         (groups,) where there are any.
     refused
@@ -170,7 +171,7 @@ class Shares(NamedTuple):
 def group_means(column: FloatArray, items: Items, members: Members) -> Means:
     """Return `group_value` of many groups, the same bits as one by one; `column` of the items is the metric."""
     n = len(members.ends)
-    found = Means(np.zeros((n, 2)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    found = Means(np.zeros((n, 3)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
     _means(column, items, members, found)
     return found
 
@@ -215,6 +216,7 @@ def _means(column: FloatArray, items: Items, members: Members, found: Means) -> 
             weight += v
         if n > 0 and not found.refused[group]:
             found.x[group, 0], found.x[group, 1] = vx / n, weight / n
+            found.x[group, 2] = 1.0 if members.session[group] else members.smallest[group]
             found.seen[group] = True
         begin = members.ends[group]
 

@@ -128,7 +128,7 @@ def _weighted(
         # What its sidecar said of its sampling does not fit together: no observation, whatever it shows.
         _LOG.warning("exchange %s says nothing of slice %d: %s", seen[0][0].exchange_id, slice_id, error)
         return None
-    return np.array([value.vx, value.v])
+    return np.array([value.vx, value.v, smallest])
 
 
 _COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie")

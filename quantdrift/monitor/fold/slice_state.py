@@ -140,7 +140,8 @@ class SliceState:
     def estimates(self) -> dict[str, dict[str, float]]:
         """Return per metric the recent mean with its interval, the budget and the noise added to it; the severity of alerts.
 
-        What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`.
+        What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`. An interval that would
+        hold every value is left out: `missing` is how many exchanges one needs.
         """
         found: dict[str, dict[str, float]] = {}
         learned = self.watch.survey().missing == 0
@@ -155,7 +156,11 @@ class SliceState:
             if noise:
                 shown["noise"] = noise * scale
             if recent := BUDGET.recent(state):
-                shown["mean"], shown["low"], shown["high"] = recent.mean, recent.low, recent.high
+                shown["mean"] = recent.mean
+                if recent.missing:
+                    shown["missing"] = recent.missing
+                else:
+                    shown["low"], shown["high"] = recent.low, recent.high
                 shown["n"] = recent.n
             if self.watch.phase is not Phase.WATCHING and (since := BUDGET.since_change(state)):
                 shown["severity"] = since.low
