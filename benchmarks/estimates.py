@@ -66,7 +66,7 @@ def width_over_clopper_pearson() -> float:
     for n in (1000, 1250, 1500, 1750, 2000):
         for rate in (0.005, 0.01, 0.02, 0.05, 0.1):
             hits = round(n * rate)
-            found = estimate_of(np.arange(n) < hits)
+            found = estimate_of((np.arange(n) < hits).astype(float))
             low, high = clopper_pearson(hits, n)
             ratios.append((found.high - found.low) / (high - low))
     return max(ratios)

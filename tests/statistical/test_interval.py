@@ -79,7 +79,7 @@ def test_the_interval_is_little_wider_than_one_that_may_be_looked_at_once() -> N
     assert width_over_clopper_pearson() <= 1.5
     assert severity_over_clopper_pearson(200) >= 0.6
     assert width_over_wald(20)[0] <= 2.0
-    assert estimate_of(np.arange(1000) < 10).low > 0.6 * 0.0048
+    assert estimate_of((np.arange(1000) < 10).astype(float)).low > 0.6 * 0.0048
 
 
 WINDOWS = st.lists(
@@ -134,7 +134,7 @@ def test_an_interval_that_would_hold_every_value_says_how_much_is_missing() -> N
         assert before is not None
         after = estimate(sums)
         assert after is not None
-        assert v < 1.0 or before.high == 1.0
+        assert v < 1.0 or any(x) or before.high == 1.0
         assert (after.high < 1.0, after.missing) == (True, 0)
 
 

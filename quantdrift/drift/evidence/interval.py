@@ -261,7 +261,7 @@ def _against_more(sums: FloatArray, m: float) -> float:
 def _best(m: float, logs: FloatArray) -> float:
     """Return the logarithm of the best lambda for a mean of m, within the grid."""
     best = 0.5 * math.log(2.0 * _LOG / (USUAL_GROUPS * m * max(1.0 - m, 1e-12)))
-    return min(max(best, logs[0]), logs[-1])
+    return float(min(max(best, logs[0]), logs[-1]))
 
 
 @compiled

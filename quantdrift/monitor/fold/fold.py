@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.drift.evidence.clock import MICROSECONDS
-from quantdrift.drift.evidence.group import Members, group_value
+from quantdrift.drift.evidence.group import Members, group_value, session_value
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
@@ -283,19 +284,22 @@ class Fold:
             for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)
         ]
         of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
-        smallest, first, second = (
+        smallest, sure, least = (
             np.array([getattr(one, name) for one in rates], dtype=np.float64)[of]
-            for name in ("smallest", "first", "second")
+            for name in ("smallest", "sure", "session")
         )
-        weighted = np.array([one.weighted for one in rates], dtype=np.bool_)[of]
-        members = Members(item, ends, smallest, closed, first, second)
+        weighted, of_sessions = (
+            np.array([getattr(one, name) for one in rates], dtype=np.bool_)[of]
+            for name in ("weighted", "session_weighted")
+        )
+        members = Members(item, ends, smallest, closed, sure, least)
         groups = SliceGroups(
             columns,
             which=which,
             members=members,
             items=columns.items(cap),
             policy_id=policy_id,
-            weighted=weighted & ~closed,
+            weighted=np.where(closed, of_sessions, weighted),
         )
         _tell_refused(columns, members, slice_id, groups.refused)
         return groups
@@ -493,7 +497,12 @@ def _tell_refused(columns: Columns, members: Members, slice_id: IntArray, refuse
         places = members.item[members.ends[group - 1] if group else 0 : members.ends[group]].tolist()
         rows = [columns.rows[place] for place in places]
         try:
-            group_value([0.0] * len(rows), [row.pi for row in rows], members.smallest[group], len(rows))
+            if members.session[group]:
+                sure = members.sure[group]
+                rows = [row for row in rows if row.u2 < second_rate(sure, row.pi1)]
+                session_value([0.0] * len(rows), [row.pi1 for row in rows], sure, members.least[group])
+            else:
+                group_value([0.0] * len(rows), [row.pi for row in rows], members.smallest[group], len(rows))
         except ValueError as error:
             _LOG.warning(
                 "exchange %s says nothing of slice %d: %s", rows[0].exchange_id, slice_id[group], error

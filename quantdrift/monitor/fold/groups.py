@@ -21,7 +21,14 @@ from quantdrift.core.records import Metric
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
 from quantdrift.drift.detectors.tail.quantile import bin_of
-from quantdrift.drift.evidence.group import Items, Members, group_means, group_shares, group_value
+from quantdrift.drift.evidence.group import (
+    Items,
+    Members,
+    group_means,
+    group_shares,
+    group_value,
+    session_value,
+)
 from quantdrift.drift.evidence.margin import EDGES as MARGIN_EDGES
 from quantdrift.drift.evidence.margin import N_BINS, margin_bin
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
@@ -74,15 +81,14 @@ def shown(
         With the caps.
     """
     session = bool(items[0].group_key)
-    if session:
-        items = [item for item in items if rates.keeps_session(item)]
+    part = [item for item in items if rates.has(item)] if session else items
     found: dict[SignalKey, FloatArray] = {}
     for metric in WATCHED:
         cap = cap_of(metric, budget)
-        seen = [(item, x / cap) for item in items if (x := clipped(metric, item, cap)) is not None]
+        seen = [(item, x / cap) for item in part if (x := clipped(metric, item, cap)) is not None]
         if not seen:
             continue
-        value = _weighted(slice_id, seen, 1.0 if session else rates.smallest, session=session)
+        value = _weighted(slice_id, seen, rates, session=session)
         if value is not None:
             found[_BUDGETS[metric]] = value
     found |= _learned(items, rates, session=session)
@@ -93,7 +99,7 @@ def _learned(
     items: Sequence[ComparisonRow], rates: SliceRates, *, session: bool
 ) -> dict[SignalKey, FloatArray]:
     """Return what the detectors without weights see: items thinned to a constant probability."""
-    kept = items if session else [item for item in items if rates.keeps(item)]
+    kept = [item for item in items if (rates.keeps_part(item) if session else rates.keeps(item))]
     found = {}
     flips = [(item, x) for item in kept if (x := clipped(Metric.FLIP, item, 1.0)) is not None]
     if flips:
@@ -119,16 +125,19 @@ def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float
 
 
 def _weighted(
-    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], smallest: float, *, session: bool
+    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], rates: SliceRates, *, session: bool
 ) -> FloatArray | None:
-    pi = [1.0 if session else item.pi for item, _ in seen]
+    x, c = [value for _, value in seen], rates.session if session else rates.smallest
     try:
-        value = group_value([x for _, x in seen], pi, smallest, len(seen))
+        if session:
+            value = session_value(x, [item.pi1 for item, _ in seen], rates.sure, c)
+        else:
+            value = group_value(x, [item.pi for item, _ in seen], c, len(seen))
     except ValueError as error:
         # What its sidecar said of its sampling does not fit together: no observation, whatever it shows.
         _LOG.warning("exchange %s says nothing of slice %d: %s", seen[0][0].exchange_id, slice_id, error)
         return None
-    return np.array([value.vx, value.v, smallest])
+    return np.array([value.vx, value.v, c])
 
 
 _COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie")

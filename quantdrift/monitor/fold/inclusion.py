@@ -1,5 +1,7 @@
 """What the policies say of each slice, worked out once per slice and policy."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quantdrift.core.sampling.inclusion import (
@@ -8,6 +10,7 @@ from quantdrift.core.sampling.inclusion import (
     reachable_strata,
     second_rate,
     smallest_rate,
+    sure_rate,
 )
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
@@ -24,15 +27,22 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
         Whether these differ within the slice.
     strata
         Names of the header strata that its items may fall into.
-    first, second
-        Draws below which a session is in, whatever its items are: all of it is then seen with the same probability.
+    sure
+        Lower bound of the largest body rate of its items: in a header stratum with rate pi1 all items of a session are in, or
+        none, where `u2 < sure / pi1`, with probability min(pi1, sure).
+    session
+        c of a session's parts, one for each rate of a header stratum: 1 over the sum of 1 / min(pi1, sure), so that the
+        weights of all parts together are at most 1.
+    session_weighted
+        Whether these probabilities differ.
     """
 
     smallest: float
     weighted: bool
     strata: tuple[str, ...]
-    first: float
-    second: float
+    sure: float
+    session: float
+    session_weighted: bool
 
     def keeps(self, item: ComparisonRow) -> bool:
         """Return whether a detector without weights sees `item`: every item of the slice with probability `smallest`.
@@ -45,9 +55,18 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
         )  # a sidecar that says less follows another policy than it says
         return item.pi >= least and item.u2 < second_rate(self.smallest, item.pi1)
 
-    def keeps_session(self, item: ComparisonRow) -> bool:
-        """Return whether the session of `item` is in; it is the same for all of its items."""
-        return item.u1 < self.first and item.u2 < self.second
+    def has(self, item: ComparisonRow) -> bool:
+        """Return whether the part of a session that `item` belongs to is in; it is the same for all items of the part."""
+        return item.u2 < second_rate(self.sure, item.pi1)
+
+    def keeps_part(self, item: ComparisonRow) -> bool:
+        """Return whether a detector without weights sees that part: every part with probability `smallest`.
+
+        Where no body rate is below a header rate, as by default, the bound is the same for all parts: then it sees whole
+        sessions.
+        """
+        second = second_rate(self.sure, item.pi1)
+        return second > 0 and item.u1 < self.smallest / second and item.u2 < second
 
 
 MOST_KNOWN = 65_536  # policies change daily: what is remembered for years of them must not grow
@@ -68,13 +87,21 @@ class Rates:
             place, policy = catalog.slices[slice_id], catalog.policies[policy_id]
             where = of_model(place.where, place.model)
             strata = reachable_strata(where, policy)
-            taking = [stratum.rate for stratum in strata if stratum.rate > 0]
-            smallest = smallest_rate(where, policy)
+            smallest, sure = smallest_rate(where, policy), sure_rate(where, policy)
+            parts = sorted({min(stratum.rate, sure) for stratum in strata if stratum.rate > 0})
             known = self._known[slice_id, policy_id] = SliceRates(
                 smallest=smallest,
                 weighted=largest_rate(where, policy) > smallest,
                 strata=tuple(stratum.name for stratum in strata),
-                first=min(taking, default=1.0),
-                second=min((second_rate(smallest, rate) for rate in taking), default=1.0),
+                sure=sure,
+                session=_smallest_of_parts([stratum.rate for stratum in strata if stratum.rate > 0], sure),
+                session_weighted=len(parts) > 1,
             )
         return known
+
+
+def _smallest_of_parts(rates: Sequence[float], sure: float) -> float:
+    """Return c of a session's parts, of which there is one for each different rate of a header stratum."""
+    parts = [min(rate, sure) for rate in sorted(set(rates))]
+    # Of a single part exactly its probability: its weight is then 1.
+    return parts[0] if len(parts) == 1 else 1.0 / sum(1.0 / part for part in parts) if parts else 1.0

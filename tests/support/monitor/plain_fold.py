@@ -155,7 +155,7 @@ class PlainFold(Fold):
             entry = self._state.slices[key]
             entry.last_us = max(entry.last_us, captured_us)
             state.succession.seen(key[0], captured_us)
-            weighted = rates.weighted and not first.group_key
+            weighted = rates.session_weighted if first.group_key else rates.weighted
             state.observed(
                 key, sorted(values), weighted=weighted, fold_seq=self._fold_seq, catalog=self.catalog
             )
