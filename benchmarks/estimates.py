@@ -12,6 +12,9 @@
   others, where Wald's interval is too narrow.
 - `window_missed`: share of windows whose interval misses the mean at any look (to be at most 5 %), and
   `rolling_missed`: share of streams in which any window of ten does, which nobody promises.
+- `sessions_used`: share of the replayed sessions that count in the slice of all traffic, with weights, under a default rate of
+  0.01 beside a stratum at 1; `sessions_used_plain`: of those of the lowest rate, where a detector has no weights.
+- `incidents_of_two_stores`: mean number of incidents where two of a city's six stores are damaged and all three alert.
 - `estimate_bias`: how far the mean that `slice_now` shows at full hours lies from the truth where replays follow the
   evidence; and `estimate_bias_unweighted`: what it would be by v = c / pi, as if c were the same in all policies.
 """
@@ -23,11 +26,15 @@ import numpy as np
 from scipy.stats import beta
 
 from benchmarks.result import Goal, finish
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import interval
 from quantdrift.drift.evidence.interval import Estimate, along
 from quantdrift.drift.evidence.observations import FloatArray, ObservationBlock
 from quantdrift.drift.evidence.window import RECENT_GROUPS
+from quantdrift.drift.explain.overlap import Items, explaining
+from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow
 
 Figures = dict[str, float | int | str | None]
 SEED = 45
@@ -163,17 +170,80 @@ def bias(streams: int, *, hours: int = 60, weighted: bool = True, rate: float = 
     return float(means.mean()), float(means.std(ddof=1) / math.sqrt(streams))
 
 
+def sessions_used(n: int = 100_000) -> tuple[float, float]:
+    """Return the shares of replayed sessions that are used with and without weights."""
+    strata = (
+        HeaderStratum(name="gold", rate=1.0, headers={"x-a": "g"}),
+        HeaderStratum(name="default", rate=0.01),
+    )
+    policy = Policy(epoch="1-m", header_strata=strata, body_strata=(BodyStratum(name="default", rate=1.0),))
+    place = SliceRow(id=1, model="m", name="all", predicate="true", where=())
+    rates = Rates().of(Catalog(versions={}, slices={1: place}, policies={1: policy}), 1, 1)
+    rng = np.random.default_rng(SEED)
+    n_replayed = n_weighted = n_low = n_plain = 0
+    for u1, u2 in rng.random((n, 2)).tolist():
+        for pi1 in (1.0, 0.01):
+            if u1 < pi1:
+                row = _row(u1, u2, pi1)
+                n_replayed += 1
+                n_weighted += rates.has(row)
+                n_low += pi1 < 1.0
+                n_plain += pi1 < 1.0 and rates.keeps_part(row)
+    return n_weighted / n_replayed, n_plain / n_low
+
+
+def _row(u1: float, u2: float, pi1: float) -> ComparisonRow:
+    return ComparisonRow(
+        exchange_id="e",
+        item=0,
+        captured_us=0,
+        model_version_id=1,
+        policy_id=1,
+        slice_ids=(1,),
+        group_key="g",
+        pi1=pi1,
+        pi2=1.0,
+        u1=u1,
+        u2=u2,
+        candidate_margin=None,
+        flip=0.0,
+        topk=None,
+        js=None,
+        divergence=None,
+        margin=None,
+    )
+
+
+def incidents(runs: int) -> float:
+    """Return how many incidents there are: those of the stores, and that of the city where they do not explain it."""
+    rng, n = np.random.default_rng(SEED), 0
+    for _ in range(runs):
+        store = rng.integers(0, 6, 3000)
+        x = (rng.random(3000) < np.where(store < 2, 0.1, 0.005)).astype(float)
+        items = Items(x=x, weight=np.ones(3000), cluster=np.arange(3000))
+        others = {number: np.asarray(store == number) for number in range(2)}
+        sizes = {number: (float(inside.sum()), False) for number, inside in others.items()} | {
+            2: (3000.0, False)
+        }
+        n += 2 + (not explaining(items, 0.01, others, sizes, 2))
+    return n / runs
+
+
 def measure(*, quick: bool) -> Figures:
     """Return all figures; within some ten seconds if `quick`."""
-    streams = 600 if quick else 4000
-    weighted, unweighted = (bias(streams, weighted=one) for one in (True, False))
+    weighted = bias(1200 if quick else 4000)
+    unweighted = bias(300 if quick else 1000, weighted=False)
     window, rolling = missed(20 if quick else 200, 0.01)
+    used, used_plain = sessions_used(10_000 if quick else 100_000)
     enough, few = width_over_wald(20 if quick else 200)
     return {
         "interval_width_over_clopper_pearson": width_over_clopper_pearson(),
         "severity_lower_over_cp": severity_over_clopper_pearson(200 if quick else 2000),
         "weighted_width_over_wald": enough,
         "weighted_width_over_wald_few": few,
+        "sessions_used": used,
+        "sessions_used_plain": used_plain,
+        "incidents_of_two_stores": incidents(50 if quick else 500),
         "window_missed": window,
         "rolling_missed": rolling,
         "estimate_bias": abs(weighted[0]),
@@ -188,6 +258,8 @@ def goals(figures: Figures) -> list[Goal]:
         ("interval_width_over_clopper_pearson", 1.5, "ratio", True),
         ("severity_lower_over_cp", 0.6, "ratio", False),
         ("weighted_width_over_wald", 2.0, "ratio", True),
+        ("sessions_used", 0.99, "1", False),
+        ("incidents_of_two_stores", 2.05, "{incident}", True),
         ("window_missed", 0.05, "1", True),
         ("estimate_bias", 0.02, "1", True),
     )

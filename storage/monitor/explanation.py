@@ -24,14 +24,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     explained_by: Annotated[
         str | None,
         Meta(
-            description="The smaller alerting slice, at least as severe, without whose items this alert vanishes."
+            description="The smaller alerting slice, or the slices, at least as severe, without whose items this alert"
+            " vanishes."
         ),
     ] = None
     incident: Annotated[
         str | None,
-        Meta(description="The slice that explains it, or its own slice: an alert manager can group by it."),
+        Meta(
+            description="The slice that explains it, the first of several, or its own slice: an alert manager can group by"
+            " it."
+        ),
     ] = None
-    explained_by_id: Annotated[int | None, Meta(description="Its slice id.")] = None
+    explained_by_id: Annotated[
+        int | None, Meta(description="Its slice id, of several that of the first.")
+    ] = None
     explains: Annotated[
         tuple[str, ...], Meta(description="Larger alerting slices whose alerts vanish without this one.")
     ] = ()

@@ -15,7 +15,7 @@ import pytest
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import second_rate
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray
 from quantdrift.monitor.fold.groups import SIGNALS, shown
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow
@@ -68,7 +68,7 @@ class Offered:
         self.user = np.repeat(np.arange(USERS), 6)
         # Half of the users stay in one stratum, the others do not; flips hang on the user, the stratum and on k.
         self.header = np.where(self.user % 2, rng.integers(0, 3, n), self.user % 3)
-        self.k = rng.random(n) < 0.4
+        self.k: BoolArray = np.asarray(rng.random(n) < 0.4)
         self.flip = (
             rng.random(n) < 0.1 + 0.3 * (self.user % 3 == 0) + 0.2 * (self.header == 2) + 0.45 * self.k
         ).astype(float)
@@ -82,9 +82,9 @@ class Offered:
             ]
         )
 
-    def inside(self, slice_id: int) -> FloatArray:
+    def inside(self, slice_id: int) -> BoolArray:
         """Return which requests lie in a slice."""
-        return self.k if slice_id == 2 else np.ones(len(self.k), dtype=bool)
+        return self.k if slice_id == 2 else np.ones(len(self.k), dtype=np.bool_)
 
     def truth(self, slice_id: int) -> float:
         """Return the mean over the parts of all sessions in a slice."""

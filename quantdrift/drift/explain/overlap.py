@@ -1,4 +1,4 @@
-"""The overlapping slice that explains an alert: the smallest one without whose items no excess is left.
+"""The overlapping slices that explain an alert: the smallest one, or few, without whose items no excess is left.
 
 Let the mean of a slice lie above what it is measured against, `level`, by an excess. Take out the items that also lie
 in a smaller slice; what is left, the rest, has its own excess, and carries a part of the whole's in proportion to its
@@ -12,8 +12,13 @@ The second condition concerns a rest of a few exchanges, which never shows an ex
 weight is too small to matter or it has enough data. Its standard error is at least that implied by the spread of the
 whole slice and its own number, so that a few zeros are no certainty.
 
+Where no single smaller slice explains the whole, several may do so together: two damaged stores explain the alert of their
+city. The slice that takes the most excess out of what is left is added until the rest shows none (at most `MOST_TOGETHER`),
+and members that are not needed are left out again. Together they hold at most three quarters of the whole: if everything is
+damaged, every slice alerts and all of them leave no rest, but then the whole is the finding. Of two slices with the same items a declared one counts as the smaller.
+
 It says where the excess lies, not why. Under "the rest has an excess of as much as half of the whole's" a slice is
-wrongly folded with a probability of about 5 %, per pair.
+wrongly folded with a probability of about 5 %, per pair; with several slices at each number of them that is tried.
 """
 
 import math
@@ -26,6 +31,9 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 
 Z = 1.645
 MOST_LEFT = 0.5
+MOST_TOGETHER = 8
+MOST_OF_WHOLE = 0.75
+Size = tuple[float, bool]  # weight of a slice's traffic, and whether it is not declared
 
 
 class Items(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +114,11 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
 
 
 def explaining(
-    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, float], whole: int
-) -> int | None:
-    """Return the smallest slice that explains the excess of slice `whole`, or None.
+    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, Size], whole: int
+) -> tuple[int, ...]:
+    """Return the smallest slice that explains the excess of slice `whole`, else several that do, or none.
+
+    Of several the first takes out the most excess.
 
     Parameters
     ----------
@@ -117,17 +127,44 @@ def explaining(
     others
         Per other slice that alerts, which of the items lie in it, (n,).
     sizes
-        Weight of each slice's traffic, `whole` among them; only a smaller one explains. Of two that are equal, the
+        Size of each slice, `whole` among them; only a smaller one explains. Of two that are equal in both respects, the
         one with the lower number is the smaller, so that neither explains itself by the other in turn.
     whole
         Which slice is to be explained.
     """
     if not len(items.x):
-        return None
+        return ()
     mine = (sizes[whole], whole)
-    for other in sorted(others, key=lambda one: (sizes[one], one)):
-        if (sizes[other], other) >= mine:
+    smaller = sorted(
+        (other for other in others if (sizes[other], other) < mine and others[other].any()),
+        key=lambda other: (sizes[other], other),
+    )
+    for other in smaller:
+        if rest_of(items, others[other], level).explained:
+            return (other,)
+    return _together(items, level, {other: others[other] for other in smaller})
+
+
+def _together(items: Items, level: float, others: Mapping[int, BoolArray]) -> tuple[int, ...]:
+    """Return the fewest slices found that explain the excess together; `others` in the order in which ties are decided."""
+    excess = items.weight * (items.x - level)
+    chosen: list[int] = []
+    out = np.zeros(len(items.x), dtype=np.bool_)
+    for _ in range(min(MOST_TOGETHER, len(others))):
+        gains = {other: float(excess[inside & ~out].sum()) for other, inside in others.items()}
+        best = max(gains, key=gains.__getitem__)
+        if gains[best] <= 0.0:
+            return ()
+        chosen.append(best)
+        out |= others[best]
+        if items.weight[out].sum() > MOST_OF_WHOLE * items.weight.sum():
+            return ()
+        if rest_of(items, out, level).explained:
             break
-        if others[other].any() and rest_of(items, others[other], level).explained:
-            return other
-    return None
+    else:
+        return ()
+    for other in chosen[::-1]:
+        rest = [one for one in chosen if one != other]
+        if rest and rest_of(items, np.any([others[one] for one in rest], axis=0), level).explained:
+            chosen = rest
+    return tuple(chosen)

@@ -13,7 +13,7 @@ are those of the present.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import ALL, EVERYTHING
+from quantdrift.core.slices import ALL, EVERYTHING, is_declared
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.damage import DamageCause
@@ -57,10 +57,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation, and the earlier alerts that the new one explains."""
+    """An explanation, and the slices of earlier alerts that the new one explains with the names of what explains each."""
 
     explanation: Explanation
-    explained: tuple[int, ...] = ()
+    explained: dict[int, str] = {}
 
 
 class Explainer:
@@ -168,16 +168,26 @@ class Explainer:
         tolerance = self._config.monitor.tolerance
         alerts = alerting.at(row)
         sizes = whole_after.sizes()
-        by = smallest(after, alerts, sizes, slice_id=row.slice_id, cap=cap, tolerance=tolerance)
-        explained = []
-        for larger in alerting.larger(row, after, sizes)[:MOST_LARGER]:
+        declared = {one for one in alerts if is_declared(self._config, catalog.slices[one].key)}
+        by = smallest(
+            after, alerts, sizes, slice_id=row.slice_id, cap=cap, tolerance=tolerance, declared=declared
+        )
+        explained: dict[int, str] = {}
+        for larger in alerting.larger(row, after, sizes, declared)[:MOST_LARGER]:
             window = whole_after
             if larger != everything:
                 window = await _items_since(evidence, row, larger)
-            if explains(
-                window, alerts, sizes, slice_id=row.slice_id, larger=larger, cap=cap, tolerance=tolerance
+            if together := explains(
+                window,
+                alerts,
+                sizes,
+                slice_id=row.slice_id,
+                larger=larger,
+                cap=cap,
+                tolerance=tolerance,
+                declared=declared,
             ):
-                explained.append(larger)
+                explained[larger] = _names(together, catalog)
         explanation = _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
         other = before_window.version != row.model_version_id
         explanation = msgspec.structs.replace(
@@ -187,8 +197,9 @@ class Explainer:
             changes=tuple(changes),
             begin=Begin.NEW_VERSION if version in new else None,
             doubt=await evidence.doubt(row.model_version_id),
-            explained_by=None if by is None else catalog.slices[by].name,
-            explained_by_id=by,
+            explained_by=_names(by, catalog) if by else None,
+            explained_by_id=by[0] if by else None,
+            incident=catalog.slices[by[0]].name if by else None,
             explains=tuple(catalog.slices[one].name for one in explained),
             explains_ids=tuple(explained),
         )
@@ -201,8 +212,14 @@ class Explainer:
                 moved_after=tuple(one.after for one in moved.found),
                 n_measures=moved.n_measures or None,
             ),
-            explained=tuple(explained),
+            explained=explained,
         )
+
+
+def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:
+    """Return the names of slices as they stand in a sentence."""
+    *some, last = (catalog.slices[one].name for one in slice_ids)
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 async def _items_before(
@@ -392,6 +409,6 @@ def with_explanation(row: TransitionRow, explanation: Explanation) -> Transition
             explained_by=explanation.explained_by,
         )
     }
-    incident = explanation.explained_by or details["slice"]
+    incident = explanation.incident or explanation.explained_by or details["slice"]
     attributes |= msgspec.structs.replace(explanation, explanation=texts, incident=incident).attributes()
     return msgspec.structs.replace(row, details={**details, **attributes})
