@@ -14,8 +14,8 @@ whole slice and its own number, so that a few zeros are no certainty.
 
 Where no single smaller slice explains the whole, several may do so together: two damaged stores explain the alert of their
 city. The slice that takes the most excess out of what is left is added until the rest shows none (at most `MOST_TOGETHER`),
-and members that are not needed are left out again. Together they hold at most three quarters of the whole: if everything is
-damaged, every slice alerts and all of them leave no rest, but then the whole is the finding. Of two slices with the same items a declared one counts as the smaller.
+and members that are not needed are left out again. Together they hold at most three quarters of the whole, or of a single slice that explains it: if
+everything is damaged, every slice alerts and all of them leave no rest, but then the whole is the finding. Of two slices with the same items a declared one counts as the smaller.
 
 It says where the excess lies, not why. Under "the rest has an excess of as much as half of the whole's" a slice is
 wrongly folded with a probability of about 5 %, per pair; with several slices at each number of them that is tried.
@@ -139,14 +139,28 @@ def explaining(
         (other for other in others if (sizes[other], other) < mine and others[other].any()),
         key=lambda other: (sizes[other], other),
     )
-    for other in smaller:
+    weight = float(items.weight.sum())
+    for place, other in enumerate(smaller):
         if rest_of(items, others[other], level).explained:
-            return (other,)
-    return _together(items, level, {other: others[other] for other in smaller})
+            # What explains the one may lie in several still smaller ones, which then explain the whole as well.
+            weight = float(items.weight[others[other]].sum())
+            parts = _together(
+                items, level, {one: others[one] for one in smaller[:place]}, MOST_OF_WHOLE * weight
+            )
+            return parts or (other,)
+    return _together(items, level, {one: others[one] for one in smaller}, MOST_OF_WHOLE * weight)
 
 
-def _together(items: Items, level: float, others: Mapping[int, BoolArray]) -> tuple[int, ...]:
-    """Return the fewest slices found that explain the excess together; `others` in the order in which ties are decided."""
+def _together(items: Items, level: float, others: Mapping[int, BoolArray], most: float) -> tuple[int, ...]:
+    """Return the fewest slices found that explain the excess together.
+
+    Parameters
+    ----------
+    others
+        In the order in which ties are decided.
+    most
+        Weight that they hold at most.
+    """
     excess = items.weight * (items.x - level)
     chosen: list[int] = []
     out = np.zeros(len(items.x), dtype=np.bool_)
@@ -157,7 +171,7 @@ def _together(items: Items, level: float, others: Mapping[int, BoolArray]) -> tu
             return ()
         chosen.append(best)
         out |= others[best]
-        if items.weight[out].sum() > MOST_OF_WHOLE * items.weight.sum():
+        if items.weight[out].sum() > most:
             return ()
         if rest_of(items, out, level).explained:
             break
