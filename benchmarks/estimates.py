@@ -27,14 +27,15 @@ from scipy.stats import beta
 
 from benchmarks.result import Goal, finish
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import interval
-from quantdrift.drift.evidence.interval import Estimate, along
+from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray, ObservationBlock
 from quantdrift.drift.evidence.window import RECENT_GROUPS
 from quantdrift.drift.explain.overlap import Items, explaining
 from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow
+from quantdrift.storage.monitor.rows import Catalog, SliceRow
 
 Figures = dict[str, float | int | str | None]
 SEED = 45
@@ -61,8 +62,10 @@ def clopper_pearson(hits: float, n: float) -> tuple[float, float]:
 
 def estimate_of(x: FloatArray, v: FloatArray | None = None) -> Estimate:
     """Return mean and interval of a window with these values and weights, (n,)."""
-    weight = np.ones(len(x)) if v is None else v
-    found = along(weight * x, weight, np.ones(len(x), dtype=np.bool_))
+    sums, weight = np.zeros(interval.SUMS), np.ones(len(x)) if v is None else v
+    for value, of_it in zip((weight * x).tolist(), weight.tolist(), strict=True):
+        interval.advance(sums, of_it, value)
+    found = interval.estimate(sums)
     assert found is not None
     return found
 
@@ -184,34 +187,12 @@ def sessions_used(n: int = 100_000) -> tuple[float, float]:
     for u1, u2 in rng.random((n, 2)).tolist():
         for pi1 in (1.0, 0.01):
             if u1 < pi1:
-                row = _row(u1, u2, pi1)
                 n_replayed += 1
-                n_weighted += rates.has(row)
+                n_weighted += u2 < second_rate(rates.sure, pi1)
                 n_low += pi1 < 1.0
-                n_plain += pi1 < 1.0 and rates.keeps_part(row)
+                second = second_rate(rates.sure, pi1)
+                n_plain += pi1 < 1.0 and u1 < rates.smallest / second and u2 < second
     return n_weighted / n_replayed, n_plain / n_low
-
-
-def _row(u1: float, u2: float, pi1: float) -> ComparisonRow:
-    return ComparisonRow(
-        exchange_id="e",
-        item=0,
-        captured_us=0,
-        model_version_id=1,
-        policy_id=1,
-        slice_ids=(1,),
-        group_key="g",
-        pi1=pi1,
-        pi2=1.0,
-        u1=u1,
-        u2=u2,
-        candidate_margin=None,
-        flip=0.0,
-        topk=None,
-        js=None,
-        divergence=None,
-        margin=None,
-    )
 
 
 def incidents(runs: int) -> float:

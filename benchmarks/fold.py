@@ -72,7 +72,7 @@ PARTS = {  # functions that together are nearly all of a fold; none is called by
     "clock, new signals": {("fold.py", "_live"), ("fold.py", "_note")},
     "detectors": {("watch.py", "advance_joined")},
     "between batches": {("state.py", "tend")},
-    "judging": {("transitions.py", "settle")},
+    "judging": {("verdict.py", "settle")},
     "rows of verdicts": {("slice_state.py", "verdict")},
     "rows of detectors": {("slice_state.py", "rows")},
 }

@@ -181,7 +181,7 @@ class _Watcher:
     def _alarm(self, row: TransitionRow, items: Items) -> Alarm:
         error_s = (row.onset_us - self._onset_us) / SECOND_US
         since = self._window(row.model_version_id, row.slice_id, self._onset_us, row.at_us + 1)
-        measure = measure_of({**row.details, "metric": row.metric.value}, self._budget.cap)
+        measure = measure_of(row.alert.evidence, self._budget.cap)
         versions = {
             number: msgspec.structs.replace(version, first_seen_us=self._first_us[number])
             for number, version in self._world.catalog().versions.items()
@@ -203,10 +203,10 @@ class _Watcher:
             verdict=row.to_verdict.value,
             after_s=(row.at_us - self._onset_us) / SECOND_US,
             after_groups=len(since),
-            seen_by=f"{row.metric} {row.details['detector']}",
+            seen_by=f"{row.metric} {row.alert.evidence.detector}",
             onset_error_s=error_s,
             onset_error_groups=error_s * RATE_PER_S * items.share(row.slice_id),
-            aggregate=str(row.details["aggregate_verdict"]),
+            aggregate=row.alert.aggregate.verdict.value,
             cause=own.cause.value if own else "",
             moved=whole.cause.value if whole else "",
             held_against=before.words,

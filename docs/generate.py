@@ -12,8 +12,8 @@ import msgspec
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
-from quantdrift.monitor.fold.noise import NoiseEvent
 from quantdrift.storage.admin.database_docs import page as database_markdown
+from quantdrift.storage.monitor.events import NoiseEvent
 from quantdrift.storage.monitor.explanation import Explanation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,11 +41,11 @@ def telemetry_markdown() -> str:
         "",
         "Alert events are OTLP log records named `quantdrift.slice.transition`, one per change of verdict, sent at",
         "least once, with the fields of the `transition` table as flat `quantdrift.*` attributes. Severity is ERROR",
-        "when a slice fires, WARN for a warning, INFO when it is resolved. An alert that opens or escalates is",
-        "explained by these; what is not known is left out, and a part of a move is in the unit of what decided.",
+        "when a slice fires, WARN for a warning, INFO when it is resolved. The attributes below explain an alert that",
+        "opens or escalates. Unknown values are left out; a part of a move has the unit of the metric that decided.",
         "",
-        "Events named `quantdrift.noise` tell that a reference or candidate is shown to differ from itself by more than",
-        "`monitor.noise_bound` of a budget (WARN), or by less again (INFO). Their attributes, with the same prefix:",
+        "An event named `quantdrift.noise` says that a reference or candidate differs from itself by more than",
+        "`monitor.noise_bound` of a budget (WARN), or no longer does (INFO). Its attributes, with the same prefix:",
         f"{', '.join(f'`{name}`' for name in NoiseEvent.__struct_fields__)}.",
         "",
         "| attribute | meaning |",
@@ -61,7 +61,7 @@ def telemetry_markdown() -> str:
 
 
 def _explained() -> Iterator[tuple[str, str]]:
-    """Yield the attributes of an explanation with what they mean."""
+    """Yield the attributes of an explanation with their meanings."""
     fields = msgspec.json.schema(Explanation)["$defs"][Explanation.__name__]["properties"]
     for name, field in fields.items():
         yield name, field["description"]

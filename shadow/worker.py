@@ -23,6 +23,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import Telemetry
@@ -52,7 +53,8 @@ from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
 
 _LOG = logging.getLogger(__name__)
-_CONNECT_PAUSE_S = 1.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
 _PING_S = 10.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
@@ -125,9 +127,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     model.name,
                 )
         async with Database(secrets.dsn, config.storage) as database:
-            known = await _connected(Writer(database, clock).slices, stop)
+            known_slices = await _connected(Writer(database, clock).slices, stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
-            if known is None or queue is None:
+            if known_slices is None or queue is None:
                 return 0
             health.database_answered()
             rechecks = Rechecks(config.models, clock)
@@ -135,7 +137,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(config, name, known, Noise(config.shadow.noise_share, clock, rechecks)),
+                    assessor=Assessor(
+                        config, name, known_slices, Noise(config.shadow.noise_share, clock, rechecks)
+                    ),
                     database=database,
                     queue=queue,
                     meters=meters,
@@ -309,7 +313,10 @@ def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
     The limit covers a slow server that takes `timeout_s` for each request: it must not end the worker, which has other
     models.
     """
-    timeout_s = max((one.timeout_s for model in models for one in model.references if one.url), default=0.0)
+    timeout_s = max(
+        (reference.timeout_s for model in models for reference in model.references if reference.url),
+        default=0.0,
+    )
     return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _REQUESTS_PER_EXCHANGE * shadow.batch_items * timeout_s)
 
 
@@ -359,10 +366,12 @@ def _exit(reason: str) -> None:
 
 async def _connected(connect: Callable[[], Awaitable[Connection]], stop: Stop) -> Connection | None:
     """Call `connect` until it succeeds; return None if `stop` is set first."""
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while not stop.is_set():
         try:
             return await connect()
         except RetryError as error:
-            _LOG.warning("%s; trying again in %g s", error, _CONNECT_PAUSE_S)
-            await stop.wait(_CONNECT_PAUSE_S)
+            pause_s = backoff.next_s()
+            _LOG.warning("%s; trying again in %.1f s", error, pause_s)
+            await stop.wait(pause_s)
     return None

@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +35,7 @@ from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
 from quantdrift.sidecar.state.pause_switch import PauseSwitch
+from quantdrift.sidecar.state.process_start import ProcessStart
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
@@ -47,6 +47,7 @@ _POLL_S = 1.0
 _RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
+_CAPTURE = "quantdrift.sidecar.capture.process"
 
 
 def missing_packages(config: Config) -> list[str]:
@@ -65,7 +66,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Parameters
     ----------
     config, secrets
-        Of the sidecar; its children get the same configuration, even if the file changes.
+        Configuration and secrets of the sidecar; its children get the same configuration, even if the file changes.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
     path
@@ -128,42 +129,19 @@ class _Supervisor:
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
         self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
-        environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
-        common = ["--config", str(_write_for_children(live_config, directory))]
-        common += ["--counters-fd", str(self._counters.fd), "--n-slots", str(self._counters.n_slots)]
-        worker_arguments = [*common, "--handoff", sockets.handoff.getsockname()]
+        self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
+        self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []
         if sockets.relay is not None:
             self._workers = [
-                self._child(
-                    f"relay {index}",
-                    _RELAY,
-                    worker_arguments,
-                    index=index,
-                    listeners={"--listen-fd": sockets.relay},
-                    environment=environment,
-                )
-                for index in range(self._n_relays)
+                self._child(f"relay {index}", _RELAY, index, sockets.relay) for index in range(self._n_relays)
             ]
         if any((config.intake.listen, config.intake.ext_proc, config.intake.tap)):
             self._workers.append(
-                self._child(
-                    "intake",
-                    _INTAKE,
-                    worker_arguments,
-                    index=self._n_relays,
-                    listeners={"--listen-fd": sockets.intake, "--tap-fd": sockets.tap},
-                    environment=environment,
-                )
+                self._child("intake", _INTAKE, self._n_relays, sockets.intake, tap=sockets.tap)
             )
-        self._capture = Child(
-            "capture",
-            "quantdrift.sidecar.capture.process",
-            [*common, "--handoff-fd", str(sockets.handoff.fileno()), "--boot", random.token_hex(16)],
-            fds=(self._counters.fd, sockets.handoff.fileno()),
-            environment=environment,
-            orphan=signal.SIGKILL,
-            on_death=lambda: self._restarts.add(1, {"child": "capture"}),
+        self._capture = self._child(
+            "capture", _CAPTURE, self._n_relays + 1, sockets.handoff, boot=random.token_hex(16)
         )
         self._stop = Stop()
 
@@ -257,29 +235,35 @@ class _Supervisor:
         self,
         name: str,
         module: str,
-        arguments: list[str],
-        *,
         index: int,
-        listeners: Mapping[str, socket.socket | None],
-        environment: Mapping[str, str],
+        listener: socket.socket | None,
+        *,
+        tap: socket.socket | None = None,
+        boot: str = "",
     ) -> Child:
-        slot = self._slots[index]
+        start = ProcessStart(
+            name=name,
+            config=self._config_path,
+            counters_fd=self._counters.fd,
+            n_slots=self._counters.n_slots,
+            slot=index,
+            handoff=self._sockets.handoff.getsockname(),
+            listen_fd=None if listener is None else listener.fileno(),
+            tap_fd=None if tap is None else tap.fileno(),
+            boot=boot,
+        )
+        slot = self._counters.slot(index)
 
         def died() -> None:
             slot.set(Gauge.SERVING, 0)
             self._restarts.add(1, {"child": name.partition(" ")[0]})
 
-        fds = [self._counters.fd]
-        for option, listener in listeners.items():
-            if listener is not None:
-                fds.append(listener.fileno())
-                arguments = [*arguments, option, str(listener.fileno())]
         return Child(
             name,
             module,
-            [*arguments, "--slot", str(index)],
-            fds=fds,
-            environment=environment,
+            [start.argument],
+            fds=start.fds,
+            environment=self._environment,
             orphan=signal.SIGKILL,  # an orphan would keep the port in use
             on_death=died,
         )
@@ -325,10 +309,10 @@ async def _refuse_itself(config: Config) -> None:
         return
     try:
         async with asyncio.timeout(_RESOLVE_S):
-            found = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
+            addresses = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
     except OSError:
         return
-    for _, _, _, _, where in found:
+    for _, _, _, _, where in addresses:
         host = str(where[0])
         if _is_own(host) and Address(host, backend.port).reaches(listen, is_own=True):
             raise OperatorError(

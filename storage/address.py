@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.tls import Tls
 
 _FORM: Final = "postgresql://user:password@host:port/name"
@@ -87,9 +87,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def arguments(self) -> dict[str, Any]:
         """The driver's arguments for server, database and user."""
-        (_, found) = self.url.get_dialect()().create_connect_args(self.url)
-        found.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
-        return dict(found)
+        (_, arguments) = self.url.get_dialect()().create_connect_args(self.url)
+        arguments.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
+        return dict(arguments)
 
     async def connect(self, **options: Any) -> asyncpg.Connection:
         """Connect the driver; certificates are read for each connection, so that renewed ones are used.
@@ -104,7 +104,15 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         OperatorError
             TLS is required, and the server offers none, its certificate is not accepted, or a file cannot be used. Nothing
             but the request for TLS was sent.
+        RetryError
+            The server cannot be reached.
         """
+        try:
+            return await self._connect(options)
+        except (OSError, TimeoutError) as error:
+            raise RetryError(f"Postgres at {self._where} is not available: {os_error_text(error)}") from error
+
+    async def _connect(self, options: dict[str, Any]) -> asyncpg.Connection:
         if self.plaintext:
             options["ssl"] = False
         if self.tls is None:
@@ -125,7 +133,10 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _where(self) -> str:
         found = self.arguments
-        return f"{found.get('host', 'localhost')}:{found.get('port', 5432)}"
+        hosts, ports = found.get("host", "localhost"), found.get("port", 5432)
+        if isinstance(hosts, list) and isinstance(ports, list):  # the driver tries one after the other
+            return ", ".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
+        return f"{hosts}:{ports}"
 
 
 def _refuse_unknown(query: Mapping[str, Any]) -> None:

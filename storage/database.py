@@ -187,10 +187,10 @@ async def translated() -> AsyncIterator[None]:
     except (OSError, TimeoutError, PoolTimeoutError) as error:
         raise RetryError(f"Postgres is not available: {type(error).__name__}: {error}") from error
     except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        found = _translate(error)
-        if found is None:
+        translation = _translate(error)
+        if translation is None:
             raise
-        raise found from error
+        raise translation from error
 
 
 def _translate(error: Exception) -> QuantdriftError | None:
@@ -212,7 +212,7 @@ def _translate(error: Exception) -> QuantdriftError | None:
 
 def _driver_error(error: Exception) -> BaseException:
     """Return asyncpg's error under the layers that SQLAlchemy puts around it."""
-    found: BaseException = error
+    cause: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
-        found = error.orig.__cause__ or error.orig
-    return found
+        cause = error.orig.__cause__ or error.orig
+    return cause

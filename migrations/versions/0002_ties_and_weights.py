@@ -166,7 +166,7 @@ _SLICE_HISTORY: Final = _View(
         "predicate": "Condition of the slice.",
         "n_items": "Items compared.",
         "n_groups": "Exchanges compared.",
-        "n_eff": "Effective number of exchanges: so many independent ones of equal weight would be as informative. A session counts as one.",
+        "n_eff": "Effective number of exchanges: so many equally weighted ones would be as informative. A session counts as one.",
         "weight": "Estimated exchanges offered in the slice: sum of 1 / pi.",
         "traffic_ratio": "Estimated share of the slice in the traffic of the candidate version.",
         "flip": "Share of exchanges whose decision changed; null, like all means, where no item has one.",

@@ -82,9 +82,9 @@ def backtest(
     if plot is not None:
         _check_plot(plot)
     notes = [
-        f"{one.partition('=')[0]} has no effect here: the stored comparisons stay as they are"
-        for one in assignments
-        if not one.startswith(_MATTERS)
+        f"{assignment.partition('=')[0]} has no effect here: the stored comparisons stay as they are"
+        for assignment in assignments
+        if not assignment.startswith(_MATTERS)
     ]
     report, draw = asyncio.run(_fold(config, secrets, (begin, end), model, notes, quiet=as_json))
     if as_json:
@@ -168,16 +168,18 @@ def _draw(
     for key in sorted(metrics)[:_MOST_LANES]:
         model, version, place = named(key, catalog)
         metric = Metric(metrics[key])
-        recorded = [one.recorded for one in findings.pairings if one.key == key and one.recorded]
-        tested = [one.tested for one in findings.pairings if one.key == key and one.tested]
+        recorded = [
+            pairing.recorded for pairing in findings.pairings if pairing.key == key and pairing.recorded
+        ]
+        tested = [pairing.tested for pairing in findings.pairings if pairing.key == key and pairing.tested]
         at, ratio = _course(config, test, key, metric, model)
         lanes.append(
             Lane(
                 title=f"{model} {version}, {place}: {metric}",
                 at=at,
                 ratio=ratio,
-                recorded=[_span(one) for one in recorded],
-                tested=[_span(one) for one in tested],
+                recorded=[_span(alert) for alert in recorded],
+                tested=[_span(alert) for alert in tested],
             )
         )
     draw(path, lanes, extent.begin, extent.end)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import BY, CONFIG, DATA, JSON, REASON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
@@ -28,18 +28,11 @@ _METRIC = click.option(
     multiple=True,
     help="Only this metric; may be repeated.",
 )
-_BY = click.option(
-    "--by",
-    default=user_name,
-    show_default="your user name",
-    help="Name of the person who decides; it is stored.",
-)
-_REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
 @click.group()
 def baseline() -> None:
-    """Show and change the baselines that drift is measured against.
+    """Show and change the baselines that slices are compared with.
 
     After the first deployment each slice learns its baseline. A new candidate version inherits the baseline of its
     predecessor, so that a bad release cannot become normal; only `accept` replaces it. Every decision is stored in the
@@ -99,49 +92,49 @@ def list_(
 
     async def ask() -> list[BaselineFact]:
         async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-            found = await baselines(
+            rows = await baselines(
                 connection, model=model, version=version, slice_name=slice_name, history=history
             )
-            if model and not found:  # an unknown model, version or slice is refused by name
+            if model and not rows:  # an unknown model, version or slice is refused by name
                 await find_version(connection, model, version)
                 await find_slices(connection, model, [slice_name] if slice_name else [])
-            return found
+            return rows
 
-    found = asyncio.run(ask())
+    listed = asyncio.run(ask())
     if as_json:
-        emit(found)
-    elif not found and (model or version or slice_name):
+        emit(listed)
+    elif not listed and (model or version or slice_name):
         click.echo("No such baselines yet: `quantdrift baseline list` shows all of them.")
-    elif not found:
+    elif not listed:
         click.echo("No baselines yet: a slice learns one from about 5,000 exchanges.")
     else:
-        click.echo(columns(_HEAD, [_row(one) for one in found]))
+        click.echo(columns(_HEAD, [_row(fact) for fact in listed]))
 
 
 _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by", "when (UTC)", "why")
 
 
-def _row(one: "BaselineFact") -> tuple[str, ...]:
+def _row(fact: "BaselineFact") -> tuple[str, ...]:
     from quantdrift.storage.monitor.rows import Source
 
-    source = one.source.value
-    if one.source is Source.IMPORTED and one.content is not None:
-        source = f"imported: {one.content['budget']:g}" if one.content else "back to the configuration"
-    if one.from_version:
-        source += f" from {one.from_version}"
-    if one.fold_seq is None:
+    source = fact.source.value
+    if fact.source is Source.IMPORTED and fact.content is not None:
+        source = f"imported: {fact.content['budget']:g}" if fact.content else "back to the configuration"
+    if fact.from_version:
+        source += f" from {fact.from_version}"
+    if fact.fold_seq is None:
         source += " (waits for the monitor)"
     return (
-        one.model,
-        one.version,
-        one.slice,
-        one.metric,
-        one.kind,
+        fact.model,
+        fact.version,
+        fact.slice,
+        fact.metric,
+        fact.kind,
         source,
-        f"{one.n_groups:,}" if one.n_groups else "-",
-        one.made_by,
-        f"{one.made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
-        one.reason,
+        f"{fact.n_groups:,}" if fact.n_groups else "-",
+        fact.made_by,
+        f"{fact.made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+        fact.reason,
     )
 
 
@@ -161,8 +154,8 @@ def _row(one: "BaselineFact") -> tuple[str, ...]:
     multiple=True,
     help="A similar slice; the tails of all slices named replace the slice's own if it has too few exchanges.",
 )
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def accept(
     config_path: Path,
@@ -206,29 +199,29 @@ def accept(
                     database, config, scope, since=_utc(since), until=_utc(until), pool=pool, progress=step
                 )
 
-    found = asyncio.run(run(Steps(quiet=as_json)))
-    n_accepted = sum(one.recorded for one in found)
+    signals = asyncio.run(run(Steps(quiet=as_json)))
+    n_accepted = sum(signal.recorded for signal in signals)
     if as_json:
-        emit(found)
+        emit(signals)
     else:
         rows = [
             (
-                one.slice,
-                one.metric,
-                one.kind,
-                f"{one.n_groups:,}",
-                _outcome(one.missing, watched=one.watched),
+                signal.slice,
+                signal.metric,
+                signal.kind,
+                f"{signal.n_groups:,}",
+                _outcome(signal.missing, watched=signal.watched),
             )
-            for one in found
+            for signal in signals
         ]
         click.echo(columns(("slice", "metric", "kind", "groups", ""), rows))
         click.echo(
-            f"{n_accepted} of {len(found)} signals have a new baseline; it applies from the monitor's next batch."
+            f"{n_accepted} of {len(signals)} signals have a new baseline; it applies from the monitor's next batch."
         )
     if not n_accepted:
         raise OperatorError(
             "no signal has enough comparisons for a baseline: nothing was stored"
-            if any(one.watched for one in found)
+            if any(signal.watched for signal in signals)
             else f"the monitor watches none of these signals of {model} {version or '(the newest version)'}: nothing was "
             "stored. A slice without traffic for 30 days loses its baseline, and learns a new one when it returns"
         )
@@ -251,8 +244,8 @@ def _settling(name: str, source: str, text: str) -> None:
     @_VERSION
     @_SLICE
     @_METRIC
-    @_BY
-    @_REASON
+    @BY
+    @REASON
     @JSON
     def _decide(
         config_path: Path,
@@ -319,8 +312,8 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
 @_MODEL
 @_VERSION
 @_METRIC
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def import_(
     config_path: Path,
@@ -360,18 +353,18 @@ def import_(
         async with Database(secrets.dsn, config.storage) as database:
             return await decisions.import_(database, config, scope, figures)
 
-    found = asyncio.run(run())
+    imported = asyncio.run(run())
     if as_json:
-        emit(found)
+        emit(imported)
     else:
         rows = [
             (
-                one.slice,
-                one.metric.value,
-                "configuration" if one.upper is None else f"{one.upper:g}",
-                f"{one.n:,}",
+                budget.slice,
+                budget.metric.value,
+                "configuration" if budget.upper is None else f"{budget.upper:g}",
+                f"{budget.n:,}",
             )
-            for one in found
+            for budget in imported
         ]
         click.echo(columns(("slice", "metric", "budget", "n"), rows))
         click.echo(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import BY, CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, Clustering
 from quantdrift.core.config.assign import nearest
@@ -55,9 +55,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--model", default="", help="Only this model.  [default: all]")
 @click.option("--anew", is_flag=True, help="Ignore the existing clusters and give every cluster a new id.")
 @click.option("--dry-run", is_flag=True, help="Show the result and store nothing.")
-@click.option(
-    "--by", default=user_name, show_default="your user name", help="Name of the person; it is stored."
-)
+@BY
 @JSON
 def fit(
     config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, by: str, as_json: bool
@@ -99,13 +97,13 @@ def clusters(config_path: Path, data: Path | None, model: str, as_json: bool) ->
     import asyncio
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    overviews, there = asyncio.run(_in_force(config, secrets, model))
+    overviews, spaces_known = asyncio.run(_in_force(config, secrets, model))
     if overviews:
         _show(overviews, as_json=as_json)
     elif as_json:
-        emit({"note": _ESTIMATE, "clusterings": [], "reason": _reason(config, model, there)})
+        emit({"note": _ESTIMATE, "clusterings": [], "reason": _reason(config, model, spaces_known)})
     else:
-        click.echo(f"No clusters are fitted yet: {_reason(config, model, there)}")
+        click.echo(f"No clusters are fitted yet: {_reason(config, model, spaces_known)}")
 
 
 async def _fit(
@@ -124,22 +122,22 @@ async def _fit(
 
     async with Database(secrets.dsn, config.storage) as database:
         async with database.begin() as connection:
-            there = await spaces(connection)
-        found = [space for space in configured(config, there) if model in {"", space.model}]
-        if not found:
-            raise OperatorError(_reason(config, model, found))
-        made = []
-        for space in found:
+            known_spaces = await spaces(connection)
+        spaces_to_fit = [space for space in configured(config, known_spaces) if model in {"", space.model}]
+        if not spaces_to_fit:
+            raise OperatorError(_reason(config, model, spaces_to_fit))
+        fitted = []
+        for space in spaces_to_fit:
             progress(f"fitting {space.n_vectors:,} vectors of {space.model} in `{space.space}`")
-            made.append(await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run))
+            fitted.append(await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run))
     stored = "not stored" if dry_run else "stored"
     return [
         _overview(
-            one.clustering,
-            msgspec.to_builtins(one.clusters),
-            f"{stored}, from {one.n_vectors:,} vectors",
+            clustering.clustering,
+            msgspec.to_builtins(clustering.clusters),
+            f"{stored}, from {clustering.n_vectors:,} vectors",
         )
-        for one in made
+        for clustering in fitted
     ]
 
 
@@ -151,36 +149,36 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
 
     n_left_out = 0
 
-    def left_out(which: str, error: OperatorError) -> None:
+    def left_out(description: str, error: OperatorError) -> None:
         nonlocal n_left_out
         n_left_out += 1
-        click.echo(f"warning: skipped {which}: {error}", err=True)
+        click.echo(f"warning: skipped {description}: {error}", err=True)
 
     async with Database(secrets.dsn, config.storage) as database:
-        found = await newest_clusterings(database, model, unreadable=left_out)
+        clusterings = await newest_clusterings(database, model, unreadable=left_out)
         async with database.begin() as connection:
-            there = [
+            known_spaces = [
                 space for space in configured(config, await spaces(connection)) if model in {"", space.model}
             ]
-    if not found and n_left_out:
+    if not clusterings and n_left_out:
         raise OperatorError("no clustering can be read: fit new ones with `quantdrift slices fit --anew`")
-    if not found:
+    if not clusterings:
         _known(config, model)
     overviews = [
         _overview(
-            one.clustering,
-            one.clusters,
-            f"by {one.made_by} on {one.made_at:%Y-%m-%d %H:%M} from {one.n_vectors:,} vectors captured"
-            f" {one.from_at:%Y-%m-%d} to {one.to_at:%Y-%m-%d}",
+            clustering.clustering,
+            clustering.clusters,
+            f"by {clustering.made_by} on {clustering.made_at:%Y-%m-%d %H:%M} from {clustering.n_vectors:,} vectors captured"
+            f" {clustering.from_at:%Y-%m-%d} to {clustering.to_at:%Y-%m-%d}",
         )
-        for one in found
+        for clustering in clusterings
     ]
-    return overviews, there
+    return overviews, known_spaces
 
 
 def _known(config: Config, model: str) -> None:
     if model and config.model(model) is None:
-        names = [one.name for one in config.models]
+        names = [configured.name for configured in config.models]
         raise OperatorError(f"there is no model `{model}` in the configuration: {nearest(model, names)}")
 
 
@@ -188,22 +186,24 @@ def _unfit(config: Config, model: str) -> str:
     """Return why the configuration allows no fit; empty if it does."""
     if not config.clusters.enabled:
         return "clusters.enabled is false"
-    if not any(one.embedding for one in config.models if model in {"", one.name}):
+    if not any(configured.embedding for configured in config.models if model in {"", configured.name}):
         return f"{f'model `{model}`' if model else 'no model'} has {'no' if model else 'an'} `embedding`"
     return ""
 
 
-def _reason(config: Config, model: str, there: "Sequence[Space]") -> str:
+def _reason(config: Config, model: str, known_spaces: "Sequence[Space]") -> str:
     """Return why there is no fit yet, and what is missing for the first one."""
     clusters = config.clusters
     if unfit := _unfit(config, model):
         return unfit
-    if not there:
+    if not known_spaces:
         return (
             f"no vectors {f'of `{model}` ' if model else ''}are stored yet for the configured `embedding`; the shadow "
             f"stores a share of clusters.sample_share = {clusters.sample_share:g} of the items that it compares"
         )
-    stored = ", ".join(f"{space.n_vectors:,} vectors of {space.model} in `{space.space}`" for space in there)
+    stored = ", ".join(
+        f"{space.n_vectors:,} vectors of {space.model} in `{space.space}`" for space in known_spaces
+    )
     how = (
         f"the monitor fits once there are {LEAST_VECTORS:,}"
         if clusters.refit_days
@@ -212,13 +212,13 @@ def _reason(config: Config, model: str, there: "Sequence[Space]") -> str:
     return f"{stored} are stored; {how}, `quantdrift slices fit` fits now"
 
 
-def _overview(clustering: Clustering, described: Sequence[dict[str, Any]], made: str) -> Overview:
+def _overview(clustering: Clustering, described: Sequence[dict[str, Any]], origin: str) -> Overview:
     return Overview(
         model=clustering.model,
         version=clustering.version,
         space=clustering.space,
         reference_digest=clustering.reference_digest,
-        made=made,
+        made=origin,
         expected_novel=float(f"{clustering.expected_novel:.6g}"),
         known_values={key: len(values) for key, values in sorted(clustering.vocabulary.items())},
         ids_left=max(MOST_IDS - clustering.next_id + 1, 0),
@@ -244,7 +244,9 @@ def _lines(overview: Overview) -> list[str]:
     rows = []
     for cluster in overview.clusters:
         name = "cluster=(other)" if cluster["id"] == OTHER_ID else f"cluster={cluster['id']}"
-        traits = ", ".join(f"{one['label']} x{one['lift']:.1f} ({one['count']})" for one in cluster["traits"])
+        traits = ", ".join(
+            f"{trait['label']} x{trait['lift']:.1f} ({trait['count']})" for trait in cluster["traits"]
+        )
         medoid = next(iter(cluster["medoids"]), "")
         rows.append((name, f"{cluster['share']:.2%}", f"{cluster['n']:,}", traits or "-", medoid))
     values = ", ".join(f"{key} ({count} values)" for key, count in overview.known_values.items())

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quantdrift.storage.server.postgres import PostgresServer
 
 TOKEN: Final = "QUANTDRIFT_NATS_TOKEN"  # noqa: S105 - the name of a variable
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _STOP_S = 10.0  # then it is stopped without a checkpoint: no committed data is lost
 
 
@@ -35,11 +35,11 @@ class _EndedError(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Run a server until it ends or SIGTERM; return the exit code."""
 
-    def asked(_number: int, _frame: FrameType | None) -> None:
+    def on_sigterm(_number: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second SIGTERM must not interrupt the stop
         raise _EndedError
 
-    signal.signal(signal.SIGTERM, asked)
+    signal.signal(signal.SIGTERM, on_sigterm)
     kind, directory, port = arguments
     server = _server(kind, Path(directory))
     try:
@@ -47,14 +47,14 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.write(f"{server.dsn if kind == 'postgres' else server.url}\n")  # type: ignore[union-attr]
         sys.stdout.flush()
         while server.alive():
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
     except _EndedError:
         return 0
     except (QuantdriftError, OSError) as error:
         sys.stderr.write(f"quantdrift: {error}\n")
         return 2 if isinstance(error, OperatorError) else 1
     else:
-        sys.stderr.write(f"quantdrift: {server.last_words()}\n")
+        sys.stderr.write(f"quantdrift: {server.last_error()}\n")
         return 1
     finally:
         server.stop()

@@ -21,6 +21,7 @@ from quantdrift.cli import (
     slices,
     triage,
 )
+from quantdrift.cli.interrupt import INTERRUPTED, interruptible
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _EXTRAS = {
@@ -40,11 +41,17 @@ _EXTRAS = {
 
 
 class _Group(click.Group):
-    """Prints our own errors without a traceback; exit code 2 if a person must act, 1 if a retry may succeed."""
+    """Prints our own errors without a traceback; exit code 2 if a person must act, 1 if a retry may succeed.
+
+    Ctrl-C ends a command with exit code 130, after it has closed what it opened.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
         except OperatorError as error:
             _fail(str(error), 2)
         except RetryError as error:
@@ -71,7 +78,8 @@ def main() -> None:
     A sidecar samples live traffic, a shadow replays the samples through the FP32 reference, and a monitor watches the
     divergence of each input slice and sends alerts by OpenTelemetry.
 
-    Exit codes: 0 success, 1 a failure that a retry may solve, 2 a person must act; the message says what to do.
+    Exit codes: 0 success, 1 a failure that a retry may solve, 2 a person must act; the message says what to do;
+    130 interrupted with Ctrl-C.
 
     \b
     Run everything on this host:     quantdrift up --config config.toml

@@ -2,8 +2,10 @@
 
 import getpass
 import os
+import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -12,6 +14,8 @@ from quantdrift.core.config.load import Role, Secrets, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.logs import setup_logs
+
+_ANSWER_S: Final = 2.0
 
 CONFIG = click.option(
     "--config",
@@ -40,18 +44,45 @@ def user_name() -> str:
         return f"uid {os.getuid()}"
 
 
+BY = click.option(
+    "--by",
+    default=user_name,
+    show_default="your user name",
+    help="Name of the person who decides; it is stored.",
+)
+REASON = click.option("--reason", default="", help="Reason; it is stored.")
+
+
 def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
     """Set up logging under the command's name; return the configuration and the secrets of `role`."""
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
     if data is not None and role is not Role.SIDECAR and not os.environ.get("QUANTDRIFT_DSN"):
-        try:
-            os.environ["QUANTDRIFT_DSN"] = (data / "dsn").read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise OperatorError(
-                f"{data} has no file `dsn`: is `quantdrift up --data {data}` running?"
-            ) from error
+        os.environ["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
     return config, load_secrets(config, role)
+
+
+def embedded_address(data: Path, name: str) -> str:
+    """Return the address of an embedded server from the file `name` of a data directory of `quantdrift up`.
+
+    Raises
+    ------
+    OperatorError
+        There is no such file, or nothing answers at the address.
+    """
+    try:
+        address = (data / name).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise OperatorError(f"{data} has no file `{name}`: start `quantdrift up --data {data}`") from error
+    found = urlsplit(address)
+    try:
+        socket.create_connection((found.hostname, found.port), timeout=_ANSWER_S).close()
+    except OSError as error:
+        raise OperatorError(
+            f"no server answers at {found.hostname}:{found.port}, the address in {data / name}: start"
+            f" `quantdrift up --data {data}`, or wait until it is up"
+        ) from error
+    return address
 
 
 def _command() -> str:

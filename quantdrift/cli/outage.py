@@ -10,10 +10,10 @@ import msgspec
 from quantdrift.core.clock import Clock
 
 REPEAT_S: Final = 600.0
-_LONGEST_WHY: Final = 500
+_LONGEST_REASON: Final = 500
 _MOST_KINDS: Final = 20
 _NUMBER: Final = re.compile(r"\d+")
-_OURS: Final = "quantdrift: "  # prefix of the error that a command prints before it exits
+_PREFIX: Final = "quantdrift: "  # prefix of the error that a command prints before it exits
 _LOGGED: Final = re.compile(
     r"\d\d:\d\d:\d\d .+? (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) +(?P<message>.*)"
 )
@@ -39,10 +39,10 @@ class Outage:
         self._clock = clock
         self._since: datetime | None = None
         self._since_s = 0.0
-        self._told_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
     @property
-    def lasts(self) -> bool:
+    def is_down(self) -> bool:
         """Whether the process is down now."""
         return self._since is not None
 
@@ -51,13 +51,13 @@ class Outage:
         now_s = self._clock.monotonic_s()
         if self._since is None:
             self._since, self._since_s = self._clock.now(), now_s
-            self._told_s.clear()
+            self._logged_s.clear()
         kind = _NUMBER.sub("0", why)  # the same error has another process id or file number each time
-        if now_s - self._told_s.get(kind, -REPEAT_S) < REPEAT_S:
+        if now_s - self._logged_s.get(kind, -REPEAT_S) < REPEAT_S:
             return
-        if len(self._told_s) == _MOST_KINDS:
-            self._told_s.clear()
-        self._told_s[kind] = now_s
+        if len(self._logged_s) == _MOST_KINDS:
+            self._logged_s.clear()
+        self._logged_s[kind] = now_s
         _LOG.error(
             "%s is down since %s: %s; it is restarted, at least every %g s",
             self._name,
@@ -73,40 +73,40 @@ class Outage:
         self._since = None
 
     def _shown(self, since: datetime) -> str:
-        there, now = since.astimezone(), self._clock.now().astimezone()
-        return there.strftime("%H:%M:%S" if there.date() == now.date() else "%Y-%m-%d %H:%M:%S")
+        local, now = since.astimezone(), self._clock.now().astimezone()
+        return local.strftime("%H:%M:%S" if local.date() == now.date() else "%Y-%m-%d %H:%M:%S")
 
 
-class LastWords:
+class LastError:
     """The last error in the stderr of a process: the reason why it ended."""
 
     def __init__(self) -> None:
-        self._words = ""
+        self._text = ""
         self._is_last = False
 
-    def hear(self, line: bytes) -> bool:
+    def read(self, line: bytes) -> bool:
         """Take a line; return whether it belongs to the error that a command prints before it exits."""
         text = line.decode(errors="replace").rstrip()
-        if text.startswith(_OURS):
-            self._words, self._is_last = text.removeprefix(_OURS), True
+        if text.startswith(_PREFIX):
+            self._text, self._is_last = text.removeprefix(_PREFIX), True
         elif self._is_last:
-            self._words = f"{self._words} {text.strip(' -')}"
+            self._text = f"{self._text} {text.strip(' -')}"
         elif logged := _logged(text):
-            self._words = logged["message"] if logged["level"] in {"ERROR", "CRITICAL"} else self._words
+            self._text = logged["message"] if logged["level"] in {"ERROR", "CRITICAL"} else self._text
         elif _RAISED.match(text):
-            self._words = text
+            self._text = text
         return self._is_last
 
     def take(self) -> str:
         """Return the reason in one line, empty if there is none, and clear it."""
-        words = " ".join(self._words.split())[:_LONGEST_WHY].removesuffix(" (try again)")
-        self._words, self._is_last = "", False
-        return words
+        text = " ".join(self._text.split())[:_LONGEST_REASON].removesuffix(" (try again)")
+        self._text, self._is_last = "", False
+        return text
 
 
 def _logged(text: str) -> dict[str, str] | None:
-    if found := _LOGGED.match(text):
-        return found.groupdict()
+    if match := _LOGGED.match(text):
+        return match.groupdict()
     if not text.startswith("{"):
         return None
     try:

@@ -38,7 +38,7 @@ class Steps:
 def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as text, with left-aligned columns as wide as their longest cell."""
     lines = [tuple(head), *(tuple(row) for row in rows)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
@@ -54,11 +54,11 @@ def explained(explanation: Explanation, path: Path) -> str:
             f"model {model.name}: {model.task}, flips <= {model.flip_budget:.2%}, mean {measure.name} <= "
             f"{model.divergence_budget:g} {measure.unit}".rstrip()
         )
-        for word, places in (("against", model.references), ("copied at", model.copies)):
-            for pattern, place in places.items():
-                lines.append(f"  versions {pattern:<12} {word} {place}")
-                if place in explanation.checked:
-                    lines.append(f"           {'':<12} {explanation.checked[place]}")
+        for word, explained_paths in (("against", model.references), ("copied at", model.copies)):
+            for pattern, explained_path in explained_paths.items():
+                lines.append(f"  versions {pattern:<12} {word} {explained_path}")
+                if explained_path in explanation.checked:
+                    lines.append(f"           {'':<12} {explanation.checked[explained_path]}")
         lines.append(f"  slices: {', '.join([*model.slices, *model.open_slices])}")
     rows = []
     for stratum in explanation.strata:

@@ -60,12 +60,12 @@ def pause(
     """
     config = at_data(load(config_path), data)
     if show:
-        _tell(_change(config, None), as_json=as_json)
+        _print_pause(_change(config, None), as_json=as_json)
         return
     _check(config, model)
     now = datetime.now(UTC)
     order = Order(by=by, at=now, until=None if span is None else now + _span(span), reason=reason)
-    _tell(_change(config, lambda held: held.at(now).paused(order, model)), as_json=as_json)
+    _print_pause(_change(config, lambda current: current.at(now).paused(order, model)), as_json=as_json)
 
 
 @click.command("resume")
@@ -85,14 +85,14 @@ def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: 
     config = at_data(load(config_path), data)
     now = datetime.now(UTC)
 
-    def change(held: Pause) -> Pause:
-        held = held.at(now)
-        if model is not None and model not in held.models:
-            also = "; all models are paused" if held.everything is not None else ""
+    def change(current: Pause) -> Pause:
+        current = current.at(now)
+        if model is not None and model not in current.models:
+            also = "; all models are paused" if current.everything is not None else ""
             raise OperatorError(f"`{model}` is not paused by name{also}")
-        return held.resumed(model)
+        return current.resumed(model)
 
-    _tell(_change(config, change), as_json=as_json)
+    _print_pause(_change(config, change), as_json=as_json)
 
 
 def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
@@ -107,13 +107,13 @@ def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
             bucket = KeyValue(queue, config.stream, purpose=KEY)
             entry = await bucket.get(KEY)
             try:
-                held = Pause() if entry is None else decode(entry.value)
+                current = Pause() if entry is None else decode(entry.value)
             except PauseError:
-                held = Pause()
+                current = Pause()
             if change is None:
-                return held.at(datetime.now(UTC))
+                return current.at(datetime.now(UTC))
             try:
-                changed = change(held)
+                changed = change(current)
             except PauseError as error:
                 raise OperatorError(str(error)) from error
             await bucket.put(KEY, encode(changed))
@@ -124,12 +124,12 @@ def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
     return asyncio.run(run())
 
 
-def _tell(held: Pause, *, as_json: bool) -> None:
+def _print_pause(current: Pause, *, as_json: bool) -> None:
     if as_json:
-        emit(held)
+        emit(current)
         return
-    orders = ([("everything", held.everything)] if held.everything is not None else []) + sorted(
-        held.models.items()
+    orders = ([("everything", current.everything)] if current.everything is not None else []) + sorted(
+        current.models.items()
     )
     if not orders:
         click.echo("Nothing is paused; sidecars follow within five seconds.")
@@ -152,8 +152,8 @@ def _tell(held: Pause, *, as_json: bool) -> None:
 def _check(config: Config, model: str | None) -> None:
     if model is None or config.model(model) is not None:
         return
-    known = ", ".join(one.name for one in config.models) or "none"
-    raise OperatorError(f"there is no model `{model}` in the configuration; known are: {known}")
+    names = ", ".join(model.name for model in config.models) or "none"
+    raise OperatorError(f"there is no model `{model}` in the configuration; known are: {names}")
 
 
 def _span(text: str) -> timedelta:

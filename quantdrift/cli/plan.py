@@ -139,22 +139,22 @@ def plan(
         pods=pods,
     )
     with Steps(quiet=as_json) as step:
-        found = forecast(config, policy_of(config.sampling, "plan"), traffic, question, step)
+        result = forecast(config, policy_of(config.sampling, "plan"), traffic, question, step)
     if as_json:
-        emit(found)
+        emit(result)
     else:
-        click.echo(_text(found))
+        click.echo(_text(result))
 
 
 def _model(config: Config, name: str) -> str:
-    known = [model.name for model in config.models]
-    if name in known:
+    names = [model.name for model in config.models]
+    if name in names:
         return name
     if name:
-        raise OperatorError(f"no model `{name}` in the configuration: {nearest(name, known)}")
-    if len(known) != 1:
-        raise OperatorError(f"give --model; configured are: {', '.join(known) or 'none'}")
-    return known[0]
+        raise OperatorError(f"no model `{name}` in the configuration: {nearest(name, names)}")
+    if len(names) != 1:
+        raise OperatorError(f"give --model; configured are: {', '.join(names) or 'none'}")
+    return names[0]
 
 
 def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> "tuple[Config, Traffic]":
@@ -177,8 +177,11 @@ def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> 
         model=name,
         requests_per_s=used.requests_per_s,
         slices=tuple(
-            (SliceKey(model=name, name=one.name, predicate=one.predicate, where=one.where), one.share)
-            for one in used.slices
+            (
+                SliceKey(model=name, name=slice_.name, predicate=slice_.predicate, where=slice_.where),
+                slice_.share,
+            )
+            for slice_ in used.slices
         ),
         strata=used.strata,
         n_detectors=used.n_detectors or None,
@@ -194,12 +197,12 @@ def _given(
     shares = {}
     for name, share in map(_share, slices):
         shares[_slice(config, model, name)] = share
-    known = [stratum.name for stratum in config.sampling.header_strata]
-    held = dict(map(_share, strata))
-    for name in held:
-        if name not in known:
-            raise OperatorError(f"no header stratum `{name}`: {nearest(name, known)}")
-    return Traffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=held)
+    stratum_names = [stratum.name for stratum in config.sampling.header_strata]
+    given = dict(map(_share, strata))
+    for name in given:
+        if name not in stratum_names:
+            raise OperatorError(f"no header stratum `{name}`: {nearest(name, stratum_names)}")
+    return Traffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=given)
 
 
 def _share(text: str) -> tuple[str, float]:
@@ -231,7 +234,7 @@ def _part(config: Config, model: str, name: str) -> SliceKey:
     if name in declared:
         return declared[name]
     rule, _, value = name.partition("=")
-    open_rules = {one.name: one for one in config.slices if one.model in {"", model} and _open(one)}
+    open_rules = {rule.name: rule for rule in config.slices if rule.model in {"", model} and _open(rule)}
     if value and rule in open_rules:
         key = attribute_key(open_rules[rule])
         quoted = msgspec.json.encode(value).decode()
@@ -241,8 +244,8 @@ def _part(config: Config, model: str, name: str) -> SliceKey:
             predicate=f"{key} = {quoted}",
             where=(Predicate(key=key, equals=value),),
         )
-    known = [*declared, *(f"{one}=VALUE" for one in open_rules)]
-    raise OperatorError(f"no slice `{name}` of model `{model}`: {nearest(name, known)}")
+    possible_parts = [*declared, *(f"{name}=VALUE" for name in open_rules)]
+    raise OperatorError(f"no slice `{name}` of model `{model}`: {nearest(name, possible_parts)}")
 
 
 def _open(rule: Slice) -> bool:
@@ -250,54 +253,55 @@ def _open(rule: Slice) -> bool:
     return bool(rule.header or rule.parameter or rule.json) and not rule.values
 
 
-def _text(found: "Forecast") -> str:
-    policy = "the allocation's rates" if found.allocated else "the configured rates"
+def _text(plan: "Forecast") -> str:
+    policy = "the allocation's rates" if plan.allocated else "the configured rates"
     lines = [
-        f"model {found.model}: {_count(found.requests_per_s)} requests/s, {policy}: "
-        f"{found.granted * found.replays_per_s:.3g} replays/s"
-        + (f", {found.gpu_share:.2g} GPU" if found.gpu_share is not None else ""),
-        f"to detect: flips from {found.budget:.2%} (the budget) to {found.shifted:.2%}",
-        f"before the shift: {found.quiet_days:g} days without drift",
-        f"false pages: at most {found.pages_per_30_days:g} in 30 days, shared by {found.n_detectors} detectors",
+        f"model {plan.model}: {_count(plan.requests_per_s)} requests/s, {policy}: "
+        f"{plan.granted * plan.replays_per_s:.3g} replays/s"
+        + (f", {plan.gpu_share:.2g} GPU" if plan.gpu_share is not None else ""),
+        f"to detect: flips from {plan.budget:.2%} (the budget) to {plan.shifted:.2%}",
+        f"before the shift: {plan.quiet_days:g} days without drift",
+        f"false pages: at most {plan.pages_per_30_days:g} in 30 days, shared by {plan.n_detectors} detectors",
         "",
     ]
-    width = max(len(one.slice) for one in found.slices)
+    width = max(len(forecast.slice) for forecast in plan.slices)
     quantiles = ("10 %", "50 %", "90 %")
     head = f"{'slice':<{width}}  {'share':>8}  {'samples/h':>10}"
     lines.append(f"{head}  {'samples to page':^24}  {'time to page':^26}".rstrip())
     samples, times = (f"{n:>8}" for n in quantiles), (f"{n:>8}" for n in quantiles)
     lines.append(f"{'':<{len(head)}}  {''.join(samples)}  {' '.join(times)}")
-    lines += [_row(one, width) for one in found.slices]
-    blind = [one for one in found.slices if not one.observable]
+    lines += [_row(forecast, width) for forecast in plan.slices]
+    blind = [forecast for forecast in plan.slices if not forecast.observable]
     if blind:
         lines += [
             "",
-            f"NOT OBSERVABLE: nine of ten such shifts would not page within {found.horizon_days:g} days",
+            f"NOT OBSERVABLE: nine of ten such shifts would not page within {plan.horizon_days:g} days",
         ]
-        lines += [f"  {one.slice}: {_wanted(one)}" for one in blind]
-    if found.notes:
-        lines += ["", "Notes:", *(f"  - {note}" for note in found.notes)]
+        lines += [f"  {forecast.slice}: {_wanted(forecast)}" for forecast in blind]
+    if plan.notes:
+        lines += ["", "Notes:", *(f"  - {note}" for note in plan.notes)]
     return "\n".join(lines)
 
 
-def _row(one: "SliceForecast", width: int) -> str:
+def _row(forecast: "SliceForecast", width: int) -> str:
     samples = "".join(
-        f"{'-' if n is None else f'{n:,}':>8}" for n in (one.samples.p10, one.samples.p50, one.samples.p90)
+        f"{'-' if n is None else f'{n:,}':>8}"
+        for n in (forecast.samples.p10, forecast.samples.p50, forecast.samples.p90)
     )
-    times = " ".join(f"{_length(hours):>8}" for hours in one.hours)
-    return f"{one.slice:<{width}}  {_percent(one.share):>8}  {_count(3600 * one.samples_per_s):>10}  {samples}  {times}"
+    times = " ".join(f"{_length(hours):>8}" for hours in forecast.hours)
+    return f"{forecast.slice:<{width}}  {_percent(forecast.share):>8}  {_count(3600 * forecast.samples_per_s):>10}  {samples}  {times}"
 
 
-def _wanted(one: "SliceForecast") -> str:
-    if one.needed_per_s is None:
+def _wanted(forecast: "SliceForecast") -> str:
+    if forecast.needed_per_s is None:
         return "no rate is enough: the shift is too small"
-    day = 86_400 * one.needed_per_s
-    if one.needed_rate is None or one.needed_rate > 1:
+    day = 86_400 * forecast.needed_per_s
+    if forecast.needed_rate is None or forecast.needed_rate > 1:
         return (
-            f"it would need {_count(day)} samples a day and gets {_count(86_400 * one.requests_per_s)} requests: "
+            f"it would need {_count(day)} samples a day and gets {_count(86_400 * forecast.requests_per_s)} requests: "
             "merge it with other slices, or plan for larger shifts"
         )
-    return f"sample it at {_percent(one.needed_rate, digits=2)} ({_count(day)} samples a day)"
+    return f"sample it at {_percent(forecast.needed_rate, digits=2)} ({_count(day)} samples a day)"
 
 
 def _count(number: float) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, embedded_address, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import RetryError
 from quantdrift.core.sampling.policy_message import (
-    ACCOUNT,
-    DIRECTIVE,
+    POLICY_KEY,
+    SUMMARY_KEY,
     PolicyMessage,
     PolicySummary,
     decode_policy_message,
@@ -20,26 +20,26 @@ from quantdrift.core.sampling.policy_message import (
 )
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class BucketContents(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of the policy bucket.
 
     Parameters
     ----------
-    directive
+    message
         The policy that the sidecars read, if any.
     age_s
         Time since the policy was made or confirmed.
     holds
         Whether sidecars still follow it.
-    account
+    explanation
         The explanation of the policy, if any.
     """
 
     bucket: str
-    directive: PolicyMessage | None
+    message: PolicyMessage | None = msgspec.field(name="directive")
     age_s: float | None
     holds: bool
-    account: PolicySummary | None
+    explanation: PolicySummary | None = msgspec.field(name="account")
 
 
 @click.group("policy")
@@ -72,37 +72,39 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
 
     config = at_data(load(config_path), data)
     try:
-        shown = asyncio.run(_read(config))
+        contents = asyncio.run(_read(config))
     except RetryError as error:
         if data is not None:
             raise
         raise RetryError(f"{error}. To use the NATS of a running `quantdrift up`, give --data") from error
     if as_json:
-        emit(shown)
+        emit(contents)
         return
-    if shown.directive is None:
-        click.echo(f"There is no policy in {shown.bucket}: the configured rates are in effect.")
+    if contents.message is None:
+        click.echo(f"There is no policy in {contents.bucket}: the configured rates are in effect.")
         if not config.sampling.replays_per_s:
             click.echo("sampling.replays_per_s is 0, so the monitor publishes none.")
         return
-    click.echo(_headline(shown, shown.directive))
-    if shown.account is not None:
-        click.echo(_why(shown.account, shown.directive.lag_factor))
+    click.echo(_headline(contents, contents.message))
+    if contents.explanation is not None:
+        click.echo(_why(contents.explanation, contents.message.lag_factor))
         rows = [
             (
-                f"{one.model}: {one.name}",
-                f"{one.traffic_per_s:.3g}",
-                f"{one.replays_per_s * shown.directive.lag_factor:.3g}",
-                f"{one.evidence_share:.1%}",
+                f"{slice_.model}: {slice_.name}",
+                f"{slice_.traffic_per_s:.3g}",
+                f"{slice_.replays_per_s * contents.message.lag_factor:.3g}",
+                f"{slice_.evidence_share:.1%}",
             )
-            for one in shown.account.slices
+            for slice_ in contents.explanation.slices
         ]
         click.echo("\n" + columns(("slice", "items/s", "replayed/s", "share of evidence"), rows))
-        if shown.account.n_slices > len(rows):
-            click.echo(f"and {shown.account.n_slices - len(rows)} more")
-    rates = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.header_strata]
+        if contents.explanation.n_slices > len(rows):
+            click.echo(f"and {contents.explanation.n_slices - len(rows)} more")
+    rates = [
+        (stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in contents.message.policy.header_strata
+    ]
     click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
-    totals = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.body_strata]
+    totals = [(stratum.name, f"{100 * stratum.rate:.4g}%") for stratum in contents.message.policy.body_strata]
     click.echo("\n" + columns(("body stratum", "replayed (at most the taken rate)"), rows=totals))
 
 
@@ -121,52 +123,49 @@ def at_data(config: Config, data: Path | None) -> Config:
     """
     if data is None:
         return config
-    path = data / "nats.url"
-    if not path.exists():
-        if not (data / "dsn").exists():
-            raise OperatorError(f"{data} has no file `nats.url`: is `quantdrift up --data {data}` running?")
+    if not (data / "nats.url").exists() and (data / "dsn").exists():
         return config
-    stream = msgspec.structs.replace(config.stream, url=path.read_text(encoding="utf-8").strip())
+    stream = msgspec.structs.replace(config.stream, url=embedded_address(data, "nats.url"))
     return msgspec.structs.replace(config, stream=stream)
 
 
-async def _read(config: Config) -> Shown:
+async def _read(config: Config) -> BucketContents:
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.keyvalue import KeyValue
 
     queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
     try:
         bucket = KeyValue(queue, config.stream)
-        entry, summary = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
+        entry, summary = await bucket.get(POLICY_KEY), await bucket.get(SUMMARY_KEY)
     finally:
         await queue.close()
     now = datetime.now(UTC)
-    directive = decode_policy_message(entry.value) if entry else None
-    account = decode_policy_summary(summary.value) if summary else None
-    if directive is None or (account is not None and account.epoch != directive.policy.epoch):
-        account = None  # of another leader, or half written
-    return Shown(
+    message = decode_policy_message(entry.value) if entry else None
+    explanation = decode_policy_summary(summary.value) if summary else None
+    if message is None or (explanation is not None and explanation.epoch != message.policy.epoch):
+        explanation = None  # of another leader, or half written
+    return BucketContents(
         bucket=bucket.name,
-        directive=directive,
-        age_s=None if directive is None else (now - directive.issued_at).total_seconds(),
-        holds=directive is not None and directive.holds(now.timestamp()),
-        account=account,
+        message=message,
+        age_s=None if message is None else (now - message.issued_at).total_seconds(),
+        holds=message is not None and message.holds(now.timestamp()),
+        explanation=explanation,
     )
 
 
-def _headline(shown: Shown, directive: PolicyMessage) -> str:
-    state = "is in effect" if shown.holds else "has expired: the configured rates are in effect"
-    return f"Policy {directive.policy.epoch} {state}; confirmed {shown.age_s:.0f} s ago, valid for {directive.valid_s:g} s."
+def _headline(contents: BucketContents, message: PolicyMessage) -> str:
+    state = "is in effect" if contents.holds else "has expired: the configured rates are in effect"
+    return f"Policy {message.policy.epoch} {state}; confirmed {contents.age_s:.0f} s ago, valid for {message.valid_s:g} s."
 
 
-def _why(account: PolicySummary, lag_factor: float) -> str:
+def _why(explanation: PolicySummary, lag_factor: float) -> str:
     text = (
-        f"Planned: {account.replays_per_s * lag_factor:.3g} of {account.budget_per_s:g} items/s replayed, "
-        f"{account.taken_per_s * lag_factor:.3g} exchanges/s taken; computed {account.made_at:%Y-%m-%d %H:%M:%S} UTC "
-        f"from {account.n_items} recent items."
+        f"Planned: {explanation.replays_per_s * lag_factor:.3g} of {explanation.budget_per_s:g} items/s replayed, "
+        f"{explanation.taken_per_s * lag_factor:.3g} exchanges/s taken; computed {explanation.made_at:%Y-%m-%d %H:%M:%S} UTC "
+        f"from {explanation.n_items} recent items."
     )
     if lag_factor < 1:
         text += f"\nThe shadow lags: every rate is multiplied by {lag_factor:g}."
-    if account.n_unboosted:
-        text += f"\n{account.n_unboosted} slices are not boosted: a policy has no room for more strata."
+    if explanation.n_unboosted:
+        text += f"\n{explanation.n_unboosted} slices are not boosted: a policy has no room for more strata."
     return text

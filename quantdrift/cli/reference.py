@@ -123,7 +123,7 @@ def record_(
 
     config = load(config_path)
     model = _model(config, name)
-    place, reference = _chosen(model, number)
+    number_used, reference = _chosen(model, number)
     runtime = _opened(config, model, reference)
     try:
         canaries = record(runtime, _given(runtime, inputs, n_items=items, seed=seed))
@@ -138,7 +138,7 @@ def record_(
     write_canaries(canaries, out, about)
     recorded = Recorded(
         model=name,
-        number=place,
+        number=number_used,
         where=reference.where(name),
         file=str(out),
         inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in canaries.inputs.items()},
@@ -171,10 +171,10 @@ def check(config_path: Path, name: str | None, number: int | None, as_json: bool
         raise OperatorError("--reference needs MODEL: it is the number of one of its references")
     models = [_model(config, name)] if name else config.models
     checked = [
-        _checked(config, model, reference, place)
+        _checked(config, model, reference, own_number)
         for model in models
-        for place, reference in enumerate(model.references, start=1)
-        if number in {None, place}
+        for own_number, reference in enumerate(model.references, start=1)
+        if number in {None, own_number}
     ]
     if number is not None and not checked:
         raise OperatorError(f"model `{name}` has {len(models[0].references)} references")
@@ -182,15 +182,15 @@ def check(config_path: Path, name: str | None, number: int | None, as_json: bool
         emit({"references": checked})
     else:
         click.echo(columns(("model", "reference", "canaries", "off by"), map(_row, checked)))
-    outcomes = {one.outcome for one in checked}
+    outcomes = {result.outcome for result in checked}
     if outcomes & {Outcome.FAILED, Outcome.AWAY}:
         sys.exit(_MUST_ACT if Outcome.FAILED in outcomes else _MAY_PASS)
 
 
-def _checked(config: Config, model: Model, reference: Reference, place: int) -> Checked:
+def _checked(config: Config, model: Model, reference: Reference, number: int) -> Checked:
     result = Checked(
         model=model.name,
-        number=place,
+        number=number,
         where=reference.where(model.name),
         outcome=Outcome.NONE,
         tolerance=reference.canary_tolerance,
@@ -198,17 +198,17 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
     if not reference.canaries:
         return result
     try:
-        found = _deviations(config, model, reference)
+        deviations = _deviations(config, model, reference)
     except RetryError as error:
         return msgspec.structs.replace(result, outcome=Outcome.AWAY, detail=str(error))
     except (OperatorError, QuarantineError) as error:
         return msgspec.structs.replace(result, outcome=Outcome.FAILED, detail=str(error))
-    good = all(one.ratio <= result.tolerance for one in found)
+    reproduced = all(deviation.ratio <= result.tolerance for deviation in deviations)
     return msgspec.structs.replace(
         result,
-        outcome=Outcome.REPRODUCED if good else Outcome.FAILED,
-        deviations={one.output: one.ratio for one in found},
-        detail="" if good else max(found, key=lambda one: one.ratio).worst,
+        outcome=Outcome.REPRODUCED if reproduced else Outcome.FAILED,
+        deviations={deviation.output: deviation.ratio for deviation in deviations},
+        detail="" if reproduced else max(deviations, key=lambda deviation: deviation.ratio).worst,
     )
 
 
@@ -254,24 +254,24 @@ def _model(config: Config, name: str) -> Model:
     for model in config.models:
         if model.name == name:
             return model
-    known = ", ".join(f"`{model.name}`" for model in config.models) or "none"
-    raise OperatorError(f"there is no model `{name}` in the configuration; known are: {known}")
+    names = ", ".join(f"`{model.name}`" for model in config.models) or "none"
+    raise OperatorError(f"there is no model `{name}` in the configuration; known are: {names}")
 
 
 def _chosen(model: Model, number: int | None) -> tuple[int, Reference]:
-    place = number or 1
-    if place > len(model.references) or (number is None and len(model.references) > 1):
+    chosen = number or 1
+    if chosen > len(model.references) or (number is None and len(model.references) > 1):
         raise OperatorError(
             f"model `{model.name}` has {len(model.references)} references: choose one with --reference"
         )
-    return place, model.references[place - 1]
+    return chosen, model.references[chosen - 1]
 
 
-def _row(one: Checked) -> tuple[str, str, str, str]:
-    worst = max(one.deviations.values(), default=None)
-    off = [] if worst is None else [f"{worst:.2g}, allowed is {one.tolerance:g}"]
-    off += [one.detail] if one.detail else []
-    return one.model, f"{one.number}: {one.where}", one.outcome.value, ": ".join(off)
+def _row(result: Checked) -> tuple[str, str, str, str]:
+    worst = max(result.deviations.values(), default=None)
+    deviation = [] if worst is None else [f"{worst:.2g}, allowed is {result.tolerance:g}"]
+    deviation += [result.detail] if result.detail else []
+    return result.model, f"{result.number}: {result.where}", result.outcome.value, ": ".join(deviation)
 
 
 def _listed(tensors: dict[str, str]) -> str:

@@ -90,7 +90,7 @@ def _table(model: "ModelFigures") -> str:
 
     names = [f"p{100 * p:g}" for p in QUANTILES[1:]]
     entries = [entry for entry in (model.aggregate, *model.slices) if entry and entry.n_exchanges]
-    shown = entries[:_MOST_ROWS]
+    rows_shown = entries[:_MOST_ROWS]
     measure = MEASURES[model.task]
     title = f"\n{model.model} {model.version}, {measure.name}{f' in {measure.unit}s' if measure.unit else ''}"
     head = (
@@ -102,8 +102,10 @@ def _table(model: "ModelFigures") -> str:
         f"mean above p{100 * SHORTFALL:g}",
         "exchanges",
     )
-    left_out = f"\n{len(entries) - len(shown)} more are in the report" if len(entries) > len(shown) else ""
-    return f"{title}\n{columns(head, [_row(entry) for entry in shown])}{left_out}\n"
+    left_out = (
+        f"\n{len(entries) - len(rows_shown)} more are in the report" if len(entries) > len(rows_shown) else ""
+    )
+    return f"{title}\n{columns(head, [_row(entry) for entry in rows_shown])}{left_out}\n"
 
 
 def _row(entry: "SliceFigures") -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import BY, CONFIG, DATA, JSON, REASON, emit, prepare
 from quantdrift.cli.slices import listed_slices, pick
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.load import Role
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
     from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
 _MODEL = click.option("--model", default="", help="Model of the slice.")
-_BY = click.option(
-    "--by",
-    default=user_name,
-    show_default="your user name",
-    help="Name of the person who decides; it is stored.",
-)
-_REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
 @click.command("retire")
@@ -36,8 +29,8 @@ _REASON = click.option("--reason", default="", help="Reason; it is stored.")
 @DATA
 @_MODEL
 @click.argument("which")
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def retire(
     config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
@@ -52,18 +45,18 @@ def retire(
       quantdrift slices retire 12 --reason "a load test"
     """
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    found = asyncio.run(_listed(config, secrets, model, which))
+    listed = asyncio.run(_listed(config, secrets, model, which))
 
     def decide(row: DiscoveryRow, _: tuple[DiscoveryRow, ...]) -> StoredRow:
         from quantdrift.monitor.discovery.retirement import retired_by_hand
 
         return retired_by_hand(row, config, reason)
 
-    done = asyncio.run(_change(config, secrets, found, by, decide))
-    told = "the monitor applies it with its next batch"
-    if found.verdict in {"warning", "firing"}:
-        told += ", and ends its alert"
-    _tell(found, done, told, as_json=as_json)
+    stored = asyncio.run(_change(config, secrets, listed, by, decide))
+    consequence = "the monitor applies it with its next batch"
+    if listed.verdict in {"warning", "firing"}:
+        consequence += ", and ends its alert"
+    _print_result(listed, stored, consequence, as_json=as_json)
 
 
 @click.command("restore")
@@ -71,8 +64,8 @@ def retire(
 @DATA
 @_MODEL
 @click.argument("which")
-@_BY
-@_REASON
+@BY
+@REASON
 @JSON
 def restore(
     config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
@@ -87,35 +80,35 @@ def restore(
       quantdrift slices restore 12
     """
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    found = asyncio.run(_listed(config, secrets, model, which))
+    listed = asyncio.run(_listed(config, secrets, model, which))
 
     def decide(row: DiscoveryRow, rows: tuple[DiscoveryRow, ...]) -> StoredRow:
         from quantdrift.monitor.discovery.retirement import restored
 
         return restored(row, rows, config.discovery, SystemClock().now(), reason)
 
-    done = asyncio.run(_change(config, secrets, found, by, decide))
-    told = (
+    stored = asyncio.run(_change(config, secrets, listed, by, decide))
+    consequence = (
         "a search may find it again"
-        if found.id is None
+        if listed.id is None
         else "shadow workers assign items to it within a minute"
     )
-    _tell(found, done, told, as_json=as_json)
+    _print_result(listed, stored, consequence, as_json=as_json)
 
 
 async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:
-    found = pick(await listed_slices(config, secrets, model), which, model)
-    if found.discovery is None:
+    listed = pick(await listed_slices(config, secrets, model), which, model)
+    if listed.discovery is None:
         raise OperatorError(
-            f"`{found.name}` is not a discovered slice: remove it from the configuration instead"
+            f"`{listed.name}` is not a discovered slice: remove it from the configuration instead"
         )
-    return found
+    return listed
 
 
 async def _change(
     config: Config,
     secrets: Secrets,
-    one: ListedSlice,
+    listed: ListedSlice,
     by: str,
     decide: Callable[[DiscoveryRow, tuple[DiscoveryRow, ...]], StoredRow],
 ) -> StoredRow:
@@ -123,19 +116,27 @@ async def _change(
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.discovery import load_discoveries, store, take_turn
 
-    assert one.discovery is not None
+    assert listed.discovery is not None
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
         await take_turn(connection)
         rows = await load_discoveries(connection)
-        (row,) = (row for row in rows if row.id == one.discovery.id)
-        done = decide(row, rows)
-        await store(connection, done, made_by=by)
-    return done
+        (row,) = (row for row in rows if row.id == listed.discovery.id)
+        stored = decide(row, rows)
+        await store(connection, stored, made_by=by)
+    return stored
 
 
-def _tell(one: ListedSlice, done: StoredRow, told: str, *, as_json: bool) -> None:
-    status = done.row.status.value
+def _print_result(listed: ListedSlice, stored: StoredRow, consequence: str, *, as_json: bool) -> None:
+    status = stored.row.status.value
     if as_json:
-        emit({"id": one.id, "model": one.model, "name": one.name, "status": status, "reason": done.reason})
+        emit(
+            {
+                "id": listed.id,
+                "model": listed.model,
+                "name": listed.name,
+                "status": status,
+                "reason": stored.reason,
+            }
+        )
     else:
-        click.echo(f"{one.name} of {one.model} is {status}: {told}")
+        click.echo(f"{listed.name} of {listed.model} is {status}: {consequence}")

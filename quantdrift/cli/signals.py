@@ -31,13 +31,15 @@ def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: st
     if not signals:
         return []
     rows: list[tuple[str, ...]] = []
-    for one in signals:
-        idle = verdict == Verdict.FIRING.value or one.missing
-        evidence = "-" if idle else f"{one.evidence:.3g}"
-        mean = None if one.tail else one.recent
-        recent = "" if mean is None else _recent(one.metric, unit, mean)
-        rows.append((f"{one.metric} {one.kind}", _against(one, unit), evidence, recent))
-        rows += [(f"  {figure.name}", "", "", _quantile(one.metric, unit, figure)) for figure in one.tail]
+    for signal in signals:
+        idle = verdict == Verdict.FIRING.value or signal.missing
+        evidence = "-" if idle else f"{signal.evidence:.3g}"
+        mean = None if signal.tail else signal.recent
+        recent = "" if mean is None else _recent(signal.metric, unit, mean)
+        rows.append((f"{signal.metric} {signal.kind}", _against(signal, unit), evidence, recent))
+        rows += [
+            (f"  {figure.name}", "", "", _quantile(signal.metric, unit, figure)) for figure in signal.tail
+        ]
     return ["", *(f"  {line}" for line in columns(_HEAD, rows).splitlines())]
 
 
@@ -56,28 +58,28 @@ def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
     if not noises:
         return []
     rows = []
-    for one in noises:
-        state = amount(Metric(one.metric), one.added, unit) if one.added else "nothing"
+    for noise in noises:
+        state = amount(Metric(noise.metric), noise.added, unit) if noise.added else "nothing"
         rows.append(
             (
-                f"{one.metric} {one.side.value}",
-                _measured(one.metric, unit, one.mean, one.low, one.high),
-                f"{one.n_groups:,}",
-                state + (", too much" if one.exceeds else ""),
+                f"{noise.metric} {noise.side.value}",
+                _measured(noise.metric, unit, noise.mean, noise.low, noise.high),
+                f"{noise.n_groups:,}",
+                state + (", too much" if noise.exceeds else ""),
             )
         )
     return ["", *(f"  {line}" for line in columns(_NOISE_HEAD, rows).splitlines())]
 
 
-def _against(one: SignalView, unit: str) -> str:
+def _against(signal: SignalView, unit: str) -> str:
     from quantdrift.report.wording import amount
 
-    if one.budget is not None:
-        noise = f" and noise of {amount(Metric(one.metric), one.noise, unit)}" if one.noise else ""
-        return f"a budget of {amount(Metric(one.metric), one.budget, unit)}{noise}"
-    if one.missing:
-        return f"learning; needs about {count_of(one.missing, 'more exchange')}"
-    return f"a baseline of {count_of(one.n_learned or 0, 'exchange')}"
+    if signal.budget is not None:
+        noise = f" and noise of {amount(Metric(signal.metric), signal.noise, unit)}" if signal.noise else ""
+        return f"a budget of {amount(Metric(signal.metric), signal.budget, unit)}{noise}"
+    if signal.missing:
+        return f"learning; needs about {count_of(signal.missing, 'more exchange')}"
+    return f"a baseline of {count_of(signal.n_learned or 0, 'exchange')}"
 
 
 def _quantile(metric: str, unit: str, figure: Quantile) -> str:

@@ -51,13 +51,13 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
     import asyncio
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    known = asyncio.run(listed_slices(config, secrets, model))
-    found = [one for one in known if everything or not one.ended]
-    left_out = len(known) - len(found)
+    slices_known = asyncio.run(listed_slices(config, secrets, model))
+    listed = [slice_ for slice_ in slices_known if everything or not slice_.ended]
+    left_out = len(slices_known) - len(listed)
     if as_json:
-        emit({"slices": found, "n_left_out": left_out})
+        emit({"slices": listed, "n_left_out": left_out})
         return
-    click.echo(_table(found, model))
+    click.echo(_table(listed, model))
     if left_out:
         click.echo(f"{left_out} more are expired or retired; --all shows them")
 
@@ -91,12 +91,20 @@ def slices_search(config_path: Path, data: Path | None, model: str, dry_run: boo
     config, secrets = prepare(config_path, Role.MONITOR, data)
     with Steps(quiet=as_json) as step:
         step("searching")
-        found = asyncio.run(_searched(config, secrets, dry_run=dry_run))
-    shown = [one for one in found.searches if model in {"", one.version.model}]
+        result = asyncio.run(_searched(config, secrets, dry_run=dry_run))
+    version_searches = [
+        version_search for version_search in result.searches if model in {"", version_search.version.model}
+    ]
     if as_json:
-        emit({"dry_run": dry_run, "allowance": found.allowed, "searches": [_as_json(one) for one in shown]})
+        emit(
+            {
+                "dry_run": dry_run,
+                "allowance": result.allowed,
+                "searches": [_as_json(version_search) for version_search in version_searches],
+            }
+        )
     else:
-        click.echo(_told(found, shown, dry_run=dry_run))
+        click.echo(_search_text(result, version_searches, dry_run=dry_run))
 
 
 @slices.command("show")
@@ -118,19 +126,19 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     import msgspec
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    found = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise = asyncio.run(_more(config, secrets, found))
-    unit = config.measure(found.model).unit
+    listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
+    signals, history, noise = asyncio.run(_more(config, secrets, listed))
+    unit = config.measure(listed.model).unit
     if as_json:
         more = {"signals": signals, "history": history, "noise": noise}
-        emit(msgspec.structs.asdict(found) | more)
+        emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
             "\n".join(
                 [
-                    _shown(found),
+                    _shown(listed),
                     *_history_lines(history),
-                    *signal_lines(signals, verdict=found.verdict, unit=unit),
+                    *signal_lines(signals, verdict=listed.verdict, unit=unit),
                     *noise_lines(noise, unit=unit),
                 ]
             )
@@ -150,18 +158,18 @@ def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
     OperatorError
         There is none, or several models have one.
     """
-    found = [
-        one
-        for one in listed
-        if which in {one.name, one.predicate} or (one.id is not None and which == str(one.id))
+    matches = [
+        slice_
+        for slice_ in listed
+        if which in {slice_.name, slice_.predicate} or (slice_.id is not None and which == str(slice_.id))
     ]
-    if not found:
+    if not matches:
         whose = f" of model `{model}`" if model else ""
         raise OperatorError(f"there is no slice `{which}`{whose}: `quantdrift slices list --all` lists them")
-    if len(found) > 1:
-        models = ", ".join(sorted({one.model for one in found}))
+    if len(matches) > 1:
+        models = ", ".join(sorted({slice_.model for slice_ in matches}))
         raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
-    return found[0]
+    return matches[0]
 
 
 async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
@@ -181,18 +189,18 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-        found = await list_slices(connection, model=model, since=since)
-        if model and not found and config.model(model) is None:
-            known = {one.model for one in await list_slices(connection, model="", since=since)}
-            names = sorted(known | {one.name for one in config.models})
+        slices = await list_slices(connection, model=model, since=since)
+        if model and not slices and config.model(model) is None:
+            known = {slice_.model for slice_ in await list_slices(connection, model="", since=since)}
+            names = sorted(known | {configured.name for configured in config.models})
             raise OperatorError(
                 f"neither the database nor the configuration has a model `{model}`: {nearest(model, names)}"
             )
-        return found
+        return slices
 
 
 async def _more(
-    config: Config, secrets: Secrets, one: ListedSlice
+    config: Config, secrets: Secrets, listed: ListedSlice
 ) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
     """Return the signals of a slice, the history of a discovered slice, and the noise of its version."""
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
@@ -202,16 +210,16 @@ async def _more(
     from quantdrift.storage.monitor.noise import floors
 
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-        rows = [] if one.id is None else await signals_of(connection, one.id)
-        history = [] if one.discovery is None else await changes_of(connection, one.discovery.id)
+        rows = [] if listed.id is None else await signals_of(connection, listed.id)
+        history = [] if listed.discovery is None else await changes_of(connection, listed.discovery.id)
         noise = await floors(connection, rows[0].model_version_id) if rows else ()
         return signal_views(rows), history, self_noises(noise)
 
 
 def _history_lines(history: list[Change]) -> list[str]:
     return [
-        f"  {one.made_at:%Y-%m-%d %H:%M} UTC  {one.status.value} by {one.made_by}: {one.reason}"
-        for one in history
+        f"  {change.made_at:%Y-%m-%d %H:%M} UTC  {change.status.value} by {change.made_by}: {change.reason}"
+        for change in history
     ]
 
 
@@ -231,8 +239,8 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
         return await discover(database, config, SystemClock().now(), dry_run=dry_run)
 
 
-def _table(found: list[ListedSlice], model: str) -> str:
-    if not found:
+def _table(slices: list[ListedSlice], model: str) -> str:
+    if not slices:
         return (
             f"no slices of model `{model}`: none of its exchanges was compared"
             if model
@@ -240,34 +248,34 @@ def _table(found: list[ListedSlice], model: str) -> str:
         )
     rows = [
         (
-            "-" if one.id is None else str(one.id),
-            one.model,
-            one.kind.value,
-            one.status,
-            "-" if one.share is None else f"{one.share:.2%}",
-            one.verdict or "-",
-            one.name,
+            "-" if slice_.id is None else str(slice_.id),
+            slice_.model,
+            slice_.kind.value,
+            slice_.status,
+            "-" if slice_.share is None else f"{slice_.share:.2%}",
+            slice_.verdict or "-",
+            slice_.name,
         )
-        for one in found
+        for slice_ in slices
     ]
     return columns(("id", "model", "kind", "status", "share", "verdict", "slice"), rows)
 
 
-def _shown(one: ListedSlice) -> str:
+def _shown(listed: ListedSlice) -> str:
     lines = [
-        f"{one.name}  ({one.kind.value}, {one.status})",
-        f"  model      {one.model}",
-        f"  predicate  {one.predicate}",
-        f"  id         {'none yet' if one.id is None else one.id}",
+        f"{listed.name}  ({listed.kind.value}, {listed.status})",
+        f"  model      {listed.model}",
+        f"  predicate  {listed.predicate}",
+        f"  id         {'none yet' if listed.id is None else listed.id}",
     ]
-    if one.share is not None:
-        since = " (or of the full hours since it was created)" if one.made else ""
-        lines.append(f"  share      {one.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
-    if one.verdict is not None:
-        lines.append(f"  verdict    {one.verdict} on {one.candidate_version}: {one.reason}")
-    if one.evidence is not None and one.threshold is not None:
-        lines.append(f"  evidence   {_evidence(one.verdict or '', one.evidence, one.threshold)}")
-    if (trial := one.discovery) is not None:
+    if listed.share is not None:
+        since = " (or of the full hours since it was created)" if listed.made else ""
+        lines.append(f"  share      {listed.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
+    if listed.verdict is not None:
+        lines.append(f"  verdict    {listed.verdict} on {listed.candidate_version}: {listed.reason}")
+    if listed.evidence is not None and listed.threshold is not None:
+        lines.append(f"  evidence   {_evidence(listed.verdict or '', listed.evidence, listed.threshold)}")
+    if (trial := listed.discovery) is not None:
         ratio = _ratio(trial.log_evidence, trial.log_threshold)
         lines.append(
             f"  found      {trial.first_found_at:%Y-%m-%d}, mean {trial.metric} {trial.found_mean:.4g}"
@@ -294,20 +302,20 @@ def _evidence(verdict: str, evidence: float, threshold: float) -> str:
     return f"{evidence:.3g} of all signals together; pages at {threshold:.3g}"
 
 
-def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
-    if not shown:
+def _search_text(result: Round, version_searches: list[VersionSearch], *, dry_run: bool) -> str:
+    if not version_searches:
         return "nothing to search: no version with a reference was compared within the last day"
-    frozen = {(row.model, row.predicate) for row in found.frozen}
+    frozen = {(row.model, row.predicate) for row in result.frozen}
     lines = []
-    for one in shown:
-        left_out = one.search.n_left_out
+    for version_search in version_searches:
+        left_out = version_search.search.n_left_out
         lines.append(
-            f"{one.version.model} {one.version.candidate_version}: {count_of(one.search.n_items, 'item')},"
-            f" {count_of(one.search.n_scored, 'slice')} scored, {len(one.origins)} found"
+            f"{version_search.version.model} {version_search.version.candidate_version}: {count_of(version_search.search.n_items, 'item')},"
+            f" {count_of(version_search.search.n_scored, 'slice')} scored, {len(version_search.origins)} found"
             + (f"; the limits left out {left_out} keys, values and conditions" if left_out else "")
         )
-        for origin in one.origins:
-            seen, key = origin.found, origin.key
+        for origin in version_search.origins:
+            found_slice, key = origin.found, origin.key
             if origin.watched:
                 status = "already watched or tested"
             elif (key.model, key.predicate) in frozen:
@@ -315,24 +323,24 @@ def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
             else:
                 status = "no free place: too many candidates of this model are tested already"
             lines.append(
-                f"  {key.name}: mean {seen.metric.value} {seen.mean / max(seen.overall, 1e-12):.1f}x the overall mean,"
-                f" {seen.share:.2%} of the traffic; {status}"
+                f"  {key.name}: mean {found_slice.metric.value} {found_slice.mean / max(found_slice.overall, 1e-12):.1f}x the overall mean,"
+                f" {found_slice.share:.2%} of the traffic; {status}"
             )
-    will = "to be " if dry_run else ""
+    to_be = "to be " if dry_run else ""
     lines += [
-        f"{row.model}: {row.name} is {will}{row.status.value}: {found.reasons.get(row.id, '')}"
-        for row in found.settled
+        f"{row.model}: {row.name} is {to_be}{row.status.value}: {result.reasons.get(row.id, '')}"
+        for row in result.settled
     ]
     return "\n".join(lines)
 
 
-def _as_json(one: VersionSearch) -> dict[str, Any]:
+def _as_json(version_search: VersionSearch) -> dict[str, Any]:
     return {
-        "model": one.version.model,
-        "candidate_version": one.version.candidate_version,
-        "n_items": one.search.n_items,
-        "n_scored": one.search.n_scored,
-        "n_left_out": one.search.n_left_out,
+        "model": version_search.version.model,
+        "candidate_version": version_search.version.candidate_version,
+        "n_items": version_search.search.n_items,
+        "n_scored": version_search.search.n_scored,
+        "n_left_out": version_search.search.n_left_out,
         "found": [
             {
                 "name": origin.key.name,
@@ -343,7 +351,7 @@ def _as_json(one: VersionSearch) -> dict[str, Any]:
                 "n_items": origin.found.n_items,
                 "watched": origin.watched,
             }
-            for origin in one.origins
+            for origin in version_search.origins
         ],
     }
 

@@ -53,56 +53,60 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
             return await watched(connection)
 
     slices, months = asyncio.run(ask())
-    places = listed(np.array([one.evidence for one in slices], dtype=np.float64), months=months, alpha=alpha)
-    models = sorted({one.model for one in slices})
+    indices = listed(
+        np.array([slice_.evidence for slice_ in slices], dtype=np.float64), months=months, alpha=alpha
+    )
+    models = sorted({slice_.model for slice_ in slices})
     if model and slices and model not in models:
         raise OperatorError(f"no slice of a model `{model}` is watched: {nearest(model, models)}")
-    found = [slices[place] for place in places if model in {"", slices[place].model}]
+    entries = [slices[index] for index in indices if model in {"", slices[index].model}]
     firing = [
-        one
-        for one in slices
-        if one.verdict == Verdict.FIRING.value and model in {"", one.model} and one not in found
+        slice_
+        for slice_ in slices
+        if slice_.verdict == Verdict.FIRING.value and model in {"", slice_.model} and slice_ not in entries
     ]
     if as_json:
-        emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found, "firing": firing})
+        emit(
+            {"alpha": alpha, "months": months, "n_watched": len(slices), "slices": entries, "firing": firing}
+        )
         return
     if not slices:
         click.echo("No slice is watched yet: no exchange has been compared.")
         return
-    if found:
-        click.echo(_table(found))
+    if entries:
+        click.echo(_table(entries))
         click.echo(
-            f"\n{len(found)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
+            f"\n{len(entries)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
         )
     else:
         click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
     if firing:
-        names = ", ".join(f"{one.slice} ({one.model} {one.version})" for one in firing)
+        names = ", ".join(f"{slice_.slice} ({slice_.model} {slice_.version})" for slice_ in firing)
         click.echo(f"Already firing, by the bound on false pages: {names}.")
 
 
-def _table(found: "list[TriagedSlice]") -> str:
+def _table(entries: "list[TriagedSlice]") -> str:
     rows = [
         (
-            one.model,
-            one.version,
-            one.slice,
-            one.verdict,
-            f"{one.evidence:.3g}",
-            f"{one.threshold:.3g}",
-            f"{one.n_groups:,}",
-            _means(one),
+            entry.model,
+            entry.version,
+            entry.slice,
+            entry.verdict,
+            f"{entry.evidence:.3g}",
+            f"{entry.threshold:.3g}",
+            f"{entry.n_groups:,}",
+            _means(entry),
         )
-        for one in found
+        for entry in entries
     ]
     return columns(
         ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows
     )
 
 
-def _means(one: "TriagedSlice") -> str:
+def _means(entry: "TriagedSlice") -> str:
     return ", ".join(
-        f"{metric} {shown['mean']:.3g} (budget {shown['budget']:.3g})"
-        for metric, shown in sorted(one.estimate.items())
-        if "mean" in shown and "budget" in shown
+        f"{metric} {estimate['mean']:.3g} (budget {estimate['budget']:.3g})"
+        for metric, estimate in sorted(entry.estimate.items())
+        if "mean" in estimate and "budget" in estimate
     )

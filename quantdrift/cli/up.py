@@ -22,20 +22,20 @@ import aiohttp
 import click
 
 from quantdrift.cli.embedded import TOKEN
-from quantdrift.cli.outage import LastWords, Outage
+from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
-from quantdrift.core.process.nats_server import kept_token
+from quantdrift.core.process.nats_server import stored_token
 from quantdrift.core.process.run import Stop, supervise
 
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
 _OPERATOR: Final = 2  # a process's exit code when a person must act
-_LOOK_S: Final = 0.1
-_SLOW_LOOK_S: Final = 0.5
+_POLL_S: Final = 0.1
+_SLOW_POLL_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
 _SIDECAR_PAUSE_S: Final = 2.0
 _STEADY_S: Final = 30.0
@@ -69,7 +69,7 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
         Another `up` uses the same data directory, or it cannot be created.
     """
     with _exclusive(data):
-        return await _Host(config_path, config, data, only, stop).run()
+        return await _Supervisor(config_path, config, data, only, stop).run()
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def _exclusive(data: Path) -> Iterator[None]:
         yield
 
 
-class _Part:
+class _Process:
     """A process that is restarted whenever it ends, with its state: working, or down since when and why.
 
     Parameters
@@ -100,7 +100,7 @@ class _Part:
         As for `Child`.
     clock
         Measures outages.
-    tells
+    on_stdout
         Called with each line of its stdout; None: the process inherits our stdout.
     """
 
@@ -113,20 +113,20 @@ class _Part:
         *,
         clock: Clock,
         final: int | None = None,
-        tells: Callable[[bytes], None] | None = None,
+        on_stdout: Callable[[bytes], None] | None = None,
     ) -> None:
         self.name = name
-        self.works = False
+        self.is_up = False
         self._clock = clock
-        self._words = LastWords()
-        self._heard_from_s = 0.0
+        self._last_error = LastError()
+        self._shows_output_from_s = 0.0
         longest_pause_s = _LONGEST_PAUSE_S
-        heard: dict[int, Callable[[bytes], None]] = {2: self._hear}
+        on_output: dict[int, Callable[[bytes], None]] = {2: self._pass_on}
         if name == "sidecar":
             # The sidecar inherits our stderr: the serving path must never wait for this process to read.
-            longest_pause_s, heard = _SIDECAR_PAUSE_S, {}
-        if tells is not None:
-            heard[1] = tells
+            longest_pause_s, on_output = _SIDECAR_PAUSE_S, {}
+        if on_stdout is not None:
+            on_output[1] = on_stdout
         self._outage = Outage(name, longest_pause_s, clock)
         self.child = Child(
             name,
@@ -135,8 +135,8 @@ class _Part:
             environment=environment,
             final=final,
             longest_pause_s=longest_pause_s,
-            told=self._ended,
-            heard=heard,
+            on_end=self._ended,
+            on_output=on_output,
         )
         self._running: asyncio.Task[int] | None = None
 
@@ -150,9 +150,9 @@ class _Part:
         """Whether `start` was called."""
         return self._running is not None
 
-    def answers(self) -> None:
+    def mark_up(self) -> None:
         """Record that it works: its outage, if any, is over."""
-        self.works = True
+        self.is_up = True
         self._outage.over()
 
     async def end(self, within_s: float) -> None:
@@ -167,25 +167,25 @@ class _Part:
             await asyncio.wait([self._running], timeout=_KILLED_S)
 
     def _ended(self, how: str, code: int | None, pause_s: float) -> None:
-        self.works = False
-        self._heard_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
-        words = self._words.take()
-        self._outage.failed(words if words and code is not None and code >= 0 else f"it {how}")
+        self.is_up = False
+        self._shows_output_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
+        error = self._last_error.take()
+        self._outage.failed(error if error and code is not None and code >= 0 else f"it {how}")
 
-    def _hear(self, line: bytes) -> None:
+    def _pass_on(self, line: bytes) -> None:
         """Write a line of its stderr to ours, except its last error, which the line about the outage has.
 
         While it fails to start, its output is left out, because it repeats with every attempt.
         """
-        is_last = self._words.hear(line)
-        is_repeated = self._outage.lasts and self._clock.monotonic_s() < self._heard_from_s
+        is_last = self._last_error.read(line)
+        is_repeated = self._outage.is_down and self._clock.monotonic_s() < self._shows_output_from_s
         if not is_last and not is_repeated:
             with contextlib.suppress(OSError):  # the terminal was closed
                 sys.stderr.buffer.write(line + b"\n")
                 sys.stderr.buffer.flush()
 
 
-class _Host:
+class _Supervisor:
     def __init__(
         self, config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop
     ) -> None:
@@ -197,11 +197,11 @@ class _Host:
         self._instance = secrets.token_hex(8)
         self._environment = dict(os.environ) | {INSTANCE: self._instance}
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._servers: list[_Part] = []
-        self._place_servers()
-        self._migration: _Part | None = None
+        self._servers: list[_Process] = []
+        self._choose_addresses()
+        self._migration: _Process | None = None
         self._names = [name for name in _ROLES if not only or name in only]
-        self._roles: dict[str, _Part] = {}
+        self._roles: dict[str, _Process] = {}
 
     async def run(self) -> int:
         code = 0
@@ -213,7 +213,7 @@ class _Host:
             for server in self._servers:
                 server.start()
             work = {
-                "starting shadow and monitor": self._start_the_rest,
+                "starting shadow and monitor": self._start_shadow_and_monitor,
                 "checking readiness": self._watch,
             }
             tasks = [asyncio.create_task(supervise(name, step, self._stop)) for name, step in work.items()]
@@ -239,17 +239,17 @@ class _Host:
             await self._migration.end(_KILLED_S)
         await asyncio.gather(*(server.end(SERVERS_GRACE_S - 2 * _KILLED_S) for server in self._servers))
 
-    def _place_servers(self) -> None:
+    def _choose_addresses(self) -> None:
         """Choose the addresses of the embedded servers."""
         if not self._environment.get("QUANTDRIFT_DSN") and not self._config.storage.dsn_file:
             arguments = ["postgres", str(self._data / "postgres"), str(_free_port())]
-            postgres = _Part(
+            postgres = _Process(
                 "postgres",
                 "quantdrift.cli.embedded",
                 arguments,
                 self._environment,
                 clock=self._clock,
-                tells=lambda line: self._postgres_answers(postgres, line.decode().strip()),
+                on_stdout=lambda line: self._postgres_answers(postgres, line.decode().strip()),
             )
             self._servers.append(postgres)
         else:
@@ -257,42 +257,44 @@ class _Host:
         if self._config.stream.url == Stream().url and not self._config.stream.credentials_file:
             token, port = _token(self._data / "nats"), _free_port()
             url = f"nats://{token}@127.0.0.1:{port}"
-            nats = _Part(
+            nats = _Process(
                 "nats",
                 "quantdrift.cli.embedded",
                 ["nats", str(self._data / "nats"), str(port)],
                 _without_dsn(self._environment) | {TOKEN: token},
                 clock=self._clock,
-                tells=lambda _: self._nats_answers(nats, url),
+                on_stdout=lambda _: self._nats_answers(nats, url),
             )
             self._environment["QUANTDRIFT__STREAM__URL"] = url
             self._servers.append(nats)
 
-    def _postgres_answers(self, server: _Part, dsn: str) -> None:
-        server.answers()
+    def _postgres_answers(self, server: _Process, dsn: str) -> None:
+        server.mark_up()
         _write(self._data / "dsn", dsn)
         if not self._dsn.done():
             _LOG.info("postgres is up")
             self._dsn.set_result(dsn)
 
-    def _nats_answers(self, server: _Part, url: str) -> None:
-        server.answers()
+    def _nats_answers(self, server: _Process, url: str) -> None:
+        server.mark_up()
         _write(self._data / "nats.url", url)
 
-    def _role(self, name: str) -> _Part:
+    def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
         environment = self._environment if name != "sidecar" else _without_dsn(self._environment)
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
-        self._roles[name] = _Part(name, "quantdrift", arguments, environment, clock=self._clock, final=final)
+        self._roles[name] = _Process(
+            name, "quantdrift", arguments, environment, clock=self._clock, final=final
+        )
         return self._roles[name]
 
-    async def _start_the_rest(self) -> None:
+    async def _start_shadow_and_monitor(self) -> None:
         """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
-        self._migration = _Part(
+        self._migration = _Process(
             "db upgrade",
             "quantdrift",
             ["db", "upgrade", *self._arguments],
@@ -301,7 +303,7 @@ class _Host:
             final=0,
         )
         await asyncio.shield(self._migration.start())
-        self._migration.answers()
+        self._migration.mark_up()
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
@@ -319,15 +321,15 @@ class _Host:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
             while True:
                 for name, role in list(self._roles.items()):
-                    if not role.works and await self._is_ready(client, urls[name]):
-                        role.answers()
+                    if not role.is_up and await self._is_ready(client, urls[name]):
+                        role.mark_up()
                         role.child.final = None  # its configuration works: a restart can solve later failures
-                if not is_up and all(name in self._roles and self._roles[name].works for name in self._names):
+                if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True
                     click.echo(
                         "quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items())
                     )
-                await asyncio.sleep(_SLOW_LOOK_S if is_up else _LOOK_S)
+                await asyncio.sleep(_SLOW_POLL_S if is_up else _POLL_S)
 
     async def _is_ready(self, client: aiohttp.ClientSession, url: str) -> bool:
         """Return whether our own process answers; another one may have taken the port."""
@@ -355,7 +357,7 @@ def _write(path: Path, secret: str) -> None:
 def _token(directory: Path) -> str:
     """Return the secret of the embedded NATS: the stored one, or a new one if the disk cannot be read or written."""
     try:
-        return kept_token(directory)
+        return stored_token(directory)
     except OSError:
         return secrets.token_hex(24)
 

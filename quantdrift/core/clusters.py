@@ -124,10 +124,10 @@ class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def anchors(self) -> Anchors:
         """Return the positions of the clusters with their own id."""
-        own = [place for place, one in enumerate(self.ids) if one != OTHER_ID]
+        own = [index for index, cluster_id in enumerate(self.ids) if cluster_id != OTHER_ID]
         raw = self.centroids.astype(np.float64) * self.scale + self.centre
         return Anchors(
-            ids=tuple(self.ids[place] for place in own),
+            ids=tuple(self.ids[index] for index in own),
             centres=raw[own].astype(np.float32),
             spreads=self.spreads[own],
         )
@@ -324,10 +324,10 @@ def load_clustering(blob: bytes) -> Clustering:
     """
     if len(blob) < _HEAD.size or blob[:2] != _MAGIC:
         raise OperatorError(_damaged("it has no header"))
-    _, found, check = _HEAD.unpack_from(blob)
-    if found != FORMAT:
+    _, version, check = _HEAD.unpack_from(blob)
+    if version != FORMAT:
         raise OperatorError(
-            f"a clustering in the database has format {found}, but this release reads format {FORMAT}: "
+            f"a clustering in the database has format {version}, but this release reads format {FORMAT}: "
             "run the release that wrote it, or upgrade"
         )
     body = blob[_HEAD.size :]

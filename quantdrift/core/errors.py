@@ -1,6 +1,10 @@
 """The base classes of all errors, by who must act: a person, a retry, or the quarantine."""
 
+import os
+import re
 from enum import StrEnum
+
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 
 
 class QuantdriftError(Exception):
@@ -16,6 +20,17 @@ class OperatorError(QuantdriftError):
 
 class RetryError(QuantdriftError):
     """A temporary condition (a server is unavailable, a lock is held): the caller retries later."""
+
+
+def os_error_text(error: OSError) -> str:
+    """Return the text of an error of a socket or file, for people."""
+    # The text of a failed connection has the address in Python notation; of a name with several addresses, all of them.
+    code = _ERRNO.search(str(error))
+    if code is not None and (isinstance(error, ConnectionError) or error.errno is None):
+        return os.strerror(int(code[1])).lower()
+    if error.strerror:
+        return error.strerror
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
 
 
 class QuarantineReason(StrEnum):

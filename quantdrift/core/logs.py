@@ -42,13 +42,13 @@ class Sparse(logging.Filter):
         """Return whether to show a record."""
         if record.levelno < logging.WARNING:
             return True
-        place, now_s = (record.pathname, record.lineno), self._clock.monotonic_s()
-        begun_s, n_before = self._seen.get(place, (now_s, 0))
+        source_line, now_s = (record.pathname, record.lineno), self._clock.monotonic_s()
+        begun_s, n_before = self._seen.get(source_line, (now_s, 0))
         if now_s - begun_s >= WINDOW_S:
             if n_before > MOST:
                 _add(record, f"{n_before - MOST} more like this one were left out before it")
             begun_s, n_before = now_s, 0
-        self._seen[place] = (begun_s, n_before + 1)
+        self._seen[source_line] = (begun_s, n_before + 1)
         if n_before == MOST - 1:
             _add(record, f"more like this one are left out for {WINDOW_S:g} s")
         return n_before < MOST

@@ -265,9 +265,9 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
     taken
         Chosen by the first phase.
     lost
-        Of these, lost, by reason.
+        Taken requests that were lost, by reason.
     published
-        Of the taken, acknowledged by the stream.
+        Taken requests that the stream has acknowledged.
     row
         Row of the sidecar's table of counts, as in the numbers of its exchanges; -1: they have no numbers.
     numbered
@@ -291,15 +291,15 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
     offered
         Inference requests seen on the wire.
     taken
-        Of these, chosen by the first phase.
+        Offered requests that the first phase chose.
     thinned
-        Of the taken, left out by the second phase; not a loss, because the probability is known.
+        Taken requests that the second phase left out; not a loss, because the probability is known.
     published
-        Of the taken, acknowledged by the stream.
+        Taken requests that the stream has acknowledged.
     lost
-        Of the taken, lost, by reason. `taken = thinned + published + sum(lost) + still in flight`.
+        Taken requests that were lost, by reason. `taken = thinned + published + sum(lost) + still in flight`.
     models
-        Of the taken and the lost, those whose model is known.
+        Taken and lost requests whose model is known, by model.
     """
 
     stratum: str
@@ -339,4 +339,4 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MARK: Final = "x-quantdrift-recheck"
-"""Header of requests that quantdrift sends to a candidate itself; they are never captured, whatever its value."""
+"""Header of the requests that quantdrift itself sends to a candidate. A request with it is never captured."""

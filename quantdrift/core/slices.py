@@ -7,6 +7,9 @@ renamed or reordered, and after restarts.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 
@@ -15,7 +18,13 @@ from quantdrift.core.records import Predicate
 
 ALL = "all"
 EVERYTHING = "true"  # the predicate of the slice `all`
+TIME: Final = "time."
+"""Prefix of the attributes that the time of capture gives: no client sends them, and no exchange stores them."""
+
 _OTHER = "(other)"
+_DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_FIRST_DAY_OF_WEEKEND: Final = 5
+_HOURS: Final = 6  # in a part of the day
 
 
 class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,28 +108,28 @@ class SliceAssigner:
         Parameters
         ----------
         attributes
-            As recorded with the exchange.
+            As recorded with the exchange, and `time_attributes`.
         features
             Keyed by `feature_key(rule)`; without the feature, or with NaN, the item is in no bin.
         """
-        found: dict[str, SliceKey] = {}
+        keys: dict[str, SliceKey] = {}
         for rule in self._rules:
             if rule.feature:
                 value = features.get(feature_key(rule))
                 if value is not None and value == value:  # noqa: PLR0124 - NaN is in no bin
                     index = sum(value >= edge for edge in rule.edges)
-                    found[rule.name] = self._bins[rule.name][index]
+                    keys[rule.name] = self._bins[rule.name][index]
             elif (text := attributes.get(attribute_key(rule))) is not None and (
                 key := self._attribute_of(rule, text)
             ):
-                found[rule.name] = key
+                keys[rule.name] = key
         crossed = [
-            self._cross_of(rule, [found[name] for name in rule.cross])
+            self._cross_of(rule, [keys[name] for name in rule.cross])
             for rule in self._crossed
-            if found.keys() >= set(rule.cross)
+            if keys.keys() >= set(rule.cross)
         ]
         extra = (key for key in self.extra if all(holds(p, attributes, features) for p in key.where))
-        return [self._all, *found.values(), *crossed, *extra]
+        return [self._all, *keys.values(), *crossed, *extra]
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
         key = self._attribute.get((rule.name, value))
@@ -163,8 +172,34 @@ class SliceAssigner:
         return key
 
 
+def time_attributes(captured_at: datetime, zone: ZoneInfo) -> dict[str, str]:
+    """Return the attributes of a time of capture: part of the week, day of the week, and part of the day.
+
+    Parameters
+    ----------
+    captured_at
+        Aware.
+    zone
+        That of `capture.time_zone`, in which days and hours are counted.
+
+    Examples
+    --------
+    >>> time_attributes(datetime.fromisoformat("2026-11-21T23:30:00Z"), ZoneInfo("UTC"))
+    {'time.week': 'weekend', 'time.day': 'saturday', 'time.hours': '18-24'}
+    """
+    local = captured_at.astimezone(zone)
+    day, begin = local.weekday(), local.hour - local.hour % _HOURS
+    return {
+        f"{TIME}week": "weekend" if day >= _FIRST_DAY_OF_WEEKEND else "weekday",
+        f"{TIME}day": _DAYS[day],
+        f"{TIME}hours": f"{begin:02}-{begin + _HOURS:02}",
+    }
+
+
 def attribute_key(rule: Slice) -> str:
-    """Return the key of the attribute that `rule` slices by, as recorded with the exchange."""
+    """Return the key of the attribute that `rule` slices by, as recorded or as `time_attributes` returns it."""
+    if rule.time:
+        return f"{TIME}{rule.time}"
     if rule.header:
         return f"header.{rule.header}"
     return f"parameter.{rule.parameter}" if rule.parameter else f"json.{rule.json}"
@@ -246,11 +281,15 @@ def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
 
 def is_declared(config: Config, key: SliceKey) -> bool:
     """Return whether the configuration declares this slice, whose conditions have a value or an interval."""
-    attributes = {one.key: one.equals for one in key.where if one.equals is not None}
-    features = {one.key: math.nextafter(one.high, -math.inf) for one in key.where if one.high is not None}
-    features |= {one.key: one.low for one in key.where if one.low is not None}
+    attributes = {condition.key: condition.equals for condition in key.where if condition.equals is not None}
+    features = {
+        condition.key: math.nextafter(condition.high, -math.inf)
+        for condition in key.where
+        if condition.high is not None
+    }
+    features |= {condition.key: condition.low for condition in key.where if condition.low is not None}
     inside = SliceAssigner(config, key.model).assign(attributes, features)
-    return key.predicate in {one.predicate for one in inside}
+    return key.predicate in {attribute.predicate for attribute in inside}
 
 
 def _text(condition: Predicate) -> str:

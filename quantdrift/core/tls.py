@@ -103,24 +103,24 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         return f"the TLS handshake failed ({reason or type(error).__name__})"
 
     def _mistrust(self, error: ssl.SSLCertVerificationError) -> str:
-        said = str(error.verify_message).rstrip(".")
+        problem = str(error.verify_message).rstrip(".")
         if error.verify_code == _EXPIRED:
-            return f"its certificate is not accepted ({said}): renew it at the server"
+            return f"its certificate is not accepted ({problem}): renew it at the server"
         if error.verify_code == _NOT_YET_VALID:
-            return f"its certificate is not accepted ({said}): check the clocks of both machines"
+            return f"its certificate is not accepted ({problem}): check the clocks of both machines"
         if error.verify_code in _MISNAMED:
             return (
-                f"its certificate is not accepted ({said}): connect with a name in the certificate, or add this"
+                f"its certificate is not accepted ({problem}): connect with a name in the certificate, or add this"
                 " name to it"
             )
         if error.verify_code in _UNTRUSTED and self.ca_file:
             return (
-                f"its certificate is not accepted ({said}): {self.ca_option} ({self.ca_file}) must contain the authority"
+                f"its certificate is not accepted ({problem}): {self.ca_option} ({self.ca_file}) must contain the authority"
                 " that signed it"
             )
         if error.verify_code in _UNTRUSTED:
-            return f"its certificate is not accepted ({said}): set {self.ca_option} to the authority that signed it"
-        return f"its certificate is not accepted ({said})"
+            return f"its certificate is not accepted ({problem}): set {self.ca_option} to the authority that signed it"
+        return f"its certificate is not accepted ({problem})"
 
 
 def _check_readable(option: str, file: str) -> None:

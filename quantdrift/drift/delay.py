@@ -24,8 +24,8 @@ from quantdrift.drift.evidence.observations import STEPS, FloatArray
 STREAMS = 400
 MOST_SAMPLES = 20_000
 _QUANTILES = (0.1, 0.5, 0.9)
-_HOPELESS = 0.1
-_SURE = 1.0 - 1e-9  # a rate of 1 after the shift would make the optimum 1 / 0
+_LEAST_GROWTH = 0.1
+_LARGEST_RATE = 1.0 - 1e-9  # a rate of 1 after the shift would make the optimum 1 / 0
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ def simulate(
     Parameters
     ----------
     law
-        What is observed after the shift.
+        Distribution of the observations after the shift.
     budget
         Accepted mean of x, in (0, 1).
     allowance
@@ -135,7 +135,7 @@ def simulate(
     borders = np.cumsum(law.probability)[:-1]
     # The evidence grows at most at this rate in the long run: a simulation that needs ten times as long is not tried.
     growth = float((law.probability @ np.log(factors)).max())
-    if growth * most < _HOPELESS * math.log(allowance.needed(1) / allowance.gamma):
+    if growth * most < _LEAST_GROWTH * math.log(allowance.needed(1) / allowance.gamma):
         return Delay(p10=None, p50=None, p90=None)
     rng = np.random.default_rng(seed)
     delay = np.full(streams, np.inf)
@@ -150,8 +150,8 @@ def simulate(
             hit = evidence.mean(axis=1) >= allowance.needed(n)
             if hit.any():
                 delay[running[hit]] = np.minimum(delay[running[hit]], n)
-        left = np.isinf(delay[running])
-        running, evidence = running[left], evidence[left]
+        undetected = np.isinf(delay[running])
+        running, evidence = running[undetected], evidence[undetected]
         if not len(running):
             break
     p10, p50, p90 = (_samples(float(np.quantile(delay, q, method="lower"))) for q in _QUANTILES)
@@ -168,7 +168,7 @@ def optimum(before: float, after: float, between: float) -> float:
     between
         Samples between false alarms, on average: threshold / gamma.
     """
-    after = min(after, _SURE)
+    after = min(after, _LARGEST_RATE)
     wanted = between * divergence(before, after)
     low, high = 0.0, 1.0 + math.log1p(wanted)
     while high - low > 1e-9:

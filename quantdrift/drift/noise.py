@@ -62,7 +62,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class Noise(msgspec.Struct, frozen=True, kw_only=True):
-    """The noise of one side, of one metric: two windows of which the older one is shown.
+    """The noise of one side in one metric: two windows, of which the older one is displayed.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean(self) -> float | None:
-        """The weighted mean, None where nothing was seen."""
+        """The weighted mean, or None without any group."""
         return self.older.total / self.older.weight if self.older.weight > 0 else None
 
 
@@ -117,5 +117,5 @@ def added(before: float, low: float, high: float, budget: float) -> float:
 
 
 def exceeds(before: bool, low: float, high: float, limit: float) -> bool:  # noqa: FBT001 - a state, not an option
-    """Return whether the mean noise is above `limit`: shown to be, or not yet shown to be below again."""
+    """Return whether the mean noise counts as above `limit`: it was proved to be, and is not yet proved to be below again."""
     return low > limit or (before and high > limit)

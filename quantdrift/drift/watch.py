@@ -7,9 +7,8 @@ is paused until then, so one breach is one alarm.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
 from typing import NamedTuple, Self
 
 import msgspec
@@ -32,7 +31,7 @@ from quantdrift.drift.evidence.run import (
 
 
 class Phase(StrEnum):
-    """What the evidence says of a slice."""
+    """The phase of a watched slice: no alarm, a ticket, or a page."""
 
     WATCHING = "watching"
     WARNING = "warning"
@@ -40,15 +39,15 @@ class Phase(StrEnum):
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
-    """When summed evidence is an alarm.
+    """The thresholds that the summed evidence must reach for an alarm.
 
     Parameters
     ----------
     page, ticket
         1 / q, q the expected false alarms per 30 days of the whole fleet.
     mass_ratio
-        Evidence must also be so many times the mass given since the reset: after months of silence the mass alone
-        could pass 1 / q, and one clean observation would page.
+        The evidence must also be this many times the mass given since the reset. Without it one normal observation
+        could page after months of silence, because the mass alone would exceed 1 / q.
     """
 
     page: float
@@ -57,45 +56,45 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
-    """A signal of a slice: a metric seen by a kind of detector."""
+    """The key of a signal: a metric of a slice, and the kind of detector that follows it."""
 
     metric: str
     kind: str
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal's part in a series of groups.
+    """The values of one signal in a series of groups.
 
     Parameters
     ----------
     x
-        (steps, width) its values.
+        (steps, width) the values of each group.
     seen
-        (steps,) where there is one; None where there always is.
+        (steps,) whether the group has a value; None if all have one.
     """
 
     x: FloatArray
     seen: BoolArray | None = None
 
-    def at(self, place: slice | IntArray) -> Self:
-        """Return the part in the groups at `place`."""
-        seen = None if self.seen is None else self.seen[place]
-        return msgspec.structs.replace(self, x=self.x[place], seen=seen)
+    def at(self, rows: slice | IntArray) -> Self:
+        """Return the part with the groups at `rows`."""
+        seen = None if self.seen is None else self.seen[rows]
+        return msgspec.structs.replace(self, x=self.x[rows], seen=seen)
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups that a slice was given, in the order of the fold.
+    """The new groups of a slice, in the order of the fold.
 
     Parameters
     ----------
     order
-        (steps,) place of each group in its batch.
+        (steps,) index of each group in its batch.
     mass
-        (steps,) calendar mass when it came.
+        (steps,) calendar mass at the group's time.
     at_us
         (steps,) event time, microseconds.
     series
-        Per signal; one without an entry was not observed.
+        Values by signal; a signal without an entry has no values.
     """
 
     order: FloatArray
@@ -107,37 +106,37 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         """Return those of the parts, one after another."""
         first, last = parts[0].start, parts[-1].stop
         if all(before.stop == after.start for before, after in itertools.pairwise(parts)):
-            place: slice | IntArray = slice(first, last)
+            rows: slice | IntArray = slice(first, last)
             if (first, last) == (0, len(self.order)):
                 return self
         else:
-            place = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+            rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         return msgspec.structs.replace(
             self,
-            order=self.order[place],
-            mass=self.mass[place],
-            at_us=self.at_us[place],
-            series={key: one.at(place) for key, one in self.series.items()},
+            order=self.order[rows],
+            mass=self.mass[rows],
+            at_us=self.at_us[rows],
+            series={key: series.at(rows) for key, series in self.series.items()},
         )
 
 
 class Survey(msgspec.Struct, frozen=True, gc=False):
-    """What the states of a watch say together; worked out for many watches at a time when they are advanced.
+    """What the states of a slice say together.
 
     Parameters
     ----------
     evidence
-        For paging, of each signal in the order of its keys.
+        Page evidence of each signal, in the order of the keys.
     total
-        The sum of it.
+        The sum of the evidence.
     page_mass
-        Calendar mass that the page copies were given since their reset, summed.
+        Sum of the calendar mass given to the page copies since their reset.
     n_groups
-        Most groups that any signal has seen.
+        Largest number of groups that any signal has had.
     policy_id
         Policy of the last group; 0 before the first.
     missing
-        Most groups that any baseline lacks.
+        Largest number of groups that any baseline still needs.
     due_us
         Event time from which on `Detector.tend` has something to do.
     """
@@ -151,64 +150,258 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     due_us: float
 
 
-@lru_cache(maxsize=1024)
-def _in_order(keys: tuple[SignalKey, ...]) -> list[SignalKey]:
-    return sorted(keys)
+class SliceTable:
+    """The states of many slices: one array for each signal, in which each slice has a row, and columns of what they say.
+
+    A row keeps its number until it is freed. Arrays grow by doubling: a view of a row must not be kept while a row may
+    be added.
+
+    Attributes
+    ----------
+    states
+        Per signal (rows, size); the row of a slice without the signal says nothing.
+    has
+        Per signal (rows,) which slices have it.
+    n_signals
+        (rows,) how many signals each has.
+    phase
+        (rows,) place of the phase in `PHASES`.
+    surveyed
+        (rows,) whether the columns below are those of the states: whoever changes a state sets it to False.
+    evidence
+        Per signal (rows,) as in `Survey`.
+    total, page_mass, n_groups, policy_id, missing, due_us
+        (rows,) as in `Survey`.
+    """
+
+    def __init__(self) -> None:
+        self.n_rows = 0
+        self._free: list[int] = []
+        self.keys: list[SignalKey] = []
+        self.states: dict[SignalKey, FloatArray] = {}
+        self.has: dict[SignalKey, BoolArray] = {}
+        self.evidence: dict[SignalKey, FloatArray] = {}
+        self.n_signals: IntArray = np.zeros(1, dtype=np.intp)
+        self.phase: IntArray = np.zeros(1, dtype=np.intp)
+        self.surveyed: BoolArray = np.zeros(1, dtype=np.bool_)
+        self.total: FloatArray = np.zeros(1)
+        self.page_mass: FloatArray = np.zeros(1)
+        self.n_groups: IntArray = np.zeros(1, dtype=np.intp)
+        self.policy_id: IntArray = np.zeros(1, dtype=np.intp)
+        self.missing: IntArray = np.zeros(1, dtype=np.intp)
+        self.due_us: FloatArray = np.zeros(1)
+
+    def add_row(self) -> int:
+        """Return the number of a row without signals."""
+        if self._free:
+            return self._free.pop()
+        if self.n_rows == len(self.total):
+            self._double()
+        self.n_rows += 1
+        return self.n_rows - 1
+
+    def free_row(self, row: int) -> None:
+        """Let a row be used for another slice."""
+        for key in self.keys:
+            self.remove(row, key)
+        self._free.append(row)
+
+    def put(self, row: int, key: SignalKey, state: FloatArray) -> None:
+        """Write the state of a signal, (size,), which the row may not have yet."""
+        if key not in self.states:
+            n = len(self.total)
+            self.states[key], self.has[key] = np.zeros((n, len(state))), np.zeros(n, dtype=np.bool_)
+            self.evidence[key] = np.zeros(n)
+            self.keys = sorted(self.states)
+        self.states[key][row] = state
+        self.n_signals[row] += not self.has[key][row]
+        self.has[key][row] = True
+        self.surveyed[row] = False
+
+    def remove(self, row: int, key: SignalKey) -> None:
+        """Remove a signal of a row, if it has it."""
+        self.n_signals[row] -= bool(self.has[key][row])
+        self.has[key][row] = False
+        self.surveyed[row] = False
+
+    def signals(self, row: int) -> list[SignalKey]:
+        """Return the signals of a row, in their order."""
+        return [key for key in self.keys if self.has[key][row]]
+
+    def survey(self, row: int) -> Survey:
+        """Return what the states of a row say together."""
+        keys = self.signals(row)
+        if not self.surveyed[row]:
+            self._survey(row, keys)
+        return Survey(
+            evidence=tuple(self.evidence[key].item(row) for key in keys),
+            total=self.total.item(row),
+            page_mass=self.page_mass.item(row),
+            n_groups=self.n_groups.item(row),
+            policy_id=self.policy_id.item(row),
+            missing=self.missing.item(row),
+            due_us=self.due_us.item(row),
+        )
+
+    def survey_all(self, rows: IntArray) -> None:
+        """Make sure that the columns of some rows are those of their states."""
+        for row in rows[~self.surveyed[rows]].tolist():
+            self._survey(row, self.signals(row))
+
+    def page_thresholds(self, rows: IntArray, thresholds: Thresholds) -> FloatArray:
+        """Return what the summed evidence of rows that are surveyed must reach to page now."""
+        found: FloatArray = np.maximum(thresholds.page, thresholds.mass_ratio * self.page_mass[rows])
+        return found
+
+    def _survey(self, row: int, keys: Sequence[SignalKey]) -> None:
+        total = page_mass = 0.0
+        n_groups = policy_id = missing = 0
+        for key in keys:
+            detector, state = DETECTORS[key.kind], self.states[key][row]
+            evidence = self.evidence[key][row] = detector.evidence(state)
+            total += evidence
+            page_mass += detector.page_mass(state)
+            n_groups = max(n_groups, int(state[signal.N_TOTAL]))
+            policy_id = max(policy_id, int(state[signal.POLICY]))
+            missing = max(missing, detector.missing(state))
+        self.total[row], self.page_mass[row] = total, page_mass
+        self.n_groups[row], self.policy_id[row], self.missing[row] = n_groups, policy_id, missing
+        self.due_us[row] = -math.inf
+        self.surveyed[row] = True
+
+    def survey_from(self, rows: IntArray, states: Mapping[SignalKey, FloatArray]) -> None:
+        """Set the columns of rows that all have the same signals, from these states, (rows, size) each."""
+        n = len(rows)
+        total, page_mass = np.zeros((2, n))
+        header, missing = np.zeros((n, 2)), np.zeros(n, dtype=np.intp)
+        due_us = np.full(n, np.inf)
+        for key in sorted(states):
+            detector, of = DETECTORS[key.kind], states[key]
+            evidence = detector.evidences(of)
+            self.evidence[key][rows] = evidence
+            total += evidence
+            page_mass += of[:, signal.PAGE_MASS]
+            np.maximum(header, of[:, _COUNTED], out=header)
+            np.minimum(due_us, detector.due_us(of), out=due_us)
+            np.maximum(missing, detector.missings(of), out=missing)
+        self.total[rows], self.page_mass[rows], self.missing[rows] = total, page_mass, missing
+        self.n_groups[rows], self.policy_id[rows] = header[:, 0], header[:, 1]
+        self.due_us[rows] = due_us
+        self.surveyed[rows] = True
+
+    def _double(self) -> None:
+        """Give every array twice as many rows."""
+        for of_signals in (self.states, self.has, self.evidence):
+            for key, column in of_signals.items():
+                of_signals[key] = doubled(column)
+        for name, column in vars(self).items():
+            if isinstance(column, np.ndarray):
+                setattr(self, name, doubled(column))
+
+
+_COUNTED = [signal.N_TOTAL, signal.POLICY]
+
+
+def doubled(column: np.ndarray) -> np.ndarray:
+    """Return a column with as many rows more, of zeros."""
+    return np.concatenate([column, np.zeros_like(column)])
+
+
+class SliceStates(MutableMapping[SignalKey, FloatArray]):
+    """The states of one slice by signal. One that is read is a view of its row, to be changed in place."""
+
+    __slots__ = ("_row", "_table")
+
+    def __init__(self, table: SliceTable, row: int) -> None:
+        self._table, self._row = table, row
+
+    def __getitem__(self, key: SignalKey) -> FloatArray:
+        """Return the state of a signal."""
+        if key not in self:
+            raise KeyError(key)
+        state: FloatArray = self._table.states[key][self._row]
+        return state
+
+    def __setitem__(self, key: SignalKey, state: FloatArray) -> None:
+        """Write a copy of the state of a signal, new or not."""
+        self._table.put(self._row, key, state)
+
+    def __delitem__(self, key: SignalKey) -> None:
+        """Remove a signal."""
+        self._table.remove(self._row, key)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether the slice has a signal."""
+        return key in self._table.has and bool(self._table.has[key][self._row])
+
+    def __iter__(self) -> Iterator[SignalKey]:
+        """Yield the signals in their order."""
+        return iter(self._table.signals(self._row))
+
+    def __len__(self) -> int:
+        """Return how many signals there are."""
+        return self._table.n_signals.item(self._row)
 
 
 class SliceWatch:
-    """A slice's phase and the states of its signals. `advance` changes it in place.
+    """A slice's phase and the states of its signals: a row of a table. `advance` changes it in place.
 
-    Whoever else changes a state calls `touched`.
+    Code that changes a state in another way calls `touched`.
 
     Parameters
     ----------
     phase
-        Where it stands.
+        The current phase.
     states
-        One row per signal.
+        One per signal, copied into the table.
+    table
+        Where they are; None: a table of its own, until it is advanced with others.
     """
 
     def __init__(
-        self, phase: Phase = Phase.WATCHING, states: dict[SignalKey, FloatArray] | None = None
+        self,
+        phase: Phase = Phase.WATCHING,
+        states: Mapping[SignalKey, FloatArray] | None = None,
+        table: SliceTable | None = None,
     ) -> None:
-        self.phase = phase
-        self.states = states if states is not None else {}
-        self._survey: Survey | None = None
+        self._place(table or SliceTable(), phase, states or {})
 
-    def ordered(self) -> list[tuple[SignalKey, FloatArray]]:
-        """Return the signals with their states, in the order of their keys."""
-        return [(key, self.states[key]) for key in _in_order(tuple(self.states))]
+    def _place(self, table: SliceTable, phase: Phase, states: Mapping[SignalKey, FloatArray]) -> None:
+        self.table, self.row = table, table.add_row()
+        self.states = SliceStates(table, self.row)
+        self.states.update(states)
+        self.phase = phase
+        self.touched()
+
+    def move(self, table: SliceTable) -> None:
+        """Move to another table."""
+        self._place(table, self.phase, self.states)
+
+    @property
+    def phase(self) -> Phase:
+        """Where the slice stands."""
+        return PHASES[self.table.phase.item(self.row)]
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self.table.phase[self.row] = PHASES.index(phase)
 
     def survey(self) -> Survey:
         """Return what the states say together."""
-        if self._survey is None:
-            keys = sorted(self.states)
-            evidence = tuple(DETECTORS[key.kind].evidence(self.states[key]) for key in keys)
-            self._survey = Survey(
-                evidence=evidence,
-                total=sum(evidence),
-                page_mass=sum(DETECTORS[key.kind].page_mass(self.states[key]) for key in keys),
-                n_groups=max((int(self.states[key][signal.N_TOTAL]) for key in keys), default=0),
-                policy_id=max((int(self.states[key][signal.POLICY]) for key in keys), default=0),
-                missing=max((DETECTORS[key.kind].missing(self.states[key]) for key in keys), default=0),
-                due_us=-math.inf,
-            )
-        return self._survey
+        return self.table.survey(self.row)
 
-    def touched(self, survey: Survey | None = None) -> None:
-        """Note that a state has changed, and what the states say now where that is known."""
-        self._survey = survey
+    def touched(self) -> None:
+        """Note that a state has changed."""
+        self.table.surveyed[self.row] = False
 
     def add(self, key: SignalKey, state: FloatArray) -> None:
-        """Watch one more signal; where an alarm lasts it too must recover before it resolves."""
+        """Add a signal. During an alert the new signal must recover too before the alert ends."""
         self.states[key] = state
-        self.touched()
         if self.phase is not Phase.WATCHING:
-            DETECTORS[key.kind].alarmed(state, page=self.phase is Phase.FIRING)
+            DETECTORS[key.kind].alarmed(self.states[key], page=self.phase is Phase.FIRING)
 
     def stand_down(self, *, mass: float, at_us: int) -> None:
-        """End an alert that nothing more can be said about: watch again, from nothing."""
+        """End an alert whose slice or version is no longer observed, and start again with empty evidence."""
         self.phase = Phase.WATCHING
         for key, state in self.states.items():
             DETECTORS[key.kind].arm(state, mass=mass, at_us=at_us)
@@ -219,8 +412,11 @@ class SliceWatch:
         return self.survey().total
 
     def page_threshold(self, thresholds: Thresholds) -> float:
-        """Return what the summed evidence must reach to page now."""
+        """Return the threshold that the summed evidence must reach now for a page."""
         return max(thresholds.page, thresholds.mass_ratio * self.survey().page_mass)
+
+
+PHASES = tuple(Phase)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,15 +429,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     before, after
         The phases.
     order
-        Place of the deciding group in the batch.
+        Index of the deciding group in its batch.
     at_us
-        Its event time.
+        Event time of that group.
     evidence
-        Per signal, the evidence that decided: for an alarm, or, where the alarm ended, for recovery.
+        The evidence that decided, by signal: for an alarm, or for recovery if the alert ended.
     threshold
-        What the sum of it, or for recovery the least of it, had to reach.
+        The threshold for the sum of the evidence; for recovery, for the smallest of it.
     states
-        Per signal, the state that decided, before the reset.
+        The state that decided, by signal, before the reset.
     """
 
     watch: int
@@ -257,7 +453,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds: Thresholds) -> list[Change]:
     """Give each watch its groups and return the changes of phase, ordered by group and watch.
 
-    The same watches with the same groups give the same bits, in whatever company they are advanced.
+    The same watches with the same groups give the same bits, whatever other watches are advanced with them.
     """
     return advance_joined(watches, *_joined(groups), thresholds)
 
@@ -265,21 +461,25 @@ def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds:
 def advance_joined(
     watches: Sequence[SliceWatch], groups: Groups, ends: IntArray, thresholds: Thresholds
 ) -> list[Change]:
-    """Do as `advance` does, with the groups of all watches one after another.
+    """Do the same as `advance`, with the groups of all watches in one series.
 
     Parameters
     ----------
     watches
-        What is advanced.
+        The watches to advance.
     groups
-        Those of the first watch, then those of the next.
+        The groups of the first watch, then those of the second, and so on.
     ends
-        (watches,) where the groups of each end.
+        (watches,) where the groups of each watch end.
     thresholds
-        When evidence is an alarm.
+        The thresholds of an alarm.
     """
     changes: list[Change] = []
-    scratch: dict[str, FloatArray] = {}
+    scratch: dict[SignalKey, FloatArray] = {}
+    if any(watch.table is not watches[0].table for watch in watches):
+        table = SliceTable()
+        for watch in watches:
+            watch.move(table)
     stops = ends.tolist()
     pending = [
         _Part(index, start, stop)
@@ -287,62 +487,77 @@ def advance_joined(
         if start < stop
     ]
     while pending:
-        alike: dict[tuple[SignalKey, ...], list[_Part]] = {}
-        for part in pending:
-            alike.setdefault(tuple(watches[part.watch].states), []).append(part)
+        parts_by_keys = _by_signals(watches, pending)
         pending = []
-        for keys, parts in alike.items():
+        for keys, parts in parts_by_keys.items():
             for first in range(0, len(parts), SIDE_BY_SIDE):
-                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], _in_order(keys), scratch)
+                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], keys, scratch)
                 pending += run.finish(thresholds, changes)
     changes.sort(key=lambda change: (change.order, change.watch))
     return changes
 
 
+def _by_signals(
+    watches: Sequence[SliceWatch], parts: Sequence["_Part"]
+) -> dict[tuple[SignalKey, ...], list["_Part"]]:
+    """Return the parts by the signals of their watches."""
+    table = watches[0].table
+    rows = np.array([watches[part.watch].row for part in parts], dtype=np.intp)
+    if (table.n_signals[rows] == len(table.keys)).all():
+        return {tuple(table.keys): list(parts)}
+    found: dict[tuple[SignalKey, ...], list[_Part]] = {}
+    for part, row in zip(parts, rows.tolist(), strict=True):
+        found.setdefault(tuple(table.signals(row)), []).append(part)
+    return found
+
+
 def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
-    """Return the groups of several watches one after another, and where those of each end."""
-    n = [len(given.order) for given in groups]
-    widths = {key: one.x.shape[1] for given in groups for key, one in given.series.items()}
-    nothing = np.zeros(0)
-    together = Groups(
-        order=np.concatenate([nothing, *(given.order for given in groups)]),
-        mass=np.concatenate([nothing, *(given.mass for given in groups)]),
-        at_us=np.concatenate([nothing, *(given.at_us for given in groups)]),
+    """Return the groups of several watches as one series, and where the groups of each watch end."""
+    n = [len(batch.order) for batch in groups]
+    widths = {key: series.x.shape[1] for batch in groups for key, series in batch.series.items()}
+    empty_array = np.zeros(0)
+    joined = Groups(
+        order=np.concatenate([empty_array, *(batch.order for batch in groups)]),
+        mass=np.concatenate([empty_array, *(batch.mass for batch in groups)]),
+        at_us=np.concatenate([empty_array, *(batch.at_us for batch in groups)]),
         series={
-            key: _one_after_another([given.series.get(key) for given in groups], n, width)
+            key: _one_after_another([batch.series.get(key) for batch in groups], n, width)
             for key, width in widths.items()
         },
     )
-    return together, np.cumsum(n, dtype=np.intp)
+    return joined, np.cumsum(n, dtype=np.intp)
 
 
 def _one_after_another(series: Sequence[Series | None], n: Sequence[int], width: int) -> Series:
     """Return one signal's parts in several series of `n` groups; None: not observed."""
     x = np.concatenate(
-        [np.zeros((steps, width)) if one is None else one.x for one, steps in zip(series, n, strict=True)]
+        [
+            np.zeros((steps, width)) if values is None else values.x
+            for values, steps in zip(series, n, strict=True)
+        ]
     )
-    if all(one is not None and one.seen is None for one in series):
+    if all(values is not None and values.seen is None for values in series):
         return Series(x=x)
     seen = [
         np.zeros(steps, dtype=np.bool_)
-        if one is None
+        if values is None
         else np.ones(steps, dtype=np.bool_)
-        if one.seen is None
-        else one.seen
-        for one, steps in zip(series, n, strict=True)
+        if values.seen is None
+        else values.seen
+        for values, steps in zip(series, n, strict=True)
     ]
     return Series(x=x, seen=np.concatenate(seen))
 
 
 class _Part(NamedTuple):
-    """Some of a watch's groups that are still to be given.
+    """A part of a watch's groups that its signals have not processed yet.
 
     Parameters
     ----------
     watch
         Index of the watch.
     start, stop
-        Its groups from `start` on, before `stop`, in all that are given.
+        Indices in the joined groups: from `start`, before `stop`.
     """
 
     watch: int
@@ -350,158 +565,97 @@ class _Part(NamedTuple):
     stop: int
 
 
-class _Kind(NamedTuple):
-    """The signals of one kind in a run: their keys, and what they go through, watch after watch of each key."""
-
-    keys: list[SignalKey]
-    flow: SequenceRun
-
-    @property
-    def course(self) -> FloatArray:
-        """The course of the flow, (5, keys, groups)."""
-        return self.flow.course.reshape(len(self.flow.course), len(self.keys), -1)
-
-
 class _Run:
-    """Some groups of watches with the same signals, side by side."""
+    """The processing of some groups of several watches with the same signals, side by side."""
 
     def __init__(
         self,
         watches: Sequence[SliceWatch],
         groups: Groups,
         parts: list[_Part],
-        keys: list[SignalKey],
-        scratch: dict[str, FloatArray],
+        keys: Sequence[SignalKey],
+        scratch: dict[SignalKey, FloatArray],
     ) -> None:
         self._watches, self._groups, self._scratch = watches, groups, scratch
         self._parts, self._keys = parts, keys
-        self._states = [watches[part.watch].states for part in parts]
+        self._table = watches[0].table
+        self._rows: IntArray = np.array([watches[part.watch].row for part in parts], dtype=np.intp)
         self._lengths = [part.stop - part.start for part in parts]
         self._ends: IntArray = np.cumsum(self._lengths, dtype=np.intp)
         self._given = groups.of(parts)
-        self._kinds: list[_Kind] = []
+        self._runs = {key: self._follow(key) for key in keys}
+        # Of all signals together, (5, groups), kind after kind; what recovery sums to is never asked for.
+        self._course: FloatArray = np.zeros((N_ROWS, len(self._given.mass)))
         for kind in DETECTORS:
-            if of := [key for key in keys if key.kind == kind]:
-                self._kinds.append(_Kind(of, self._follow(kind, of)))
-        # Of all signals together, (5, groups); what recovery sums to is never asked for.
-        self._course: FloatArray = sum(
-            (kind.course.sum(axis=1) for kind in self._kinds),
-            start=np.zeros((N_ROWS, len(self._given.mass))),
+            if of := [self._runs[key].course for key in keys if key.kind == kind]:
+                self._course += sum(of[1:], start=of[0])
+
+    def _follow(self, key: SignalKey) -> SequenceRun:
+        """Let one signal of each watch follow its groups, in a copy of the states, which the processor's cache knows."""
+        detector, given, rows = DETECTORS[key.kind], self._given, self._rows
+        room = self._scratch.get(key)
+        if room is None or len(room) < len(rows):
+            room = self._scratch[key] = np.empty((max(len(rows), SIDE_BY_SIDE), detector.size))
+        states = np.take(self._table.states[key], rows, axis=0, out=room[: len(rows)], mode="clip")
+        series = given.series.get(key) or _nothing(len(given.mass), detector.width)
+        seen = np.ones(len(series.x), dtype=np.bool_) if series.seen is None else series.seen
+        return detector.follow(
+            states,
+            GroupSequence(ends=self._ends, x=series.x, seen=seen, mass=given.mass, at_us=given.at_us),
         )
 
-    def _follow(self, kind: str, keys: list[SignalKey]) -> SequenceRun:
-        """Let the signals of one kind follow their groups."""
-        detector, n, given = DETECTORS[kind], len(keys), self._given
-        steps = len(given.mass)
-        # They are copied to one place for all runs, which the processor's cache knows, and back if the watch goes on.
-        rows = [states[key] for key in keys for states in self._states]
-        room = self._scratch.get(kind)
-        if room is None or len(room) < len(rows) * detector.size:
-            room = self._scratch[kind] = np.empty(len(rows) * detector.size)
-        states = np.concatenate(rows, out=room[: len(rows) * detector.size])
-        series = [given.series.get(key) or _nothing(steps, detector.width) for key in keys]
-        if n == 1:
-            trail = GroupSequence(
-                ends=self._ends,
-                x=series[0].x,
-                seen=_seen(series),
-                mass=given.mass,
-                at_us=given.at_us,
-            )
-        else:
-            trail = GroupSequence(
-                ends=np.concatenate([self._ends + turn * steps for turn in range(n)]),
-                x=np.concatenate([one.x for one in series]),
-                seen=_seen(series),
-                mass=np.concatenate((given.mass,) * n),
-                at_us=np.concatenate((given.at_us,) * n),
-            )
-        return detector.follow(states.reshape(-1, detector.size), trail)
-
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
-        """Move each watch to the end of the run, unless it changes before; return what is left to do.
+        """Advance each watch to the end of the run, unless its phase changes before; return the parts that remain.
 
-        A watch that changes before goes the same way again, up to there.
+        A watch whose phase changes before the end is run again, up to that group.
         """
         stops = self._stops(thresholds)
-        early = {place for place, stop in stops.items() if stop < self._parts[place].stop}
-        for keys, flow in self._kinds:
-            for key, rows in zip(keys, flow.states.reshape(len(keys), len(self._parts), -1), strict=True):
-                for place, (states, row) in enumerate(zip(self._states, rows, strict=True)):
-                    if place not in early:
-                        states[key][:] = row
-        for part, survey in zip(self._parts, self._surveys(), strict=True):
-            self._watches[part.watch].touched(survey)
-        left = []
-        for place, stop in stops.items():
-            if place in early:
-                part = self._parts[place]
-                self._watches[part.watch].touched()
+        early = [place for place, stop in stops.items() if stop < self._parts[place].stop]
+        rows, states = self._rows, {key: run.states for key, run in self._runs.items()}
+        if early:
+            whole = np.ones(len(rows), dtype=np.bool_)
+            whole[early] = False
+            rows, states = rows[whole], {key: of[whole] for key, of in states.items()}
+        for key, of in states.items():
+            self._table.states[key][rows] = of
+        self._table.survey_from(rows, states)
+        remaining: list[_Part] = []
+        for part_index, stop in stops.items():
+            if part_index in early:
+                part = self._parts[part_index]
                 run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys, self._scratch)
-                left += [*run.finish(thresholds, changes), part._replace(start=stop)]
+                remaining += [*run.finish(thresholds, changes), part._replace(start=stop)]
             else:
-                changes.append(self._change(place, thresholds))
-        return left
-
-    def _surveys(self) -> list[Survey]:
-        """Return what the states of each part say together, after the run."""
-        n = len(self._parts)
-        if not self._keys:
-            return [SliceWatch().survey()] * n
-        evidence: dict[SignalKey, list[float]] = {}
-        mass: dict[SignalKey, list[float]] = {}
-        header, missing = np.zeros((2, n)), np.zeros(n, dtype=np.intp)
-        due_us = np.full(n, np.inf)
-        for keys, flow in self._kinds:
-            detector, states = DETECTORS[keys[0].kind], flow.states
-            shape = (len(keys), n)
-            evidence |= zip(keys, detector.evidences(states).reshape(shape).tolist(), strict=True)
-            mass |= zip(keys, states[:, signal.PAGE_MASS].reshape(shape).tolist(), strict=True)
-            columns = states[:, [signal.N_TOTAL, signal.POLICY]].reshape(*shape, 2)
-            np.maximum(header, columns.max(axis=0).T, out=header)
-            np.minimum(due_us, detector.due_us(states).reshape(shape).min(axis=0), out=due_us)
-            np.maximum(missing, detector.missings(states).reshape(shape).max(axis=0), out=missing)
-        return [
-            Survey(of, sum(of), sum(masses), int(n_groups), int(policy_id), lacking, due)
-            for of, masses, n_groups, policy_id, lacking, due in zip(
-                zip(*(evidence[key] for key in self._keys), strict=True),
-                zip(*(mass[key] for key in self._keys), strict=True),
-                *header.tolist(),
-                missing.tolist(),
-                due_us.tolist(),
-                strict=True,
-            )
-        ]
+                changes.append(self._change(part_index, thresholds))
+        return remaining
 
     def _stops(self, thresholds: Thresholds) -> dict[int, int]:
-        """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
-        found: dict[int, int] = {}
+        """Return, for each part in which the phase changes, the index of the first group after the change, as in `_Part`."""
+        stops: dict[int, int] = {}
         for hit in np.flatnonzero(self._hits(thresholds)).tolist():
-            place = int(np.searchsorted(self._ends, hit, side="right"))
-            found.setdefault(place, self._parts[place].stop - int(self._ends[place]) + hit + 1)
-        return found
+            part_index = int(np.searchsorted(self._ends, hit, side="right"))
+            stops.setdefault(part_index, self._parts[part_index].stop - int(self._ends[part_index]) + hit + 1)
+        return stops
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
-        """Return where a phase changes, (groups,)."""
+        """Return after which groups a phase changes, (groups,)."""
         page_mass, ticket_mass = thresholds.mass_ratio * self._course[[PAGE_MASS, TICKET_MASS]]
         page: BoolArray = (self._course[PAGE] >= thresholds.page) & (self._course[PAGE] >= page_mass)
         ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (
             self._course[TICKET] >= ticket_mass
         )
-        phases = [self._watches[part.watch].phase for part in self._parts]
-        if all(phase is Phase.WATCHING for phase in phases):
+        phase = self._table.phase[self._rows]
+        if not phase.any():
             return page | ticket
         watching, firing = (
-            np.repeat([phase is one for phase in phases], self._lengths)
-            for one in (Phase.WATCHING, Phase.FIRING)
+            np.repeat(phase == PHASES.index(one), self._lengths) for one in (Phase.WATCHING, Phase.FIRING)
         )
-        least = [kind.course[RECOVERY].min(axis=0) for kind in self._kinds]
-        over = np.min(least, axis=0) >= RESOLVED
+        over = np.min([run.course[RECOVERY] for run in self._runs.values()], axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))
 
-    def _change(self, place: int, thresholds: Thresholds) -> Change:
-        part, last = self._parts[place], int(self._ends[place]) - 1
-        watch, given = self._watches[part.watch], self._given
+    def _change(self, part_index: int, thresholds: Thresholds) -> Change:
+        part, last = self._parts[part_index], int(self._ends[part_index]) - 1
+        watch, batch = self._watches[part.watch], self._given
         page = self._course[PAGE, last] >= max(
             thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]
         )
@@ -509,10 +663,8 @@ class _Run:
             after = Phase.FIRING
         else:
             after = Phase.WARNING if watch.phase is Phase.WATCHING else Phase.WATCHING
-        evidence: dict[SignalKey, float] = {}
-        for kind in self._kinds:
-            source = {Phase.WATCHING: RECOVERY, Phase.WARNING: TICKET, Phase.FIRING: PAGE}[after]
-            evidence |= zip(kind.keys, kind.course[source, :, last].tolist(), strict=True)
+        source = {Phase.WATCHING: RECOVERY, Phase.WARNING: TICKET, Phase.FIRING: PAGE}[after]
+        evidence = {key: run.course.item(source, last) for key, run in self._runs.items()}
         threshold = {
             Phase.WATCHING: RESOLVED,
             Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._course[TICKET_MASS, last]),
@@ -522,14 +674,14 @@ class _Run:
             watch=part.watch,
             before=watch.phase,
             after=after,
-            order=int(given.order[last]),
-            at_us=int(given.at_us[last]),
+            order=int(batch.order[last]),
+            at_us=int(batch.at_us[last]),
             evidence=evidence,
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
         if after is Phase.WATCHING:
-            watch.stand_down(mass=float(given.mass[last]), at_us=change.at_us)
+            watch.stand_down(mass=float(batch.mass[last]), at_us=change.at_us)
         else:
             watch.phase = after
             for key, state in watch.states.items():
@@ -541,12 +693,3 @@ class _Run:
 def _nothing(steps: int, width: int) -> Series:
     """Return a signal's part in groups in which it was not observed."""
     return Series(x=np.zeros((steps, width)), seen=np.zeros(steps, dtype=np.bool_))
-
-
-def _seen(series: Sequence[Series]) -> BoolArray:
-    """Return where there is an observation, series after series."""
-    if all(one.seen is None for one in series):
-        return np.ones(sum(len(one.x) for one in series), dtype=np.bool_)
-    return np.concatenate(
-        [np.ones(len(one.x), dtype=np.bool_) if one.seen is None else one.seen for one in series]
-    )

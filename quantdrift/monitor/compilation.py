@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Final
 
-from quantdrift.core.process.child import leashed
+from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.run import Stop
 from quantdrift.drift.detectors.protocol import compile_all
-from quantdrift.drift.evidence.numba_cache import is_kept, others_find_it
+from quantdrift.drift.evidence.numba_cache import is_complete, is_shared
 
 # A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
@@ -20,14 +20,14 @@ _LOG = logging.getLogger(__name__)
 
 async def compile_loops(stop: Stop) -> None:
     """Return when everything is compiled or `stop` is set; immediately where a cache holds the compiled code."""
-    if is_kept():
+    if is_complete():
         return
     begun_s = time.monotonic()
     how_often = (
-        "once per machine and release" if others_find_it() else "at each start: no cache folder is writable"
+        "once per machine and release" if is_shared() else "at each start: no cache folder is writable"
     )
     _LOG.info("compiling the detectors' loops (%s; some 6 s of a free processor)", how_often)
-    if others_find_it():
+    if is_shared():
         code = await _in_child_process(stop)
     else:
         await asyncio.to_thread(compile_all)
@@ -41,7 +41,9 @@ async def compile_loops(stop: Stop) -> None:
 
 
 async def _in_child_process(stop: Stop) -> int:
-    process = await asyncio.create_subprocess_exec(*leashed([sys.executable, "-P", "-c", _COMPILE]))
+    process = await asyncio.create_subprocess_exec(
+        *ending_with_parent([sys.executable, "-P", "-c", _COMPILE])
+    )
     ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
     if not ended.done():

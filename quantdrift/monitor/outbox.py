@@ -26,9 +26,10 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import grpc_headers
-from quantdrift.monitor.fold.alert_event import AlertEvent, summary
+from quantdrift.monitor.fold.alert_event import summary
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.events import NoiseEvent, event_of
 from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 
 EVENT_NAME = "quantdrift.slice.transition"
@@ -165,8 +166,6 @@ def log_record(event: WaitingEvent) -> LogRecord:
 
 def _text(event: WaitingEvent) -> str:
     if event.exceeds is not None:
-        return noise_summary(event.details)
-    try:
-        return summary(msgspec.convert(event.details, AlertEvent))
-    except msgspec.ValidationError:  # stored with fewer attributes than an event has now
-        return f"{event.from_verdict} -> {event.to_verdict}"
+        return noise_summary(msgspec.convert(event.details, NoiseEvent))
+    alert = event_of(event.details)
+    return summary(alert) if alert else f"{event.from_verdict} -> {event.to_verdict}"

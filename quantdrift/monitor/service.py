@@ -12,6 +12,7 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
@@ -23,6 +24,7 @@ from quantdrift.core.telemetry import (
     grpc_headers,
 )
 from quantdrift.monitor.compilation import compile_loops
+from quantdrift.monitor.dependence import SessionSearch
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
@@ -85,7 +87,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
 
 
 class Monitor:
-    """The tasks of the process: lead and fold, send events, maintain the database, search slices, make policies.
+    """The tasks of the process: lead and fold, send events, maintain the database, search slices and sessions, make policies.
 
     `serve` constructs it with its parts.
     """
@@ -126,6 +128,13 @@ class Monitor:
         self._refits = ClusterFits(
             config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._gauges.leads
         )
+        self._session_search = SessionSearch(
+            database=database,
+            clock=clock,
+            stop=stop,
+            leads=lambda: self._gauges.leads,
+            wait_s=config.monitor.interval_s,
+        )
         self._policy = PolicyMaker(
             config=config,
             database=database,
@@ -158,6 +167,7 @@ class Monitor:
             "outbox": self._outbox_turn,
             "maintenance": self._maintain_turn,
             "discovery": self._discoverer.turn,
+            "sessions": self._session_search.turn,
             "clusters": self._refits.turn,
             "policy": self._policy.turn,
         }
@@ -170,21 +180,21 @@ class Monitor:
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Return `turn` with a growing pause after each temporary failure, which is logged in one line."""
-        pause_s = 0.0
+        first_s = self._config.monitor.interval_s
+        backoff = Backoff(first_s, max(first_s, _LONGEST_PAUSE_S))
 
         async def with_pauses() -> None:
-            nonlocal pause_s
             try:
                 await turn()
             except RetryError as error:
-                pause_s = min(max(2 * pause_s, self._config.monitor.interval_s), _LONGEST_PAUSE_S)
-                _LOG.warning("%s: %s; retrying in %g s", name, error, pause_s)
+                pause_s = backoff.next_s()
+                _LOG.warning("%s: %s; retrying in %.1f s", name, error, pause_s)
                 await self._stop.wait(pause_s)
             except OperatorError as error:
                 self._operator_error = error
                 self._stop.set()
             else:
-                pause_s = 0.0
+                backoff.reset()
 
         return with_pauses
 

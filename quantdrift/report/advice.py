@@ -42,11 +42,12 @@ def advise(
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    explanation, n_history = episode.explanation, episode.deciding.n_history
+    explanation = episode.explanation
+    n_history = episode.evidence.n_history if episode.evidence else None
     above_before = before is not None and budget is not None and (before.low or 0.0) > budget
     begin = _begin(explanation, n_before, above_before=above_before)
-    known = n_before if n_history is None else n_history
-    steps = [first_step(begin, version.candidate_version, known, explanation.cause)]
+    n_known = n_before if n_history is None else n_history
+    steps = [first_step(begin, version.candidate_version, n_known, explanation.cause)]
     if episode.explanation.explained_by:
         steps.insert(0, f"Look at {episode.explanation.explained_by} first: it explains this alert.")
     if share_before and share_after and share_after >= _GROWN * share_before:

@@ -181,9 +181,9 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     reference_digest
         Empty where it has no reference.
     precision
-        Of the reference: `float32`, another declared precision, or `unverified`; empty where it is not known.
+        Precision of the reference: `float32`, another declared precision, or `unverified`; empty if it is not known.
     doubt
-        Where the reference's outputs contradict the configuration, as last checked; empty where they do not.
+        How the reference's outputs contradict the configuration, as last checked; empty if they do not.
     status
         The worst verdict in the period: firing, warning, unknown or ok.
     headline
@@ -236,7 +236,7 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
     skipped
         Exchanges read but not compared, by reason.
     quarantined
-        Exchanges set aside, by reason.
+        Quarantined exchanges, by reason.
     gaps
         Time spans without a comparison.
     judged_until

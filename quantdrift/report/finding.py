@@ -168,11 +168,11 @@ def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: tim
         groups[point.at] = groups.get(point.at, 0) + point.sums.n_groups
     if not groups or median(groups.values()) < _USUAL_GROUPS:
         return ()
-    spans, known = [], begin
+    spans, covered_until = [], begin
     for at in [*sorted(groups), end]:
-        if at - known >= width:
-            spans.append(Gap(begin=known, end=at))
-        known = max(known, at + width)
+        if at - covered_until >= width:
+            spans.append(Gap(begin=covered_until, end=at))
+        covered_until = max(covered_until, at + width)
     return tuple(spans)
 
 
@@ -294,7 +294,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             return None
         return _estimate(metric, measured.sums, measured.bins, accepted.cap)
 
-    whole = next(
+    all_traffic = next(
         (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
         None,
     )
@@ -314,8 +314,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         severity=episode.severity,
         task=task_of(config, version.model),
         metric=episode.metric,
-        decided=_decided(episode, task_of(config, version.model), budget),
-        by_budget=episode.deciding.detector == Kind.BUDGET,
+        decided=_decided(episode, task_of(config, version.model)),
+        by_budget=episode.evidence is None or episode.evidence.detector == Kind.BUDGET,
         onset_at=episode.onset_at,
         opened_at=episode.opened_at,
         resolved_at=episode.resolved_at,
@@ -328,8 +328,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         share_before=share_before if enough else None,
         share_after=share_after,
         aggregate=estimate(entry.all_after),
-        aggregate_verdict=whole.verdict if whole else Verdict.UNKNOWN,
-        aggregate_accepted=_accepted(whole, episode.metric, default),
+        aggregate_verdict=all_traffic.verdict if all_traffic else Verdict.UNKNOWN,
+        aggregate_accepted=_accepted(all_traffic, episode.metric, default),
         explanation=episode.explanation.explanation,
         explained_by=episode.explanation.explained_by,
         explained_by_id=episode.explanation.explained_by_id,
@@ -367,30 +367,27 @@ def _accepted(fact: VerdictFact | None, metric: Metric, default: float | None) -
     return None if budget is None else budget + (fact.noise.get(metric, 0.0) if fact else 0.0)
 
 
-def _decided(episode: Episode, task: Task, budget: float | None) -> str:
+def _decided(episode: Episode, task: Task) -> str:
     """Return the figures that decided an alert, from its onset until the alert, as text."""
-    deciding = episode.deciding
+    deciding = episode.evidence
+    if deciding is None or deciding.n_since_onset is None:
+        return ""
     figures = Decided(
         task=task,
         metric=episode.metric,
         kind=deciding.detector,
         after=deciding.after,
-        n_after=deciding.n_since_onset or 0,
+        n_after=deciding.n_since_onset,
         before=deciding.before if deciding.n_history is not None else None,
-        budget=budget if deciding.budget is None else deciding.budget,
-        noise=deciding.noise,
+        budget=deciding.budget,
+        noise=deciding.noise or 0.0,
         tail_level=deciding.tail_level,
         tail_before=deciding.tail_before,
         tail_after=deciding.tail_after,
     )
-    if deciding.n_since_onset is None or not (text := decided(figures, "the onset")):
+    if not (text := decided(figures, "the onset")):
         return ""
-    evidence = (
-        ""
-        if deciding.evidence is None or deciding.threshold is None
-        else f"; evidence {number(deciding.evidence)}, {number(deciding.threshold)} needed"
-    )
-    return f"{text}{evidence}"
+    return f"{text}; evidence {number(deciding.total)}, {number(deciding.threshold)} needed"
 
 
 def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:
@@ -408,7 +405,7 @@ def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> 
     return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
 
 
-def _share(part: Measured | None, whole: Measured | None) -> float | None:
-    if part is None or whole is None or not whole.sums.weight:
+def _share(part: Measured | None, all_traffic: Measured | None) -> float | None:
+    if part is None or all_traffic is None or not all_traffic.sums.weight:
         return None
-    return min(part.sums.weight / whole.sums.weight, 1.0)
+    return min(part.sums.weight / all_traffic.sums.weight, 1.0)

@@ -95,13 +95,13 @@ async def gather(
     if how is not None:
         length = how.window.end - how.window.begin
         totals = by_key(await reader.divergence.sums(how.window, length, caps, list(slices)))
-    seen = {version for version, _ in totals} | {episode.version_id for episode in open_then}
+    version_ids = {version for version, _ in totals} | {episode.version_id for episode in open_then}
     facts = Facts(
         versions=versions,
         slices=slices,
         totals=totals,
         bins={},
-        verdicts={key: fact for key, fact in verdicts.items() if key[0] in seen},
+        verdicts={key: fact for key, fact in verdicts.items() if key[0] in version_ids},
         episodes=(),
     )
     shown, drawn = _choose(config, facts, open_then)

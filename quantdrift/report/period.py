@@ -55,9 +55,9 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         length = {PeriodKind.WEEK: 7 * _DAY, PeriodKind.DAY: _DAY}.get(PeriodKind(kind))
         begin = start if length is None or start is not None else end - length
         if begin is None or begin >= end:
-            given = "no start" if begin is None else f"{begin:%Y-%m-%d %H:%M} UTC"
+            begin_text = "no start" if begin is None else f"{begin:%Y-%m-%d %H:%M} UTC"
             raise OperatorError(
-                f"the period must begin before it ends: {given} is not before {end:%Y-%m-%d %H:%M} UTC"
+                f"the period must begin before it ends: {begin_text} is not before {end:%Y-%m-%d %H:%M} UTC"
             )
         return Period(kind=PeriodKind(kind), begin=begin.astimezone(UTC), end=end.astimezone(UTC))
 

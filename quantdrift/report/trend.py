@@ -213,13 +213,13 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.fill_between(
         x, scale * panel.slice.low, scale * panel.slice.high, color=_SLICE, alpha=0.14, linewidth=0, zorder=1
     )
-    alone = np.isfinite(panel.slice.mean).sum() <= 2  # a line through one point is invisible
+    few_points = np.isfinite(panel.slice.mean).sum() <= 2  # a line through one point is invisible
     axis.plot(
         x,
         scale * panel.slice.mean,
         color=_SLICE,
         linewidth=1.7,
-        marker="o" if alone else None,
+        marker="o" if few_points else None,
         markersize=4,
         zorder=3,
         solid_joinstyle="round",

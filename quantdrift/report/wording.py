@@ -25,8 +25,8 @@ def interval(metric: Metric, estimate: Estimate | None) -> str:
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     scale = 100 if metric is Metric.FLIP else 1
-    places = decimals(scale * (estimate.mean or estimate.high))
-    return f"[{fixed(scale * estimate.low, places)}, {fixed(scale * estimate.high, places)}]"
+    n_decimals = decimals(scale * (estimate.mean or estimate.high))
+    return f"[{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
 
 
 def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
@@ -160,13 +160,13 @@ def _versus_aggregate(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
     flip = episode.metric is Metric.FLIP
     budget = aggregate.flip_budget if flip else aggregate.divergence_budget
     noise = aggregate.flip_noise if flip else aggregate.divergence_noise
-    whole = Aggregate(
+    all_traffic = Aggregate(
         verdict=aggregate.verdict,
         mean=episode.aggregate.mean if episode.aggregate else None,
         accepted=None if budget is None else budget + noise,
     )
-    link = "and" if whole.state is AggregateState.ALERTING else "while"
-    return f"{link} {diagnosis_text.aggregate(whole, episode.metric, MEASURES[episode.task].unit)}"
+    link = "and" if all_traffic.state is AggregateState.ALERTING else "while"
+    return f"{link} {diagnosis_text.aggregate(all_traffic, episode.metric, MEASURES[episode.task].unit)}"
 
 
 def _verb(metric: Metric, aggregate: SliceFigures) -> str:
@@ -183,5 +183,5 @@ def _unknown(n: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    listed_names = ", ".join(names[:3])
+    return listed_names if len(names) <= 3 else f"{listed_names} and {len(names) - 3} more"

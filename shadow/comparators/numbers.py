@@ -114,6 +114,6 @@ def filled(side: Array, other: Array, *, least: int = 1) -> Array:
 
 
 def _finite(values: Values, *, masked: bool) -> tuple[Values, Flags]:
-    good = np.isfinite(values) | (masked & np.isneginf(values))
-    finite: Flags = np.asarray(good.all(axis=tuple(range(1, values.ndim))))
+    usable = np.isfinite(values) | (masked & np.isneginf(values))
+    finite: Flags = np.asarray(usable.all(axis=tuple(range(1, values.ndim))))
     return np.where(finite.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0), finite

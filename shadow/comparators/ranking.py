@@ -95,18 +95,18 @@ def _inversions(ranks: Ranks) -> Values:
     Such a pair has a highest differing bit, which is set in the first entry: for each bit, highest first, the pairs are
     counted that are equal in all higher bits.
     """
-    found = np.zeros(len(ranks))
+    n_inversions = np.zeros(len(ranks))
     for bit in reversed(range(int(ranks.shape[1]).bit_length())):
-        above, ones = ranks >> (bit + 1), (ranks >> bit) & 1
-        before = np.cumsum(ones, axis=1) - ones
+        above, bits = ranks >> (bit + 1), (ranks >> bit) & 1
+        before = np.cumsum(bits, axis=1) - bits
         begins = np.diff(above, axis=1, prepend=-1) > 0
         of_group = before - np.maximum.accumulate(np.where(begins, before, 0), axis=1)
-        found += np.where(ones == 0, of_group, 0).sum(axis=1)
+        n_inversions += np.where(bits == 0, of_group, 0).sum(axis=1)
         ranks = np.take_along_axis(ranks, np.argsort(ranks >> bit, axis=1, kind="stable"), axis=1)
-    return found
+    return n_inversions
 
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 class RankingComparator:
@@ -146,7 +146,7 @@ class RankingComparator:
         kept &= both[:, np.newaxis]
         q, p = (np.where(kept, side, 0.0) for side in (q, p))
         by_q, by_p = _order(q, kept), _order(p, kept)
-        at_q, at_p = _places(by_q), _places(by_p)
+        at_q, at_p = _positions(by_q), _positions(by_p)
         n = kept.sum(axis=1)
         k = np.minimum(n, self._options.top_k) if self._options.top_k else n
         gains = _gains(p, kept)
@@ -157,7 +157,7 @@ class RankingComparator:
         tie = flip & both & (level & (gains == best[:, np.newaxis])).any(axis=1)
         if not self._options.count_ties:
             flip &= ~tie
-        found = {
+        figures = {
             "kendall_distance": (1 - tau(q, p, kept)) / 2,
             "rbo": self._overlap(np.maximum(at_q, at_p), kept),
             "topk_overlap": _share(kept & (np.maximum(at_q, at_p) < k[:, np.newaxis]), k),
@@ -168,10 +168,10 @@ class RankingComparator:
             divergence=np.where(both, _loss(gains, by_q, by_p, k), np.nan),
             candidate_finite=q_finite,
             reference_finite=p_finite,
-            detail={name: np.where(both, values, np.nan) for name, values in found.items()},
+            detail={name: np.where(both, values, np.nan) for name, values in figures.items()},
         )
 
-    def _overlap(self, depths: Places, kept: Flags) -> Values:
+    def _overlap(self, depths: Positions, kept: Flags) -> Values:
         """Return rank-biased overlap; `depths` is the rank, from 0, from which on an entry is in both lists."""
         p = self._options.persistence
         n_items, n = depths.shape
@@ -180,8 +180,8 @@ class RankingComparator:
         np.add.at(counts, (rows, depths[rows, columns]), 1.0)
         d = np.arange(1, n + 1)
         missing = np.where(d <= kept.sum(axis=1, keepdims=True), 1 - np.cumsum(counts, axis=1) / d, 0.0)
-        found: Values = 1 - (1 - p) / p * (missing * p**d).sum(axis=1)
-        return found
+        overlap: Values = 1 - (1 - p) / p * (missing * p**d).sum(axis=1)
+        return overlap
 
 
 def _finite(scores: Values, kept: Flags) -> Flags:
@@ -190,17 +190,17 @@ def _finite(scores: Values, kept: Flags) -> Flags:
     return np.asarray(~(broken & kept).any(axis=1) & (np.isfinite(scores) & kept).any(axis=1))
 
 
-def _order(scores: Values, kept: Flags) -> Places:
+def _order(scores: Values, kept: Flags) -> Positions:
     """Return the entries by falling score, equal ones in the order of the output, padding last : (items, entries)."""
-    order: Places = np.lexsort((-scores, ~kept), axis=1)
+    order: Positions = np.lexsort((-scores, ~kept), axis=1)
     return order
 
 
-def _places(order: Places) -> Places:
+def _positions(order: Positions) -> Positions:
     """Return the rank of each entry, from 0."""
-    places = np.empty_like(order)
-    np.put_along_axis(places, order, np.arange(order.shape[1])[np.newaxis], axis=1)
-    return places
+    positions = np.empty_like(order)
+    np.put_along_axis(positions, order, np.arange(order.shape[1])[np.newaxis], axis=1)
+    return positions
 
 
 def _gains(scores: Values, kept: Flags) -> Values:
@@ -212,13 +212,13 @@ def _gains(scores: Values, kept: Flags) -> Values:
     return gains
 
 
-def _loss(gains: Values, by_q: Places, by_p: Places, k: Places) -> Values:
-    places = np.arange(gains.shape[1])
-    weights = np.where(places < k[:, np.newaxis], 1 / np.log2(places + 2), 0.0)
+def _loss(gains: Values, by_q: Positions, by_p: Positions, k: Positions) -> Values:
+    positions = np.arange(gains.shape[1])
+    weights = np.where(positions < k[:, np.newaxis], 1 / np.log2(positions + 2), 0.0)
     had, ideal = ((np.take_along_axis(gains, order, axis=1) * weights).sum(axis=1) for order in (by_q, by_p))
     return np.where(ideal > 0, np.maximum(1 - had / np.where(ideal > 0, ideal, 1.0), 0.0), 0.0)
 
 
-def _share(common: Flags, k: Places) -> Values:
+def _share(common: Flags, k: Positions) -> Values:
     share: Values = common.sum(axis=1) / np.maximum(k, 1)
     return share

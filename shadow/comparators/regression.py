@@ -67,7 +67,7 @@ class RegressionComparator:
             relative = error / np.maximum(np.abs(p), floor)
             size = np.abs(relative)
             signs = (np.sign(q) * np.sign(p) < 0) & (np.abs(p) > floor)
-            found = {
+            figures = {
                 "absolute_error": np.abs(error).mean(axis=1),
                 "absolute_error_max": np.abs(error).max(axis=1),
                 "relative_error_max": size.max(axis=1),
@@ -80,7 +80,7 @@ class RegressionComparator:
             divergence=pair.defined(divergence),
             candidate_finite=pair.candidate_finite,
             reference_finite=pair.reference_finite,
-            detail={name: pair.defined(values) for name, values in (found | quantiles).items()},
+            detail={name: pair.defined(values) for name, values in (figures | quantiles).items()},
         )
 
     def _quantiles(self, pair: NumberPair) -> dict[str, Values]:

@@ -57,14 +57,15 @@ def steps_apart(first: Array, second: Array, type_name: str) -> Values:
     Parameters
     ----------
     first, second
-        Of one shape, floating point and finite. A number too large for the type is one ulp above its largest number.
+        Arrays of one shape, floating point and finite. A number too large for the type is one ulp above its largest
+        number.
     type_name
         FP16, BF16, FP32 or FP64.
     """
-    return apart(_ordered(first, type_name), _ordered(second, type_name))
+    return absolute_difference(_ordered(first, type_name), _ordered(second, type_name))
 
 
-def apart(first: Array, second: Array) -> Values:
+def absolute_difference(first: Array, second: Array) -> Values:
     """Return the absolute difference of integers of one type : float64, computed exactly."""
     low, high = np.minimum(first, second), np.maximum(first, second)
     return (high.astype(np.uint64) - low.astype(np.uint64)).astype(
@@ -94,7 +95,7 @@ _WORST = ("cosine_distance", "max_absolute_error", "max_ulp_error")
 _COUNTS = ("candidate_nan", "candidate_infinite", "reference_nan", "reference_infinite")
 
 
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
+class _OutputError(msgspec.Struct, frozen=True, kw_only=True):
     """The divergence of one output : (items,) each; undefined where a side is not finite."""
 
     error: Values
@@ -133,18 +134,18 @@ class TensorComparator:
         QuarantineError
             Reason `output`: shapes differ, or one side holds texts and the other numbers.
         """
-        found = [_of_output(candidate[name], reference[name], name, self._options) for name in candidate]
-        q_finite = np.all([one.candidate_finite for one in found], axis=0)
-        p_finite = np.all([one.reference_finite for one in found], axis=0)
+        by_output = [_of_output(candidate[name], reference[name], name, self._options) for name in candidate]
+        q_finite = np.all([output.candidate_finite for output in by_output], axis=0)
+        p_finite = np.all([output.reference_finite for output in by_output], axis=0)
         both = q_finite & p_finite
-        error = np.where(both, np.max([one.error for one in found], axis=0), np.nan)
+        error = np.where(both, np.max([output.error for output in by_output], axis=0), np.nan)
         flip = np.where(q_finite, error > self._options.tolerance, True).astype(np.float64)
         with np.errstate(divide="ignore"):
             detail: dict[str, npt.NDArray[Any]] = {"sqnr_db": -20 * np.log10(error)}
-        detail |= {name: np.where(both, _worst(found, name), np.nan) for name in _WORST}
-        detail |= {name: _counted(found, name) for name in _COUNTS}
-        if len(found) > 1:
-            detail["by_output"] = _by_output(list(candidate), found, both)
+        detail |= {name: np.where(both, _worst(by_output, name), np.nan) for name in _WORST}
+        detail |= {name: _counted(by_output, name) for name in _COUNTS}
+        if len(by_output) > 1:
+            detail["by_output"] = _by_output(list(candidate), by_output, both)
         return Divergences(
             flip=np.where(p_finite, flip, np.nan),
             divergence=error,
@@ -154,59 +155,61 @@ class TensorComparator:
         )
 
 
-def _of_output(candidate: Array, reference: Array, name: str, options: RawTensor) -> _Found:
-    sides = f"`{name}`: the candidate's output is {_said(candidate)}, the reference's {_said(reference)}"
+def _of_output(candidate: Array, reference: Array, name: str, options: RawTensor) -> _OutputError:
+    sides = f"`{name}`: the candidate's output is {_described(candidate)}, the reference's {_described(reference)}"
     texts = [array.dtype.kind == "O" for array in (candidate, reference)]
     empty = [not array[:1].size for array in (candidate, reference)]
     if len(candidate) != len(reference) or (candidate.shape != reference.shape and not any(empty)):
         raise output_error(f"{sides}: only outputs of one shape can be compared")
     if any(empty):
         unknown = np.full(len(reference), np.nan)
-        finite = [np.full(len(reference), not nothing) for nothing in empty]
-        return _Found(error=unknown, candidate_finite=finite[0], reference_finite=finite[1])
+        finite = [np.full(len(reference), not is_empty) for is_empty in empty]
+        return _OutputError(error=unknown, candidate_finite=finite[0], reference_finite=finite[1])
     if texts[0] != texts[1]:
         raise output_error(f"{sides}: texts can only be compared with texts")
     q, p = (array.reshape(len(array), -1) for array in (candidate, reference))
     return _of_texts(q, p) if texts[0] else _of_numbers(q, p, options.element_type)
 
 
-def _said(array: Array) -> str:
+def _described(array: Array) -> str:
     return f"{'text' if array.dtype.kind == 'O' else array.dtype.name}{list(array.shape)}"
 
 
-def _of_texts(candidate: Array, reference: Array) -> _Found:
+def _of_texts(candidate: Array, reference: Array) -> _OutputError:
     differ = [
         any(_bytes(q) != _bytes(p) for q, p in zip(*rows, strict=True))
         for rows in zip(candidate.tolist(), reference.tolist(), strict=True)
     ]
     always = np.ones(len(differ), dtype=np.bool_)
-    return _Found(error=np.array(differ, dtype=np.float64), candidate_finite=always, reference_finite=always)
+    return _OutputError(
+        error=np.array(differ, dtype=np.float64), candidate_finite=always, reference_finite=always
+    )
 
 
 def _bytes(text: Any) -> bytes:
     return text if isinstance(text, bytes) else str(text).encode()
 
 
-def _of_numbers(candidate: Array, reference: Array, element_type: str) -> _Found:
+def _of_numbers(candidate: Array, reference: Array, element_type: str) -> _OutputError:
     q, p = candidate.astype(np.float64), reference.astype(np.float64)
     masked = np.isneginf(q) & np.isneginf(p)
     q_finite, p_finite = (np.asarray((np.isfinite(side) | masked).all(axis=1)) for side in (q, p))
     both = q_finite & p_finite
-    told = both[:, np.newaxis] & ~masked
-    q, p = (np.where(told, side, 0.0) for side in (q, p))
+    defined = both[:, np.newaxis] & ~masked
+    q, p = (np.where(defined, side, 0.0) for side in (q, p))
     with np.errstate(over="ignore"):  # as far apart as float64 reaches: infinitely
         difference = np.abs(q - p)
     if candidate.dtype == reference.dtype and candidate.dtype.kind in "iu":
-        difference = apart(candidate, reference)
+        difference = absolute_difference(candidate, reference)
     figures = {"max_absolute_error": difference.max(axis=1)}
-    turned = distance(direction(q), direction(p))
-    figures["cosine_distance"] = np.where(q.any(axis=1) & p.any(axis=1), turned, np.nan)
+    cosine = distance(direction(q), direction(p))
+    figures["cosine_distance"] = np.where(q.any(axis=1) & p.any(axis=1), cosine, np.nan)
     if type_name := (element_type if candidate.dtype.kind == "f" else "") or type_of(candidate):
         figures["max_ulp_error"] = steps_apart(q, p, type_name).max(axis=1)
     for side, array in (("candidate", candidate), ("reference", reference)):
         figures[f"{side}_nan"] = np.isnan(array).sum(axis=1).astype(np.float64)
         figures[f"{side}_infinite"] = np.isinf(array).sum(axis=1).astype(np.float64)
-    return _Found(
+    return _OutputError(
         error=np.where(both, _relative(difference, p), np.nan),
         candidate_finite=q_finite,
         reference_finite=p_finite,
@@ -223,29 +226,29 @@ def _relative(difference: Values, reference: Values) -> Values:
         scaled = difference / scale
     reached = np.isfinite(scaled)
     error = length(np.where(reached, scaled, 0.0))
-    known = reached.all(axis=1) & ((size > 0) | (error == 0))
-    return np.where(known, error / np.where(size > 0, size, 1.0), np.inf)
+    defined = reached.all(axis=1) & ((size > 0) | (error == 0))
+    return np.where(defined, error / np.where(size > 0, size, 1.0), np.inf)
 
 
-def _worst(found: Sequence[_Found], name: str) -> Values:
+def _worst(outputs: Sequence[_OutputError], name: str) -> Values:
     """Return the largest value of a figure over all outputs; NaN where none has it."""
     worst: Values = np.fmax.reduce(
-        [one.figures.get(name, np.full(len(one.error), np.nan)) for one in found], axis=0
+        [output.figures.get(name, np.full(len(output.error), np.nan)) for output in outputs], axis=0
     )
     return worst
 
 
-def _counted(found: Sequence[_Found], name: str) -> npt.NDArray[Any]:
+def _counted(outputs: Sequence[_OutputError], name: str) -> npt.NDArray[Any]:
     """Return a count over all outputs; None, which is not stored, where it is zero."""
-    count = np.sum([one.figures.get(name, np.zeros(len(one.error))) for one in found], axis=0)
+    count = np.sum([output.figures.get(name, np.zeros(len(output.error))) for output in outputs], axis=0)
     detail: npt.NDArray[Any] = count.astype(np.int64).astype(object)
     detail[count == 0] = None
     return detail
 
 
-def _by_output(names: Sequence[str], found: Sequence[_Found], both: Flags) -> npt.NDArray[Any]:
+def _by_output(names: Sequence[str], outputs: Sequence[_OutputError], both: Flags) -> npt.NDArray[Any]:
     """Return the error of each output by its name, without infinite ones; None where a side is not finite."""
-    rows = zip(*(one.error.tolist() for one in found), strict=True)
+    rows = zip(*(output.error.tolist() for output in outputs), strict=True)
     detail = np.empty(len(both), dtype=object)
     detail[:] = [
         {name: error for name, error in zip(names, row, strict=True) if math.isfinite(error)} for row in rows

@@ -167,8 +167,8 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
     n_choices = len(texts)
     reasons = _texts(outputs["finish_reason"]) if "finish_reason" in outputs else [""] * n_choices
     calls = _texts(outputs["tool_calls"]) if "tool_calls" in outputs else ["[]"] * n_choices
-    aside = [_texts(outputs[name]) for name in ("reasoning", "refusal") if name in outputs]
-    if not all(len(column) == n_choices for column in (reasons, calls, *aside)):
+    other_texts = [_texts(outputs[name]) for name in ("reasoning", "refusal") if name in outputs]
+    if not all(len(column) == n_choices for column in (reasons, calls, *other_texts)):
         raise _schema("the choices differ in number from tensor to tensor")
     wants_json, schema = json_asked(parts.options)
     is_greedy = takes_likeliest(parts.options)
@@ -189,7 +189,7 @@ def _answers(parts: _ExchangeParts) -> list[Answer]:
             finish_reason=reasons[index],
             is_empty=not text
             and calls[index] == "[]"
-            and not any(column[index] for column in aside)
+            and not any(column[index] for column in other_texts)
             and not may_be_cut(parts.options, reasons[index]),
             n_tokens=_n_tokens(outputs, index, n_choices),
             is_cut=may_be_cut(parts.options, reasons[index]),
@@ -212,23 +212,23 @@ def _scoring_request(
     prompt_ids = _ids(outputs.get(f"prompt_token_ids.{index}", outputs.get("prompt_token_ids")))
     messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
-    if prompt_ids is None and (unlike := changes_prompt(options)):
+    if prompt_ids is None and (changing_option := changes_prompt(options)):
         raise QuarantineError(
             QuarantineReason.OUTPUT,
-            f"the client's `{unlike}` changes the prompt, so the reference cannot rebuild it: have clients set "
+            f"the client's `{changing_option}` changes the prompt, so the reference cannot rebuild it: have clients set "
             "`return_token_ids`",
         )
     if "messages" in inputs:
         messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
     else:
         n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
-        place = index // wanted_choices(options)
-        if place >= n_prompts:
+        prompt_index = index // wanted_choices(options)
+        if prompt_index >= n_prompts:
             raise _schema(f"choice {index} does not belong to one of the {n_prompts} prompts")
         if "prompt" in inputs:
-            prompt = _texts(inputs["prompt"])[place]
+            prompt = _texts(inputs["prompt"])[prompt_index]
         elif prompt_ids is None:
-            prompt_ids = _ids(inputs.get(f"prompt_ids.{place}"))
+            prompt_ids = _ids(inputs.get(f"prompt_ids.{prompt_index}"))
     text = _served_text(outputs, scores, answer, index)
     return ScoringRequest(
         messages=messages,
@@ -292,7 +292,7 @@ def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
         logprobs=logprobs,
         ranks=np.full(len(tokens), np.nan),
         top_tokens=() if named else top_tokens,
-        top_ids=np.array([[_named(one) for one in row] for row in top_tokens], dtype=np.int64).reshape(
+        top_ids=np.array([[_named(token) for token in row] for row in top_tokens], dtype=np.int64).reshape(
             top_logprobs.shape
         )
         if named
@@ -306,10 +306,10 @@ def _named(token: bytes) -> int:
     return int(digits) if digits.isdigit() and len(digits) <= 18 else -1
 
 
-def _prompt_text(asked: ScoringRequest) -> str:
+def _prompt_text(request: ScoringRequest) -> str:
     """Return the prompt as text; the messages of a chat are joined by newlines."""
-    parts = [one for message in asked.messages for one in _content_texts(message.get("content"))]
-    return "\n".join(parts) if asked.messages else asked.prompt
+    parts = [text for message in request.messages for text in _content_texts(message.get("content"))]
+    return "\n".join(parts) if request.messages else request.prompt
 
 
 def _content_texts(content: Any) -> Iterable[str]:
@@ -338,7 +338,7 @@ def _ids(tensor: Tensor | None) -> tuple[int, ...] | None:
 
 def _texts(tensor: Tensor) -> list[str]:
     try:
-        return [one.decode() for one in decode(tensor).tolist()]
+        return [text.decode() for text in decode(tensor).tolist()]
     except (UnicodeDecodeError, AttributeError) as error:
         raise _schema(f"`{tensor.name}` is not UTF-8 text") from error
 

@@ -96,17 +96,17 @@ def changes_prompt(options: Mapping[str, Any]) -> str:
 
 def template_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the chat template; `reasoning_effort` becomes one of `chat_template_kwargs`."""
-    given = {name: options[name] for name in _TEMPLATE if name in options}
+    settings = {name: options[name] for name in _TEMPLATE if name in options}
     if "reasoning_effort" in options:
-        more = object_of(given.get("chat_template_kwargs"))
-        given["chat_template_kwargs"] = {"reasoning_effort": options["reasoning_effort"], **more}
-    return given
+        more = object_of(settings.get("chat_template_kwargs"))
+        settings["chat_template_kwargs"] = {"reasoning_effort": options["reasoning_effort"], **more}
+    return settings
 
 
 def functions(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the offered functions: the protocol's older form of tools."""
     offered = options.get("functions")
-    return [object_of(one) for one in offered] if isinstance(offered, list) else []
+    return [object_of(function) for function in offered] if isinstance(offered, list) else []
 
 
 def may_be_cut(options: Mapping[str, Any], finish_reason: str) -> bool:

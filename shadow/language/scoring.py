@@ -31,7 +31,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     messages, tools
-        Of a chat, as they were sent.
+        Messages and tools of a chat, as they were sent.
     template
         Further arguments of the chat template, by name.
     prompt
@@ -153,13 +153,13 @@ def without_free_answer(inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the inputs without requests for free-running answers, for a repeated computation."""
     if REQUEST not in inputs:
         return dict(inputs)
-    asked = [
-        msgspec.structs.replace(one, free_answer=None)
-        if isinstance(one, ScoringRequest) and one.free_answer
-        else one
-        for one in inputs[REQUEST].tolist()
+    requests = [
+        msgspec.structs.replace(request, free_answer=None)
+        if isinstance(request, ScoringRequest) and request.free_answer
+        else request
+        for request in inputs[REQUEST].tolist()
     ]
-    return {**inputs, REQUEST: objects(asked)}
+    return {**inputs, REQUEST: objects(requests)}
 
 
 def objects(records: Sequence[Any]) -> Array:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.slices import SliceAssigner, SliceKey
+from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
 from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
@@ -95,6 +96,7 @@ class Assessor:
         self.noise = noise or Noise(0.0, SystemClock())
         self.config_warnings = ConfigWarnings()
         self._config = config
+        self._time_zone = ZoneInfo(config.capture.time_zone)
         self._worker = worker
         self._known = tuple(known)
         self._assigners: dict[str, SliceAssigner] = {}
@@ -182,9 +184,9 @@ class Assessor:
             if isinstance(outcome, QuarantineError):
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 continue
-            one, kept = self._put_into_slices(case, outcome, of_items, at)
-            sliced.append(one)
-            vectors += kept
+            sliced_exchange, vector_rows = self._put_into_slices(case, outcome, of_items, at)
+            sliced.append(sliced_exchange)
+            vectors += vector_rows
         runtimes = {
             case.version_reference.runtime.artefact.digest: case.version_reference.runtime
             for case in in_progress.prepared
@@ -232,8 +234,9 @@ class Assessor:
             known = tuple(key for key in self._known if key.model == exchange.model)
             assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model, known)
         assigner.extra = self._discovered.get(exchange.model, ())
+        attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._time_zone)}
         slices = [
-            (*assigner.assign(exchange.attributes, of_item), *of_learned)
+            (*assigner.assign(attributes, of_item), *of_learned)
             for of_item, of_learned in zip(features, learned.slices, strict=True)
         ]
         sliced = _SlicedExchange(
@@ -244,29 +247,29 @@ class Assessor:
 
 def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
     """Return the rows of each exchange; exchanges that were compared together become rows together."""
-    together: dict[int, list[_SlicedExchange]] = {}
-    for one in sliced:
-        together.setdefault(id(one.outcome.batch_divergences), []).append(one)
+    by_batch: dict[int, list[_SlicedExchange]] = {}
+    for sliced_exchange in sliced:
+        by_batch.setdefault(id(sliced_exchange.outcome.batch_divergences), []).append(sliced_exchange)
     items: dict[int, tuple[ComparedItem, ...]] = {}
-    for key, ones in together.items():
+    for key, sharing in by_batch.items():
         items[key] = items_of(
-            ones[0].outcome.batch_divergences,
-            slices=[of_item for one in ones for of_item in one.slices],
-            features=[of_item for one in ones for of_item in one.features],
-            clusterings=[one.clustering for one in ones for _ in one.features],
+            sharing[0].outcome.batch_divergences,
+            slices=[of_item for exchange in sharing for of_item in exchange.slices],
+            features=[of_item for exchange in sharing for of_item in exchange.features],
+            clusterings=[exchange.clustering for exchange in sharing for _ in exchange.features],
         )
-    for one in sliced:
-        exchange, rows = one.case.exchange, one.outcome.rows
+    for sliced_exchange in sliced:
+        exchange, rows = sliced_exchange.case.exchange, sliced_exchange.outcome.rows
         yield ComparedExchange(
-            stream_sequence=one.case.stream_sequence,
-            payload=one.case.payload,
+            stream_sequence=sliced_exchange.case.stream_sequence,
+            payload=sliced_exchange.case.payload,
             exchange=exchange,
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.version,
-                reference_digest=one.case.version_reference.runtime.artefact.digest,
+                reference_digest=sliced_exchange.case.version_reference.runtime.artefact.digest,
             ),
-            items=items[id(one.outcome.batch_divergences)][rows.start : rows.stop],
+            items=items[id(sliced_exchange.outcome.batch_divergences)][rows.start : rows.stop],
         )
 
 

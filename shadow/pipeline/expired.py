@@ -50,10 +50,10 @@ class ExpiredCount:
         gone_until = (await read_backlog(self._queue)).gone_until
         if gone_until is None:
             return
-        found = await count_expired(self._database, self._worker, gone_until - _SKEW)
-        self._meters.expired(found)
-        for model in sorted({one.model for one in found}):
-            n = sum(one.n for one in found if one.model == model)
+        counts = await count_expired(self._database, self._worker, gone_until - _SKEW)
+        self._meters.expired(counts)
+        for model in sorted({count.model for count in counts}):
+            n = sum(count.n for count in counts if count.model == model)
             if n > 0:
                 _LOG.warning(
                     "%d samples of model %s expired in the stream before they were replayed: add shadow workers or"

@@ -6,7 +6,7 @@ its batch took is then subtracted, and a debt is paid off over the next rounds. 
 is charged the recent average of its batches.
 
 Between two models that always have a batch waiting, replay time divides in proportion to their shares, to within one
-round and one batch of each. A model with little traffic gets all the time it asks for, and a model without a waiting
+round and one batch of each. A model with little traffic gets all the time that it needs, and a model without a waiting
 batch reserves none.
 """
 
@@ -92,7 +92,7 @@ class FairShare:
     """
 
     def __init__(self, terms: Mapping[str, ShareTerms]) -> None:
-        self._accounts = {model: _Account(one) for model, one in terms.items()}
+        self._accounts = {model: _Account(share) for model, share in terms.items()}
         self._waiting: dict[str, None] = {}  # in the order of the round
 
     def put(self, model: str) -> None:

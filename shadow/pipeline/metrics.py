@@ -93,12 +93,12 @@ class ShadowMetrics:
 
     def compared(self, batch: Sequence[PreparedExchange], outcomes: Sequence[Outcome]) -> None:
         """Record the outcomes of the references' free-running answers."""
-        found: Counter[tuple[str, str]] = Counter()
+        answers: Counter[tuple[str, str]] = Counter()
         for entry, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, ReplayResult) and "own" in outcome.batch_divergences.detail:
                 of_items = outcome.batch_divergences.detail["own"][outcome.rows.start : outcome.rows.stop]
-                found.update((entry.exchange.model, one) for one in of_items.tolist() if one)
-        for (model, own), count in found.items():
+                answers.update((entry.exchange.model, outcome) for outcome in of_items.tolist() if outcome)
+        for (model, own), count in answers.items():
             self._own.add(count, {"model": model, "outcome": own})
 
     def stored(self, batch: StoreBatch, written: Written) -> None:
@@ -122,17 +122,17 @@ class ShadowMetrics:
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
 
-    def expired(self, found: Iterable[Expired]) -> None:
+    def expired(self, counts: Iterable[Expired]) -> None:
         """Record samples that expired in the stream.
 
         A negative count corrects an earlier one (a worker had finished the sample). The counter cannot fall, so it stays
         until new expiries exceed the correction.
         """
-        for one in found:
-            key = one.model, one.stratum
-            self._expired_so_far[key] += one.n
+        for count in counts:
+            key = count.model, count.stratum
+            self._expired_so_far[key] += count.n
             if (more := self._expired_so_far[key] - self._expired_most[key]) > 0:
-                self._expired.add(more, {"model": one.model, "stratum": one.stratum})
+                self._expired.add(more, {"model": count.model, "stratum": count.stratum})
                 self._expired_most[key] = self._expired_so_far[key]
 
     def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:
@@ -153,9 +153,9 @@ class ShadowMetrics:
                 self._noise_items.add(more, labels)
         self._measured = now
 
-    def config_warned(self, found: Iterable[tuple[str, str]]) -> None:
-        """Record options that seem to be set wrongly, as (model, option); `found` holds all since the start."""
-        for model, option in set(found) - self._config_warned:
+    def config_warned(self, warnings: Iterable[tuple[str, str]]) -> None:
+        """Record options that seem to be set wrongly, as (model, option); `warnings` has all since the start."""
+        for model, option in set(warnings) - self._config_warned:
             self._doubts.add(1, {"model": model, "option": option})
             self._config_warned.add((model, option))
 

@@ -52,7 +52,7 @@ class Reader:
     model
         Name of the model.
     consumer
-        Of the model's exchanges.
+        Consumer of the model's exchanges.
     queues
         Receives the batches.
     in_flight
@@ -94,7 +94,7 @@ class Reader:
     async def read_once(self) -> None:
         """Fetch once, and queue the batches that are full or have waited long enough."""
         try:
-            if await self._is_careful():
+            if await self._reads_one_at_a_time():
                 await self._read_one()
             else:
                 await self._read_many()
@@ -103,7 +103,7 @@ class Reader:
             await self.flush()
             await self._stop.wait(_PAUSE_S)
 
-    async def _is_careful(self) -> bool:
+    async def _reads_one_at_a_time(self) -> bool:
         now_s = self._clock.monotonic_s()
         if self._careful_until_s is None:
             n_out = await self._consumer.unacknowledged()
@@ -139,7 +139,7 @@ class Reader:
         deliveries = await self._consumer.fetch(wanted, max_bytes=self._fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
         fetched_s = self._clock.monotonic_s()
-        taken = [
+        messages = [
             self._classified(delivery) for delivery in deliveries
         ]  # if this fails, they are redelivered, alone
         if deliveries:
@@ -147,24 +147,24 @@ class Reader:
             self._meters.record_step(Step.DECODE, self._clock.monotonic_s() - fetched_s)
         for delivery in deliveries:
             self._in_flight.add(delivery)
-        return taken
+        return messages
 
     async def _pass_on(self, new: list[TakenMessage]) -> None:
-        for one in new:
-            await self._add(one)
+        for message in new:
+            await self._add(message)
         await self._put(self._batcher.due(self._clock.monotonic_s()))
 
     async def flush(self) -> None:
         """Queue all batches, full or not."""
         await self._put(self._batcher.flush())
 
-    async def _add(self, taken: TakenMessage) -> None:
-        case = taken.case
+    async def _add(self, message: TakenMessage) -> None:
+        case = message.case
         complete = self._batcher.add(
             case.signature if isinstance(case, PreparedExchange) else _NOT_REPLAYED,
-            taken,
+            message,
             n_items=case.n_items if isinstance(case, PreparedExchange) else 1,
-            n_bytes=len(taken.delivery.data),
+            n_bytes=len(message.delivery.data),
             now_s=self._clock.monotonic_s(),
         )
         await self._put(complete)
@@ -174,13 +174,13 @@ class Reader:
         await self.flush()
         random.SystemRandom().shuffle(again)
         async with self._queues.only(self._model):
-            for one in again:
+            for message in again:
                 await self._queues.wait_drained()
                 if self._stop.is_set():
-                    self._in_flight.release([one.delivery])
-                    await give_back([one.delivery])
+                    self._in_flight.release([message.delivery])
+                    await give_back([message.delivery])
                     continue
-                await self._queues.put(self._model, [one])
+                await self._queues.put(self._model, [message])
             await self._queues.wait_drained()
 
     async def _put(self, batches: list[list[TakenMessage]]) -> None:
@@ -200,8 +200,8 @@ class Reader:
 
 def _by_delivery(fetched: list[TakenMessage]) -> tuple[list[TakenMessage], list[TakenMessage]]:
     """Return the messages that are delivered for the first time, and the redelivered ones."""
-    new = [one for one in fetched if one.delivery.n_delivered == 1]
-    return new, [one for one in fetched if one.delivery.n_delivered > 1]
+    new = [message for message in fetched if message.delivery.n_delivered == 1]
+    return new, [message for message in fetched if message.delivery.n_delivered > 1]
 
 
 _LIST_MODELS_S = 2.0
@@ -271,9 +271,9 @@ class ModelReaders:
 
     async def _wanted(self) -> frozenset[str]:
         try:
-            found = await self._list_models()
+            on_record = await self._list_models()
         except RetryError as error:
             _LOG.debug("%s", error)
             return self._models
         self._health.stream_answered()
-        return self._models.union(found)
+        return self._models.union(on_record)

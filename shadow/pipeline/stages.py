@@ -17,6 +17,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
 from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
@@ -141,12 +142,12 @@ class Stages:
 
     async def assemble_one(self) -> None:
         """Assemble the next batch and pass it on to the replay."""
-        ready_batch, taken = await self._queues.take()
-        deliveries = tuple(one.delivery for one in taken)
+        ready_batch, messages = await self._queues.take()
+        deliveries = tuple(message.delivery for message in messages)
         async with self._release_on_failure(deliveries):
-            cases = [one.case for one in taken]
-            if taken:
-                self._meters.record_step(Step.WAIT, self._clock.monotonic_s() - taken[0].at_s)
+            cases = [message.case for message in messages]
+            if messages:
+                self._meters.record_step(Step.WAIT, self._clock.monotonic_s() - messages[0].at_s)
             in_progress = await self._in_thread(
                 self._compare_thread, lambda: self._assessor.begin(cases), Step.ASSEMBLE
             )
@@ -189,7 +190,7 @@ class Stages:
             )
             self._meters.assessed(overflow, over_cap)
             self._meters.config_warned(self._assessor.config_warnings.found)
-            numbered = tuple(one.numbered for one in deliveries if one.numbered is not None)
+            numbered = tuple(delivery.numbered for delivery in deliveries if delivery.numbered is not None)
             batch = msgspec.structs.replace(batch, numbered=numbered)
             await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch))
 
@@ -211,12 +212,12 @@ class Stages:
             self._meters.record_step(Step.STORE, stored_s - began_s)
             self._health.database_answered()
             self._meters.stored(assessed.batch, written)
-            if aside := assessed.batch.quarantined:
+            if quarantined := assessed.batch.quarantined:
                 _LOG.warning(
                     "quarantined %d messages (see the table `quarantine`), the first one with reason %s: %s",
-                    len(aside),
-                    aside[0].reason,
-                    aside[0].detail,
+                    len(quarantined),
+                    quarantined[0].reason,
+                    quarantined[0].detail,
                 )
             await acknowledge(assessed.deliveries)
             self._meters.record_step(Step.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
@@ -250,13 +251,14 @@ class Stages:
 
     async def _replay_until_answered(self, ready: _ToReplay) -> list[Answer] | None:
         """Replay a batch, waiting while its reference is unreachable; None if `stop` was set meanwhile."""
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 return await self._replay(ready)
             except RetryError as error:
                 if self._stop.is_set():
                     return None
+                pause_s = backoff.next_s()
                 _LOG.warning(
                     "model %s: could not replay, trying again in %.1f s: %s",
                     ready.ready_batch.model,
@@ -264,7 +266,6 @@ class Stages:
                     error,
                 )
             await self._stop.wait(pause_s)
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _replay(self, ready: _ToReplay) -> list[Answer]:
         in_progress = ready.in_progress
@@ -292,8 +293,8 @@ class Stages:
         self._meters.measured(noise.counts)
 
     async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: Step) -> Done:
-        done, _ = await self._timed_in_thread(thread, work, step)
-        return done
+        result, _ = await self._timed_in_thread(thread, work, step)
+        return result
 
     async def _timed_in_thread(
         self, thread: Executor, work: Callable[[], Done], step: Step
@@ -311,14 +312,14 @@ class Stages:
         def timed() -> tuple[Done, float]:
             loop.call_soon_threadsafe(started.set)
             began_s = self._clock.monotonic_s()
-            done = work()
-            return done, self._clock.monotonic_s() - began_s
+            result = work()
+            return result, self._clock.monotonic_s() - began_s
 
         doing = loop.run_in_executor(thread, timed)
         try:
             await started.wait()
             async with asyncio.timeout(self._replay_limit_s):
-                done, took_s = await doing
+                result, took_s = await doing
         except TimeoutError as error:
             raise BrokenRuntimeError(
                 f"the step `{step}` of a batch did not end within {self._replay_limit_s:g} s"
@@ -326,7 +327,7 @@ class Stages:
         finally:
             doing.cancel()
         self._meters.record_step(step, took_s)
-        return done, took_s
+        return result, took_s
 
     @asynccontextmanager
     async def _release_on_failure(self, deliveries: Sequence[Delivery]) -> AsyncIterator[None]:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.storage.shadow.rows import Written
 
@@ -35,7 +36,7 @@ async def until_stored(
     failed
         Called after each failed try.
     """
-    pause_s = _FIRST_PAUSE_S
+    backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while True:
         try:
             async with asyncio.timeout(limit_s):
@@ -44,10 +45,10 @@ async def until_stored(
             failed()
             if stop.is_set():
                 return None
+            pause_s = backoff.next_s()
             _LOG.warning(
                 "could not store in Postgres, trying again in %.1f s: %s",
                 pause_s,
                 str(error) or f"no answer within {limit_s:g} s",
             )
         await stop.wait(pause_s)
-        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

@@ -28,7 +28,7 @@ class TallyStore:
     Parameters
     ----------
     consumer
-        Of the stream of tallies.
+        Consumer of the stream of tallies.
     worker
         Name of this worker in the database.
     max_deliveries, fetch_bytes, store_limit_s
@@ -70,7 +70,11 @@ class TallyStore:
                 await self._store([delivery])
 
     async def _store(self, deliveries: list[Delivery]) -> None:
-        read = [(tally, one.streamed_at) for one in deliveries if (tally := self._read(one)) is not None]
+        read = [
+            (tally, delivery.streamed_at)
+            for delivery in deliveries
+            if (tally := self._read(delivery)) is not None
+        ]
         if read:
             tallies, streamed_at = zip(*read, strict=True)
             written = await until_stored(

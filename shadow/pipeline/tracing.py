@@ -70,19 +70,23 @@ class OtlpSpans:
 
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Send a span for each candidate version in the batch, linked to the traces of its exchanges."""
-        versions = dict.fromkeys((one.exchange.model, one.exchange.version) for one in prepared)
+        versions = dict.fromkeys((entry.exchange.model, entry.exchange.version) for entry in prepared)
         for model, version in versions:
-            mine = [one for one in prepared if (one.exchange.model, one.exchange.version) == (model, version)]
+            of_version = [
+                entry
+                for entry in prepared
+                if (entry.exchange.model, entry.exchange.version) == (model, version)
+            ]
             span = self._tracer.start_span(
                 NAME,
                 kind=SpanKind.CONSUMER,
-                links=list(_links(mine)),
+                links=list(_links(of_version)),
                 start_time=begin_ns,
                 attributes={
                     "quantdrift.model": model,
                     "quantdrift.version": version,
-                    "quantdrift.exchanges": len(mine),
-                    "quantdrift.items": sum(one.n_items for one in mine),
+                    "quantdrift.exchanges": len(of_version),
+                    "quantdrift.items": sum(entry.n_items for entry in of_version),
                 },
             )
             span.end(end_ns)
@@ -95,16 +99,16 @@ class OtlpSpans:
 
 def _links(prepared: Iterable[PreparedExchange]) -> Iterable[Link]:
     n_links = 0
-    for one in prepared:
-        found = _TRACEPARENT.fullmatch(one.exchange.trace)
-        if found is None or n_links == MOST_LINKS:
+    for entry in prepared:
+        match = _TRACEPARENT.fullmatch(entry.exchange.trace)
+        if match is None or n_links == MOST_LINKS:
             continue
         context = SpanContext(
-            trace_id=int(found[1], 16),
-            span_id=int(found[2], 16),
+            trace_id=int(match[1], 16),
+            span_id=int(match[2], 16),
             is_remote=True,
-            trace_flags=TraceFlags(int(found[3], 16)),
+            trace_flags=TraceFlags(int(match[3], 16)),
         )
         if context.is_valid:
             n_links += 1
-            yield Link(context, {"quantdrift.exchange": one.exchange.id})
+            yield Link(context, {"quantdrift.exchange": entry.exchange.id})

@@ -29,7 +29,7 @@ from quantdrift.storage.shadow.rows import NoiseItem
 _LOG = logging.getLogger(__name__)
 _WAITING: Final = 4  # exchanges; each may be as large as the stream takes
 TIMEOUT_S: Final = 10.0
-"""Longest wait for an answer. One that serves takes less, and nobody waits for this one but its own thread."""
+"""Longest wait for an answer. A working replica takes less; only the thread of this class waits for it."""
 _HTTP: Final = ("http://", "https://")
 
 

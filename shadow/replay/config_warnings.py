@@ -189,8 +189,8 @@ class _MaskKindCheck(_OutputKindCheck):
             self._fits = self._are_whole = False
             return False
         values = _finite_rows(output)
-        whole = values.min(initial=0) >= 0 and np.array_equal(values, np.rint(values))
-        self._are_whole = self._are_whole and bool(whole)
+        integers = values.min(initial=0) >= 0 and np.array_equal(values, np.rint(values))
+        self._are_whole = self._are_whole and bool(integers)
         self._largest = max(self._largest, float(values.max(initial=0)))
         return super().add(output) or self._are_whole
 
@@ -280,12 +280,12 @@ class _PaddingCheck:
         scores[~(scores > max(self._padding, np.finfo(np.float64).min))] = np.inf  # padding, or not a number
         scores.sort(axis=1)
         for row in scores:
-            there = row[np.isfinite(row)]
+            finite = row[np.isfinite(row)]
             self._n_seen += 1
-            others = there[there > there[0]] if len(there) else there
-            if len(others) > 1 and others[0] / 2 - there[0] / 2 > _FAR / 2 * (others[-1] - others[0]) > 0:
+            others = finite[finite > finite[0]] if len(finite) else finite
+            if len(others) > 1 and others[0] / 2 - finite[0] / 2 > _FAR / 2 * (others[-1] - others[0]) > 0:
                 self._n_far += 1
-                self._least = min(self._least, float(there[0]))
+                self._least = min(self._least, float(finite[0]))
         return True
 
     def warning(self) -> str:

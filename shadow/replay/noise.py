@@ -128,12 +128,12 @@ class Noise:
         """
         if self._share <= 0:
             return
-        alone = sum(entry.n_items for entry in batch) == 1
+        single_item = sum(entry.n_items for entry in batch) == 1
         for entry, answer, outcome in zip(batch, outputs, outcomes, strict=True):
             if isinstance(outcome, ReplayResult) and self._is_chosen(entry):
                 pair = pair_of(entry, answer, {})
                 if isinstance(pair, OutputPair):
-                    self._add_sample(entry, pair, alone=alone and entry.version_reference.model.batched)
+                    self._add_sample(entry, pair, alone=single_item and entry.version_reference.model.batched)
 
     def is_due(self, entry: PreparedExchange) -> bool:
         """Return whether items wait for the reference of `entry`, and the time budget allows a second replay."""
@@ -160,7 +160,7 @@ class Noise:
         outputs: list[Outputs | QuarantineError]
         try:
             outputs = replay_again(
-                [one.entry for one in chosen], [one.names for one in chosen], most_items=size
+                [sample.entry for sample in chosen], [sample.names for sample in chosen], most_items=size
             )
         except RetryError as error:  # unreachable: these are a sample, later ones replace them
             outputs = [QuarantineError(QuarantineReason.REPLAY, str(error))] * len(chosen)
@@ -168,22 +168,22 @@ class Noise:
             took_s = self._clock.monotonic_s() - began_s
             self._budget_s -= took_s
             self._cost_s = min(took_s, _MOST_BUDGET_S)
-        for one, found in zip(chosen, outputs, strict=True):
-            self._replayed.put(_ReplayedSample(one, found))
+        for sample, output in zip(chosen, outputs, strict=True):
+            self._replayed.put(_ReplayedSample(sample, output))
 
     def take(self) -> tuple[NoiseItem, ...]:
         """Return the measurements of both sides since the last call."""
-        found: list[NoiseItem] = []
+        noise_items: list[NoiseItem] = []
         for answered in self._rechecks.take():
             self.counts[answered.model, Side.CANDIDATE, answered.outcome] += answered.n_items
-            found += answered.items
+            noise_items += answered.items
         while not self._replayed.empty():
-            one, again = self._replayed.get()
-            items = self._repeated.items(one.entry, again, one.first, one.rows)
-            self._count(one.entry, "measured", len(items))
-            self._count(one.entry, "failed", len(one.rows) - len(items))
-            found += items
-        return tuple(found)
+            sample, again = self._replayed.get()
+            items = self._repeated.items(sample.entry, again, sample.first, sample.rows)
+            self._count(sample.entry, "measured", len(items))
+            self._count(sample.entry, "failed", len(sample.rows) - len(items))
+            noise_items += items
+        return tuple(noise_items)
 
     def _is_chosen(self, entry: PreparedExchange) -> bool:
         version = version_of(entry)
@@ -238,24 +238,24 @@ class Noise:
     def _pop(self, group: "_Group", most_items: int) -> list[_Sample]:
         """Take the exchanges of a group that have waited longest: at least one, and at most `most_items` items."""
         waiting = self._waiting.pop(group)
-        ends = itertools.accumulate(len(one.rows) for one in waiting)
+        ends = itertools.accumulate(len(sample.rows) for sample in waiting)
         n = max(sum(end <= most_items for end in ends), 1)
-        chosen, left = waiting[:n], waiting[n:]
-        if left:
-            self._waiting[group] = left
-        self._n_bytes -= sum(one.n_bytes for one in chosen)
+        chosen, remaining = waiting[:n], waiting[n:]
+        if remaining:
+            self._waiting[group] = remaining
+        self._n_bytes -= sum(sample.n_bytes for sample in chosen)
         self._n_waiting -= len(chosen)
         return chosen
 
     def _due_group(self, entry: PreparedExchange) -> "_Group | None":
         """Return the group of the version of `entry` that is due and has waited longest; None if none is due."""
         now_s, version = self._clock.monotonic_s(), entry.signature[:2]
-        ripe = [
+        due_groups = [
             (chosen[0].since_s, group)
             for group, chosen in list(self._waiting.items())
             if group.signature[:2] == version and chosen and _is_due(chosen, now_s, alone=group.alone)
         ]
-        return min(ripe, key=lambda one: one[0])[1] if ripe else None
+        return min(due_groups, key=lambda group: group[0])[1] if due_groups else None
 
     def _count(self, entry: PreparedExchange, outcome: str, n: int) -> None:
         if n:
@@ -270,7 +270,7 @@ class _Group(NamedTuple):
 
 
 def _n_items(chosen: Sequence[_Sample]) -> int:
-    return sum(len(one.rows) for one in chosen)
+    return sum(len(sample.rows) for sample in chosen)
 
 
 def _is_due(chosen: Sequence[_Sample], now_s: float, *, alone: bool) -> bool:

@@ -46,13 +46,15 @@ class RepeatedItems:
         if comparator is None:
             comparator = self._comparators[model.name] = comparator_of(model)
         try:
-            found = comparator.compare(again, first)
+            divergences = comparator.compare(again, first)
         except QuarantineError:
             return []
-        return _items(entry, found, rows, self._side)
+        return _items(entry, divergences, rows, self._side)
 
 
-def _items(entry: PreparedExchange, found: Divergences, rows: Sequence[int], side: Side) -> list[NoiseItem]:
+def _items(
+    entry: PreparedExchange, divergences: Divergences, rows: Sequence[int], side: Side
+) -> list[NoiseItem]:
     exchange, version = entry.exchange, version_of(entry)
     return [
         NoiseItem(
@@ -67,7 +69,9 @@ def _items(entry: PreparedExchange, found: Divergences, rows: Sequence[int], sid
             flip=None if math.isnan(flip) else bool(flip),
             divergence=None if math.isnan(divergence) else divergence,
         )
-        for item, flip, divergence in zip(rows, found.flip.tolist(), found.divergence.tolist(), strict=True)
+        for item, flip, divergence in zip(
+            rows, divergences.flip.tolist(), divergences.divergence.tolist(), strict=True
+        )
         if not (math.isnan(flip) and math.isnan(divergence))
     ]
 

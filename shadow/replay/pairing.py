@@ -22,7 +22,7 @@ class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     version_reference, n_items
-        Of the exchange.
+        Reference and number of items of the exchange.
     names
         The candidate's name of each output, to the reference's.
     candidate, reference
@@ -51,8 +51,8 @@ def pair_of(
     """Return the compared outputs of an exchange; `chosen` caches the names of the compared output."""
     if isinstance(outputs, QuarantineError):
         return outputs
-    given = tuple(tensor.name for tensor in entry.exchange.outputs)
-    key = (id(entry.version_reference), *given)
+    tensor_names = tuple(tensor.name for tensor in entry.exchange.outputs)
+    key = (id(entry.version_reference), *tensor_names)
     try:
         names = {name: name for name in entry.version_reference.comparator.outputs}
         if not names:
@@ -80,8 +80,8 @@ def captured_of(entry: PreparedExchange, name: str) -> Array:
     """Return an output of the candidate : (items, ...)."""
     tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
     if tensor is None:
-        given = [tensor.name for tensor in entry.exchange.outputs]
-        raise output_error(f"the candidate's outputs are {given}: `{name}` is not among them")
+        names = [tensor.name for tensor in entry.exchange.outputs]
+        raise output_error(f"the candidate's outputs are {names}: `{name}` is not among them")
     candidate = _dequantised(tensor, entry.version_reference.reference)
     if not entry.version_reference.model.batched:
         candidate = candidate[np.newaxis]
@@ -124,7 +124,7 @@ def _dequantised(captured: Tensor, reference: Reference) -> Array:
 
 def _output_names(entry: PreparedExchange) -> tuple[str, str]:
     """Return the names of the compared output: the candidate's and the reference's."""
-    given = [tensor.name for tensor in entry.exchange.outputs]
+    names = [tensor.name for tensor in entry.exchange.outputs]
     embedding = entry.version_reference.runtime.embedding
     wanted = entry.version_reference.model.output
     # An embedding is compared only if no other output can be.
@@ -134,11 +134,11 @@ def _output_names(entry: PreparedExchange) -> tuple[str, str]:
     pairs = [(name, name) for name in known if wanted in ("", name)]
     if entry.version_reference.reference.output:
         pairs = [(wanted, entry.version_reference.reference.output)]
-    common = [pair for pair in pairs if pair[0] in given]
+    common = [pair for pair in pairs if pair[0] in names]
     if not common:
         missing = f"`{wanted}`, as configured, is not" if wanted else "none is"
         raise output_error(
-            f"the candidate's outputs are {given}, the reference's {known}: {missing} on both sides. "
+            f"the candidate's outputs are {names}, the reference's {known}: {missing} on both sides. "
             "Set `models.output` and `models.references.output`"
         )
     return common[0]

@@ -109,8 +109,8 @@ def is_remote(model: Model) -> bool:
 
 def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:
     """Return the key under which models share a loaded reference. Only ONNX files, which declare their tensors, are shared."""
-    whose = "" if reference.runtime is Runtime.ONNX and not is_remote(model) else model.name
+    model_name = "" if reference.runtime is Runtime.ONNX and not is_remote(model) else model.name
     loaded = msgspec.structs.replace(
         reference, versions=(), inputs=(), output="", output_scale=0.0, output_zero_point=0
     )
-    return (loaded, model.embedding, whose)
+    return (loaded, model.embedding, model_name)

@@ -103,9 +103,9 @@ def replay(assembled: AssembledBatch, *, most_items: int) -> list[Answer]:
     """
 
     def work(batch: Sequence[PreparedExchange]) -> Sequence[dict[str, Array]]:
-        whole = len(batch) == len(assembled.batch)
+        is_complete = len(batch) == len(assembled.batch)
         replayed = _replay if len(batch) > 1 else _replay_one
-        return replayed(assembled if whole else assemble(batch), most_items=most_items)
+        return replayed(assembled if is_complete else assemble(batch), most_items=most_items)
 
     return _bisect(assembled.batch, work)
 
@@ -123,7 +123,7 @@ def compare(batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> lis
         As `replay` returns them.
     """
     chosen: dict[tuple[object, ...], tuple[str, str]] = {}
-    pairs = [pair_of(entry, one, chosen) for entry, one in zip(batch, outputs, strict=True)]
+    pairs = [pair_of(entry, output, chosen) for entry, output in zip(batch, outputs, strict=True)]
     compared = iter(_bisect([pair for pair in pairs if isinstance(pair, OutputPair)], _compare))
     return [next(compared) if isinstance(pair, OutputPair) else pair for pair in pairs]
 
@@ -158,7 +158,7 @@ def replay_again(
     batch, most_items
         As for `compare_batch`.
     names
-        Of each exchange, as in `OutputPair`.
+        Output names of each exchange, as in `OutputPair`.
 
     Raises
     ------
@@ -217,8 +217,10 @@ def _replay(assembled: AssembledBatch, *, most_items: int) -> list[dict[str, Arr
     # In equal steps, so that little padding is computed.
     size = _fixed_size(version_reference.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
     outputs = _run_in_steps(version_reference, joined, n_items, size)
-    whole = {name: array for name, array in outputs.items() if len(array) == n_items}
-    return [{name: array[begin:end] for name, array in whole.items()} for begin, end in _spans(entries)]
+    full_outputs = {name: array for name, array in outputs.items() if len(array) == n_items}
+    return [
+        {name: array[begin:end] for name, array in full_outputs.items()} for begin, end in _spans(entries)
+    ]
 
 
 def _replay_one(assembled: AssembledBatch, *, most_items: int) -> list[dict[str, Array]]:
@@ -265,8 +267,8 @@ def _run_in_steps(
             }
         )
     names = [name for name in steps[0] if all(step[name].shape[:1] == (size,) for step in steps)]
-    found = {name: joined_steps([step[name] for step in steps], version_reference.model) for name in names}
-    return {name: output[:n_items] for name, output in found.items() if output is not None}
+    joined = {name: joined_steps([step[name] for step in steps], version_reference.model) for name in names}
+    return {name: output[:n_items] for name, output in joined.items() if output is not None}
 
 
 def _rows(array: Array, begin: int, size: int) -> Array:
@@ -286,19 +288,19 @@ def _compare(pairs: Sequence[OutputPair]) -> list[ReplayResult]:
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         alike.setdefault(pair.signature, []).append(index)
-    found: dict[int, ReplayResult] = {}
+    results: dict[int, ReplayResult] = {}
     for indices in alike.values():
-        together = [pairs[index] for index in indices]
-        batch_divergences = together[0].version_reference.comparator.compare(
-            _joined([pair.candidate for pair in together]), _joined([pair.reference for pair in together])
+        grouped = [pairs[index] for index in indices]
+        batch_divergences = grouped[0].version_reference.comparator.compare(
+            _joined([pair.candidate for pair in grouped]), _joined([pair.reference for pair in grouped])
         )
         end = 0
-        for index, pair in zip(indices, together, strict=True):
+        for index, pair in zip(indices, grouped, strict=True):
             begin, end = end, end + pair.n_items
-            found[index] = ReplayResult(
+            results[index] = ReplayResult(
                 batch_divergences=batch_divergences, rows=range(begin, end), embedding=pair.embedding
             )
-    return [found[index] for index in range(len(pairs))]
+    return [results[index] for index in range(len(pairs))]
 
 
 def _joined(sides: Sequence[Outputs]) -> Outputs:

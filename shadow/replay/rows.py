@@ -27,7 +27,7 @@ def items_of(
     Parameters
     ----------
     slices, features
-        Of each item.
+        Slices and features of each item.
     clusterings
         The version of the clustering that assigned each item to its learned slices; 0: none.
     """

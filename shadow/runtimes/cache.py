@@ -35,7 +35,7 @@ class RuntimeCache:
     @property
     def n_bytes(self) -> int:
         """Memory of the open references."""
-        return sum(one.n_bytes for one in self._open)
+        return sum(cached.n_bytes for cached in self._open)
 
     @property
     def n_open(self) -> int:
@@ -57,11 +57,11 @@ class RuntimeCache:
         self._open[wanted] = runtime
         return runtime
 
-    def put(self, one: "CachedRuntime", runtime: ReferenceRuntime) -> None:
+    def put(self, owner: "CachedRuntime", runtime: ReferenceRuntime) -> None:
         """Add a reference that was opened for the first time, or update one that takes more memory than known."""
-        self._open.pop(one, None)
-        self._make_room(one.n_bytes)
-        self._open[one] = runtime
+        self._open.pop(owner, None)
+        self._make_room(owner.n_bytes)
+        self._open[owner] = runtime
 
     def close(self) -> None:
         """Close all of them."""
@@ -70,7 +70,7 @@ class RuntimeCache:
 
     def _make_room(self, n_bytes: int) -> None:
         while self._memory_bytes and self.n_bytes + n_bytes > self._memory_bytes:
-            oldest = next((one for one in self._open if one.n_bytes), None)
+            oldest = next((cached for cached in self._open if cached.n_bytes), None)
             if oldest is None:
                 return
             self._open.pop(oldest).close()
@@ -95,8 +95,8 @@ class CachedRuntime:
         here and stays open.
     """
 
-    def __init__(self, shelf: RuntimeCache, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
-        self._shelf = shelf
+    def __init__(self, cache: RuntimeCache, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
+        self._cache = cache
         self._load = load
         before = _resident_bytes()
         runtime = load()
@@ -109,7 +109,7 @@ class CachedRuntime:
         self.inputs: tuple[TensorSpec, ...] = runtime.inputs
         self.outputs: tuple[TensorSpec, ...] = runtime.outputs
         self.embedding: str = runtime.embedding
-        shelf.put(self, runtime)
+        cache.put(self, runtime)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name; opens the reference again if it was closed.
@@ -121,7 +121,7 @@ class CachedRuntime:
         BrokenRuntimeError
             As of the reference, or it can no longer be opened.
         """
-        runtime = self._shelf.use(self)
+        runtime = self._cache.use(self)
         if not self._is_measured(sum(array.nbytes for array in inputs.values())):
             return runtime.run(inputs)
         before = _resident_bytes()
@@ -129,11 +129,11 @@ class CachedRuntime:
             return runtime.run(inputs)
         finally:
             self.n_bytes += max(_resident_bytes() - before, 0)
-            self._shelf.put(self, runtime)
+            self._cache.put(self, runtime)
 
     def close(self) -> None:
         """Close all references of the cache."""
-        self._shelf.close()
+        self._cache.close()
 
     def reopen(self) -> ReferenceRuntime:
         """Open it again.
@@ -179,10 +179,10 @@ def files_bytes(path: str) -> int:
     """
     file = Path(path)
     if path and file.is_dir():
-        return sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
+        return sum(path.stat().st_size for path in file.rglob("*") if path.is_file())
     if not path or not file.is_file():
         return 0
-    return sum(one.stat().st_size for one in file.parent.glob(f"{file.name}*") if one.is_file())
+    return sum(path.stat().st_size for path in file.parent.glob(f"{file.name}*") if path.is_file())
 
 
 def _resident_bytes() -> int:

@@ -44,9 +44,11 @@ def tensor_name(graph: onnx.GraphProto, wanted: str) -> str:
 def unknown_embedding(wanted: str, known: list[str]) -> str:
     """Return the message for an embedding that a reference does not have, with similar names."""
     near = difflib.get_close_matches(wanted, known, n=_SHOWN, cutoff=_CLOSE)
-    shown = ", ".join(f"`{name}`" for name in near or known[:_SHOWN])
+    similar = ", ".join(f"`{name}`" for name in near or known[:_SHOWN])
     hint = (
-        f"did you mean {shown}?" if near else f"it has {shown}{' and others' if len(known) > _SHOWN else ''}"
+        f"did you mean {similar}?"
+        if near
+        else f"it has {similar}{' and others' if len(known) > _SHOWN else ''}"
     )
     return f"the reference has no output or layer `{wanted}`, as `models.embedding` names it: {hint}"
 

@@ -72,8 +72,8 @@ class LinearRuntime:
             product = np.einsum("if,fc->ic", inputs["x"], self._weight)
         except ValueError as error:
             raise QuarantineError(QuarantineReason.REPLAY, str(error)) from error
-        found = {_LOGITS: product + self._bias, _PRODUCT: product}
-        return {spec.name: found[spec.name] for spec in self.outputs}
+        outputs = {_LOGITS: product + self._bias, _PRODUCT: product}
+        return {spec.name: outputs[spec.name] for spec in self.outputs}
 
     def close(self) -> None:
         """Do nothing: there are only two arrays."""

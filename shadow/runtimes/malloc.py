@@ -35,8 +35,8 @@ def trim() -> None:
 
 def _function(name: str, *types: Any) -> Callable[..., int] | None:
     try:
-        found = getattr(ctypes.CDLL(None), name)
+        function = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError):  # musl has neither
         return None
-    found.argtypes = types
-    return cast("Callable[..., int]", found)
+    function.argtypes = types
+    return cast("Callable[..., int]", function)

@@ -89,22 +89,22 @@ def gpu_share(config: Config, reference: Reference) -> int:
     Every reference of this worker gets an equal part; those in PyTorch share theirs, because PyTorch's limit is for the
     process.
     """
-    here = [
-        (model.name, one.runtime, one.path)
+    in_process = [
+        (model.name, reference.runtime, reference.path)
         for model in config.models
-        for one in model.references
-        if not one.url
+        for reference in model.references
+        if not reference.url
     ]
-    here += [
-        (model.name, Runtime.TRANSFORMERS, one.copy.path)
+    in_process += [
+        (model.name, Runtime.TRANSFORMERS, reference.copy.path)
         for model in config.models
-        for one in model.references
-        if one.copy.path
+        for reference in model.references
+        if reference.copy.path
     ]
-    together = 1
+    n_sharing = 1
     if reference.runtime in _PYTORCH:
-        together = sum(runtime in _PYTORCH for _, runtime, _ in here)
-    return config.shadow.gpu_bytes * together // max(len(here), 1)
+        n_sharing = sum(runtime in _PYTORCH for _, runtime, _ in in_process)
+    return config.shadow.gpu_bytes * n_sharing // max(len(in_process), 1)
 
 
 def open_reference(request: RuntimeRequest) -> ReferenceRuntime:

@@ -38,7 +38,7 @@ class ClusterAssignment(msgspec.Struct, frozen=True, kw_only=True):
     slices
         Learned and novel slices of each item.
     version
-        Of the clustering that assigned them; 0 if there is none yet.
+        Version of the clustering that assigned them; 0 if there is none yet.
     vectors
         The vectors to store.
     """
@@ -82,7 +82,10 @@ class ClusterSlices:
 
     def use_clusterings(self, clusterings: Iterable[Clustering]) -> None:
         """Use these clusterings from the next batch on, and no others."""
-        self._clusterings = {(one.model, one.reference_digest, one.space): one for one in clusterings}
+        self._clusterings = {
+            (clustering.model, clustering.reference_digest, clustering.space): clustering
+            for clustering in clusterings
+        }
 
     def assign(
         self,
@@ -99,11 +102,11 @@ class ClusterSlices:
         Parameters
         ----------
         digest
-            Of the reference that replayed the exchange.
+            Digest of the reference that replayed the exchange.
         embedding : (items, ...)
             The reference's embedding, or None if it has none.
         features
-            Of each item, keyed by `feature_key`.
+            Features of each item, keyed by `feature_key`.
         at
             The current time: the cap on vectors is per hour.
         """

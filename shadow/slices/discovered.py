@@ -64,9 +64,9 @@ class DiscoveredSlices:
         by_model: dict[str, list[SliceKey]] = {}
         for key in active:
             by_model.setdefault(key.model, []).append(key)
-        found = {model: tuple(keys[: self._most]) for model, keys in by_model.items()}
-        if found != self._now:
-            self._now = found
-            self._hand_on(found)
-            for model, keys in found.items():
+        confirmed = {model: tuple(keys[: self._most]) for model, keys in by_model.items()}
+        if confirmed != self._now:
+            self._now = confirmed
+            self._hand_on(confirmed)
+            for model, keys in confirmed.items():
                 _LOG.info("discovered slices of model %s: %s", model, ", ".join(key.name for key in keys))

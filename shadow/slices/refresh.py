@@ -54,11 +54,14 @@ class SliceRefresh:
                 error,
             )
             return
-        found = [one.clustering for one in stored]
-        self._now |= {(one.model, one.reference_digest, one.space): one for one in found}
+        clusterings = [row.clustering for row in stored]
+        self._now |= {
+            (clustering.model, clustering.reference_digest, clustering.space): clustering
+            for clustering in clusterings
+        }
         self._learned.use_clusterings(self._now.values())
         self._newest = newest
-        for clustering in found:
+        for clustering in clusterings:
             _LOG.info(
                 "learned slices of model %s: version %d, %d clusters",
                 clustering.model,
@@ -67,5 +70,5 @@ class SliceRefresh:
             )
 
 
-def _stays(which: str, error: OperatorError) -> None:
-    _LOG.warning("the newest clustering of %s is damaged, keeping the last one: %s", which, error)
+def _stays(description: str, error: OperatorError) -> None:
+    _LOG.warning("the newest clustering of %s is damaged, keeping the last one: %s", description, error)

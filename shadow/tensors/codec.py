@@ -66,7 +66,7 @@ def encode(name: str, datatype: str, array: Array) -> Tensor:
         Any shape.
     """
     if datatype == "BYTES":
-        texts = [one if isinstance(one, bytes) else str(one).encode() for one in array.ravel().tolist()]
+        texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel().tolist()]
         data = b"".join(_LENGTH.pack(len(text)) + text for text in texts)
     else:
         data = np.ascontiguousarray(array, dtype=DTYPES[datatype]).tobytes()
@@ -132,10 +132,10 @@ def fit_inputs(
     """
     specs = {spec.name: spec for spec in wanted}
     entries = sources(mapping, specs)
-    given = [tensor.name for tensor in tensors]
-    if sorted(given) != sorted(entries):
+    names = [tensor.name for tensor in tensors]
+    if sorted(names) != sorted(entries):
         raise _schema(
-            f"the exchange has the inputs {sorted(given)}, the reference takes {sorted(map(_source_text, entries.items()))}; "
+            f"the exchange has the inputs {sorted(names)}, the reference takes {sorted(map(_source_text, entries.items()))}; "
             "map them in `models.references.inputs`"
         )
     arrays = {}
@@ -177,8 +177,8 @@ def _fit(tensor: Tensor, entry: ReferenceInput, spec: TensorSpec, *, batched: bo
 
 
 def _misfit(tensor: Tensor, spec: TensorSpec, advice: str = "") -> QuarantineError:
-    given = f"{tensor.datatype}{list(tensor.shape)}"
-    return _schema(f"`{tensor.name}`: the exchange has {given}, the reference takes {spec}{advice}")
+    captured = f"{tensor.datatype}{list(tensor.shape)}"
+    return _schema(f"`{tensor.name}`: the exchange has {captured}, the reference takes {spec}{advice}")
 
 
 def _advice(entry: ReferenceInput) -> str:

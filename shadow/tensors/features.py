@@ -38,17 +38,17 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
         Name to array : (items, ...), in the order of the request; a rule without an input's name uses the first.
     """
     first = next(iter(inputs))
-    found: list[dict[str, float]] = [{} for _ in inputs[first]]
+    features: list[dict[str, float]] = [{} for _ in inputs[first]]
     wanted = {feature_key(rule): rule for rule in rules if rule.feature}
     for key, rule in wanted.items():
         array = inputs.get(rule.input or first)
         if array is None:
             continue
         values = np.concatenate([_FEATURES[rule.feature](part) for part in _parts(array)])
-        for item, value, finite in zip(found, values.tolist(), np.isfinite(values).tolist(), strict=True):
+        for item, value, finite in zip(features, values.tolist(), np.isfinite(values).tolist(), strict=True):
             if finite:
                 item[key] = value
-    return found
+    return features
 
 
 def _parts(array: Array) -> list[Array]:

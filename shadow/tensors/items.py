@@ -30,7 +30,7 @@ def itemised(table: Array, column: int, n_items: int) -> Array:
     column
         The column with the item's number; a negative number marks a row as padding.
     n_items
-        Of the batch.
+        Number of items of the batch.
 
     Returns
     -------
@@ -58,10 +58,10 @@ def itemised(table: Array, column: int, n_items: int) -> Array:
     items = rows[:, column].astype(np.int64)
     order = np.argsort(items, kind="stable")
     counts = np.bincount(items, minlength=n_items)
-    places = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.full((n_items, counts.max(initial=0), table.shape[-1]), PADDING, dtype=table.dtype)
-    found[items[order], places] = rows[order]
-    return found
+    positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    padded = np.full((n_items, counts.max(initial=0), table.shape[-1]), PADDING, dtype=table.dtype)
+    padded[items[order], positions] = rows[order]
+    return padded
 
 
 def joined_steps(steps: Sequence[Array], model: Model) -> Array | None:
@@ -84,6 +84,6 @@ def _padded(part: Array, most: int) -> Array:
         return part
     # Not -1: a score may be a logit.
     padding = {"u": 0, "f": -np.inf}.get(part.dtype.kind, PADDING)
-    found = np.full((len(part), most, *part.shape[2:]), padding, dtype=part.dtype)
-    found[:, : part.shape[1]] = part
-    return found
+    padded = np.full((len(part), most, *part.shape[2:]), padding, dtype=part.dtype)
+    padded[:, : part.shape[1]] = part
+    return padded

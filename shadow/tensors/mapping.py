@@ -14,9 +14,9 @@ def sources(
     entries: tuple[ReferenceInput, ...], specs: Mapping[str, TensorSpec]
 ) -> dict[str, ReferenceInput]:
     """Return the reference's input for each captured tensor."""
-    given = {entry.name: entry for entry in entries}
-    made = [given.get(name) or ReferenceInput(name=name) for name in specs]
-    return {entry.captured or entry.name: entry for entry in made}
+    by_name = {entry.name: entry for entry in entries}
+    entries_of_inputs = [by_name.get(name) or ReferenceInput(name=name) for name in specs]
+    return {entry.captured or entry.name: entry for entry in entries_of_inputs}
 
 
 def converted(array: Array, entry: ReferenceInput, spec: TensorSpec) -> Array | None:

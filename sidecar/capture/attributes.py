@@ -46,20 +46,20 @@ class Attributes:
         Parameters
         ----------
         headers
-            Of the request, names in lower case.
+            Headers of the request, names in lower case.
         parameters
-            Of the request.
+            Parameters of the request.
         document
             The JSON part of the request.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in self._capture.headers:
-            found[f"header.{name}"] = headers.get(name.lower())
+            values[f"header.{name}"] = headers.get(name.lower())
         for name in self._capture.parameters:
-            found[f"parameter.{name}"] = parameters.get(name)
+            values[f"parameter.{name}"] = parameters.get(name)
         for path in self._capture.json:
-            found[f"json.{path}"] = _value_at(document, path)
-        return {key: self._redact(key, as_text(value)) for key, value in found.items() if value is not None}
+            values[f"json.{path}"] = _value_at(document, path)
+        return {key: self._redact(key, as_text(value)) for key, value in values.items() if value is not None}
 
     def _redact(self, key: str, text: str) -> str:
         if key in self._hashed:

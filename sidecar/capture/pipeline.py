@@ -8,7 +8,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.sidecar.capture.policy_watch import PolicyWatcher
 from quantdrift.sidecar.capture.publisher import Publisher
-from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
+from quantdrift.sidecar.capture.recorder import ExchangeHeads, Recorder, SidecarIdentity
 from quantdrift.sidecar.capture.unknown_models import UnknownModels
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.handoff.receiver import FrameReceiver
@@ -81,22 +81,26 @@ class Pipeline:
         if not 0 <= meta.stratum < len(self._rows):
             raise ValueError(f"no row {meta.stratum} in the table of counts")
         self._slot.add(meta.stratum, Count.HANDED)
+        if self.paused.everything:
+            self._slot.add(meta.stratum, Count.THINNED)
+            return
         exchange = loss = refusal = None
-        self._recorder.model = ""
+        model = ""  # until a step knows it: losses are counted by model
         try:
-            if not self.paused.everything:
-                refusal = self._refusal(meta, request, response)
-            if not self.paused.everything and refusal is None:
-                exchange = self._recorder.record(meta, request, response, self.paused.models)
+            heads = self._recorder.read_heads(meta, request, response)
+            model = heads.model_name
+            refusal = self._refusal(meta, heads)
+            if refusal is None and model not in self.paused.models:
+                asked = self._recorder.read_request(meta, heads, request)
+                model = asked.model.name
+                if model not in self.paused.models:
+                    exchange = self._recorder.record(meta, asked, response)
         except LostError as error:
-            _LOG.debug("exchange %s is lost: %s", meta.id, error)
-            loss = error.loss
-            if isinstance(error, UnknownModelError):
-                self._on_unknown(error.model)
+            loss = self._reason(meta, error)
         except Exception:  # noqa: BLE001 - one bad exchange must not end the process
             self._log_error(meta)
             loss = Loss.CAPTURE_ERROR
-        row = self._row(meta.stratum)
+        row = self._row(meta.stratum, model)
         if refusal is not None:
             self._publisher.refuse(row, refusal)
         elif loss is not None:
@@ -106,16 +110,23 @@ class Pipeline:
         else:
             self._publish(meta, exchange, row)
 
-    def _refusal(self, meta: RawMeta, request: memoryview, response: memoryview) -> Loss | None:
+    def _reason(self, meta: RawMeta, error: LostError) -> Loss:
+        """Return why an exchange is lost; report a model that is not configured."""
+        _LOG.debug("exchange %s is lost: %s", meta.id, error)
+        if isinstance(error, UnknownModelError):
+            self._on_unknown(error.model)
+        return error.loss
+
+    def _refusal(self, meta: RawMeta, heads: ExchangeHeads) -> Loss | None:
         """Return why an exchange that would be kept cannot be published, else None.
 
-        It is not decoded for that.
+        It is not decoded for that. While models are paused it must be known not to be of one of them.
         """
         refusal = self._publisher.refusal()
-        if refusal is None:
+        paused = self.paused.models
+        if refusal is None or (paused and (not heads.model_name or heads.model_name in paused)):
             return None
-        keeps = self._recorder.surely_keeps(meta, request, response, self.paused.models)
-        return refusal if keeps else None
+        return refusal if self._recorder.surely_keeps(meta, heads) else None
 
     def _publish(self, meta: RawMeta, exchange: Exchange, row: int) -> None:
         try:
@@ -124,10 +135,10 @@ class Pipeline:
             self._log_error(meta)
             self._slot.lose(row, Loss.CAPTURE_ERROR)
 
-    def _row(self, row: int) -> int:
+    def _row(self, row: int, model: str) -> int:
         """Return the row of an exchange whose model is known now, and move its counts there."""
-        stratum, model = self._rows[row]
-        known = self._known.get(Row(stratum, self._recorder.model), row) if not model else row
+        stratum, model_of_row = self._rows[row]
+        known = self._known.get(Row(stratum, model), row) if not model_of_row else row
         if known != row:
             self._slot.move(row, known, Count.TAKEN, Count.HANDED)
         return known
@@ -154,7 +165,7 @@ class CaptureService:
     policy_file
         The file from which the other processes read the policy.
     counters
-        Of all processes; the last slot belongs to the capture process.
+        Counters of all processes; the last slot belongs to the capture process.
     clock
         Times limits, policies and log lines.
 

@@ -14,7 +14,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.sampling.pause import KEY as PAUSE
 from quantdrift.core.sampling.pause import Pause, PauseError
 from quantdrift.core.sampling.pause import decode as decode_pause
-from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, Refusal, RefusedError
+from quantdrift.core.sampling.policy_message import POLICY_KEY, PolicyMessage, Refusal, RefusedError
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.sidecar.state.counters import POLICY_REFUSALS, Gauge, Slot
@@ -115,7 +115,7 @@ class PolicyWatcher:
         while not self._config.sampling.central or (connection := queue()) is None:
             if await stop.wait(_TICK_S):
                 return
-        async with aclosing(KeyValue(connection, self._config.stream).watch(DIRECTIVE)) as entries:
+        async with aclosing(KeyValue(connection, self._config.stream).watch(POLICY_KEY)) as entries:
             async for entry in entries:
                 self.handle_policy(None if entry is None else entry.value)
 
@@ -127,7 +127,7 @@ class PolicyWatcher:
         queue, stop
             As for `run`.
         directory
-            Where the pause files are.
+            Directory of the pause files.
         """
         while (connection := queue()) is None:
             if await stop.wait(_TICK_S):

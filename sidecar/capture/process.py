@@ -4,7 +4,6 @@ The supervisor starts it as `python -m quantdrift.sidecar.capture.process`. The 
 it: while it is down or behind, the relay workers drop their samples and count them.
 """
 
-import argparse
 import asyncio
 import contextlib
 import logging
@@ -12,20 +11,18 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Role, Secrets, load_secrets
-from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.pipeline import CaptureService
 from quantdrift.sidecar.capture.recorder import SidecarIdentity
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.state.config import LiveConfigFile
-from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters
+from quantdrift.sidecar.state.counters import Count
 from quantdrift.sidecar.state.pause import PauseFiles
 from quantdrift.sidecar.state.policy import NAME, PolicyFile
+from quantdrift.sidecar.state.process_start import ChildProcess
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
@@ -33,47 +30,31 @@ _REFUSAL_SHARE_S = 0.25
 _LOG = logging.getLogger(__name__)
 
 
-async def serve(
-    live_config_file: LiveConfigFile,
-    secrets: Secrets,
-    stop: Stop,
-    *,
-    counters: Counters,
-    listener: socket.socket,
-    boot: str,
-    environment: Mapping[str, str],
-) -> int:
+async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environment: Mapping[str, str]) -> int:
     """Capture until `stop`, then publish what is queued and the last tally; return the exit code.
 
     Parameters
     ----------
-    live_config_file
-        The configuration in effect; read again once a second when it has changed.
+    child
+        This process. Its listening socket is the one that relay workers connect to.
     secrets
         Salt and key of hashed attributes.
     stop
         Asks for the end.
-    counters
-        Shared by the sidecar's processes; the last slot belongs to this process.
-    listener
-        Unix stream socket that relay workers connect to, already listening. The policy file is in its
-        directory.
-    boot
-        32 hexadecimal digits, generated when the supervisor started.
     environment
         POD_NAME and MODEL_VERSION are read from it.
     """
     clock = SystemClock()
+    live_config_file, counters, boot = child.live_config_file, child.counters, child.start.boot
     config = live_config_file.current.config
-    slot = counters.slot(counters.n_slots - 1)
-    slot.lose_unfinished(
+    child.slot.lose_unfinished(
         len(live_config_file.current.rows),
         Count.HANDED,
         ended=(Count.THINNED, Count.PUBLISHED),
         loss=Loss.CAPTURE_ERROR,
     )
     identity = identity_of(config, secrets, boot, environment)
-    directory = Path(listener.getsockname()).parent
+    directory = child.start.directory
     policy_file, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
     service = CaptureService(live_config_file, identity, policy_file, counters, clock)
     publisher, policy_watcher, receiver = service.publisher, service.policy_watcher, service.receiver
@@ -117,7 +98,7 @@ async def serve(
     ]
     publishing = asyncio.create_task(publisher.run(ended))
     tallying = asyncio.create_task(supervise("the tally", tally, stop))
-    await receiver.start(listener)
+    await receiver.start(socket.socket(fileno=child.start.listen_fd))
     _LOG.info("capturing as %s", identity.source)
     await stop.wait()
     deadlines = Deadlines.of(config.sidecar)
@@ -147,7 +128,7 @@ def identity_of(
     Parameters
     ----------
     config, secrets
-        Of the sidecar.
+        Configuration and secrets of the sidecar.
     boot
         Identifier of this start. It replaces the salt where none is configured, since all processes know it.
     environment
@@ -165,34 +146,16 @@ def identity_of(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="quantdrift.sidecar.capture.process", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--counters-fd", type=int, required=True)
-    parser.add_argument("--handoff-fd", type=int, required=True)
-    parser.add_argument("--n-slots", type=int, required=True)
-    parser.add_argument("--boot", required=True)
-    args = parser.parse_args(arguments)
-    live_config_file = LiveConfigFile(args.config)
-    config = live_config_file.current.config
+    child = ChildProcess.begin(arguments)
+    config = child.live_config_file.current.config
     secrets = load_secrets(config, Role.SIDECAR)
-    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="capture")
-    counters = Counters(args.counters_fd, args.n_slots, MAX_ROWS)
-    listener = socket.socket(fileno=args.handoff_fd)
 
     async def process(stop: Stop) -> int:
         # Ctrl-C reaches the whole process group, but this process must end after the relay: the supervisor
         # tells it when.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        return await serve(
-            live_config_file,
-            secrets,
-            stop,
-            counters=counters,
-            listener=listener,
-            boot=args.boot,
-            environment=os.environ,
-        )
+        return await serve(child, secrets, stop, environment=os.environ)
 
     return run(process, grace_s=config.sidecar.grace_s)
 

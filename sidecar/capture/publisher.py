@@ -14,6 +14,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.core.stream.connection import PUBLISH_TIMEOUT_S, Queue, StreamFullError, TooLargeError
@@ -29,7 +30,8 @@ _N_IN_FLIGHT = 16
 _IN_FLIGHT_BYTES = 4 * MIB
 _ITEM_BYTES = 256  # memory of a queued exchange in addition to its bytes
 _N_TRIES = 2
-_RECONNECT_S = 1.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
 _REFUSED_S = 10.0
 _CAPS = frozenset({Loss.RATE_CAP, Loss.BYTE_CAP})
 
@@ -173,6 +175,7 @@ class Publisher:
 
     async def _connect(self) -> None:
         stream = self._config.stream
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         is_logged = False
         while self._queue is None:
             try:
@@ -181,9 +184,9 @@ class Publisher:
                 )
             except (RetryError, OperatorError) as error:
                 if not is_logged:
-                    _LOG.warning("%s; the next attempt is made in %g s", error, _RECONNECT_S)
+                    _LOG.warning("%s; trying again, at least every %g s", error, _LONGEST_PAUSE_S)
                     is_logged = True
-                await asyncio.sleep(_RECONNECT_S)
+                await asyncio.sleep(backoff.next_s())
         _LOG.info("publishing to NATS at %s", stream.address)
         self._connected.set()
         await asyncio.Event().wait()  # from now on the NATS client reconnects by itself

@@ -122,7 +122,7 @@ class RateLimits:
         n_drawn
             Requests that the first phase has ever taken, refused ones included.
         n_refused
-            Of them, those refused in advance.
+            Those of them that were refused in advance.
         keeps_all
             Whether every taken exchange reaches the limits: none is thinned or paused.
         """

@@ -4,20 +4,21 @@ No I/O.
 """
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from urllib.parse import unquote
+from zoneinfo import ZoneInfo
 
 import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.config.strata import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
+from quantdrift.core.slices import time_attributes
 from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
-from quantdrift.sidecar.protocols.decoder import WireContext
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, WireContext
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
 from quantdrift.sidecar.sampling.second_phase import SecondPhase, candidate_margin, phase_salt
@@ -56,8 +57,61 @@ class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
     boot: str = ""
 
 
+class ExchangeHeads(msgspec.Struct, frozen=True, kw_only=True):
+    """The heads of an exchange.
+
+    Parameters
+    ----------
+    request, response
+        Their heads.
+    route
+        What method and path of the request say.
+    model
+        The model, if the path names it.
+    """
+
+    request: Head
+    response: Head
+    route: Route
+    model: Model | None
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model, empty if only the body may name it."""
+        return self.model.name if self.model is not None else ""
+
+
+class ExchangeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The decoded request of an exchange.
+
+    Parameters
+    ----------
+    heads
+        Of the exchange.
+    model
+        The model that path or body names.
+    query
+        What the request asks of the model, without its document.
+    wire
+        What the decoder of the response needs to know.
+    attributes
+        Those that the configuration keeps.
+    n_bytes
+        Length of the decoded body.
+    """
+
+    heads: ExchangeHeads
+    model: Model
+    query: DecodedRequest
+    wire: WireContext
+    attributes: dict[str, str]
+    n_bytes: int
+
+
 class Recorder:
-    """Makes records of raw exchanges.
+    """Makes records of raw exchanges, in steps: the heads, the request, the record.
+
+    The caller knows the model as soon as a step returns it, also if a later step fails.
 
     Parameters
     ----------
@@ -67,11 +121,6 @@ class Recorder:
         This sidecar.
     policy_history
         The policies by epoch; None: only the configuration's rates.
-
-    Attributes
-    ----------
-    model : str
-        Model of the last exchange; empty if it could not be read.
 
     Raises
     ------
@@ -83,11 +132,11 @@ class Recorder:
         self, live_config: LiveConfig, identity: SidecarIdentity, policy_history: PolicyHistory | None = None
     ) -> None:
         config = live_config.config
-        self.model = ""
         self._config = config
         self._rows = live_config.rows
         self._identity = identity
         self._limit = config.sidecar.max_exchange_bytes
+        self._time_zone = ZoneInfo(config.capture.time_zone)
         self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
@@ -100,14 +149,10 @@ class Recorder:
         """Use a longer list of rows; everything else stays."""
         self._rows = tuple(rows)
 
-    def record(
-        self,
-        meta: RawMeta,
-        request: bytes | memoryview,
-        response: bytes | memoryview,
-        paused: AbstractSet[str] = frozenset(),
-    ) -> Exchange | None:
-        """Return the record, or None if the second sampling phase or a pause drops the exchange.
+    def read_heads(
+        self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
+    ) -> ExchangeHeads:
+        """Return the heads of an exchange.
 
         Parameters
         ----------
@@ -115,53 +160,94 @@ class Recorder:
             The metadata of its frame.
         request, response
             As on the wire, heads included.
-        paused
-            Models that are paused.
 
         Raises
         ------
         LostError
             The exchange cannot be used; the error has the reason.
         """
-        response_head, request_head, route, named_model = self._heads(meta, request, response)
-        decoder = DECODERS[route.protocol]
-        if self.model in paused:
-            return None
+        response_head = parse_head(bytes(response[: meta.response_head_bytes]))
+        if not 200 <= response_head.status < 300:
+            raise LostError(Loss.ERROR_STATUS, f"status {response_head.status}")
+        request_head = parse_head(bytes(request[: meta.request_head_bytes]))
+        route = self._routes.route(request_head.method, request_head.path)
+        if route is None:
+            raise LostError(Loss.DECODE, "not an inference request")
+        model = self._model(unquote(route.model)) if route.model else None
+        return ExchangeHeads(request=request_head, response=response_head, route=route, model=model)
+
+    def surely_keeps(self, meta: RawMeta, heads: ExchangeHeads) -> bool:
+        """Return whether `record` would return a record, if decoding succeeds.
+
+        Raises
+        ------
+        LostError
+            The policy of its epoch is not known any more.
+        """
+        self._policy_of(meta.epoch)
+        return self._second_phase.surely_keeps(self._group(heads.request) or meta.id, meta.pi1)
+
+    def read_request(
+        self, meta: RawMeta, heads: ExchangeHeads, request: bytes | memoryview
+    ) -> ExchangeRequest:
+        """Return the decoded request of an exchange, and its model.
+
+        Raises
+        ------
+        LostError
+            The exchange cannot be used; the error has the reason.
+        """
+        named = heads.model
         wire = WireContext(
             max_bytes=self._limit,
             max_values=self._limit // _BYTES_PER_VALUE,
-            model=named_model,
-            adapter=self._adapters.get(named_model.name) if named_model else None,
+            model=named,
+            adapter=self._adapters.get(named.name) if named else None,
         )
-        content = read_body(request_head, bytes(request[meta.request_head_bytes :]), self._limit)
-        query = decoder.request(request_head, content, wire)
-        model = wire.model or self._model(query.model)
-        self.model = model.name
-        if self.model in paused:
-            return None
-        attributes = self._attributes.pick(request_head.headers, query.parameters, query.document)
-        query = msgspec.structs.replace(query, document={})  # frees memory: the document may be large
-        wire = msgspec.structs.replace(wire, model=model)
-        raw = bytes(response[meta.response_head_bytes :])
-        reply = decoder.response(
-            response_head, read_body(response_head, raw, self._limit - len(content)), query, wire
+        content = read_body(heads.request, bytes(request[meta.request_head_bytes :]), self._limit)
+        query = DECODERS[heads.route.protocol].request(heads.request, content, wire)
+        model = named or self._model(query.model)
+        return ExchangeRequest(
+            heads=heads,
+            model=model,
+            wire=msgspec.structs.replace(wire, model=model),
+            # Without the document, which may be large.
+            query=msgspec.structs.replace(query, document={}),
+            attributes=self._attributes.pick(heads.request.headers, query.parameters, query.document),
+            n_bytes=len(content),
         )
 
-        group = self._group(request_head)
+    def record(self, meta: RawMeta, asked: ExchangeRequest, response: bytes | memoryview) -> Exchange | None:
+        """Return the record, or None if the second sampling phase drops the exchange.
+
+        Raises
+        ------
+        LostError
+            The exchange cannot be used; the error has the reason.
+        """
+        heads, model, query, attributes = asked.heads, asked.model, asked.query, asked.attributes
+        content = read_body(
+            heads.response, bytes(response[meta.response_head_bytes :]), self._limit - asked.n_bytes
+        )
+        protocol = heads.route.protocol
+        reply = DECODERS[protocol].response(heads.response, content, query, asked.wire)
+        group = self._group(heads.request)
         policy = self._policy_of(meta.epoch)
         margin = None
         if self._second_phase.needs_margin:
-            margin = candidate_margin(reply.outputs, model, route.protocol)
-        draw = self._second_phase.draw(group or meta.id, meta.pi1, {MODEL: model.name, **attributes}, margin)
+            margin = candidate_margin(reply.outputs, model, protocol)
+        captured_at = datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC)
+        known = {MODEL: model.name, **attributes, **time_attributes(captured_at, self._time_zone)}
+        draw = self._second_phase.draw(group or meta.id, meta.pi1, known, margin)
         if not draw.kept:
             return None
         return Exchange(
             id=meta.id,
-            captured_at=datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC),
+            captured_at=captured_at,
             source=self._identity.source,
             model=model.name,
-            version=self._version(reply.version or query.version or unquote(route.version), model),
-            protocol=route.protocol,
+            version=self._version(reply.version or query.version or unquote(heads.route.version), model),
+            protocol=protocol,
             inputs=query.inputs,
             outputs=reply.outputs,
             attributes=attributes,
@@ -175,37 +261,8 @@ class Recorder:
                 u2=draw.u2,
             ),
             group=group,
-            trace=cut(request_head.headers.get("traceparent", ""), _TRACE_BYTES),
+            trace=cut(heads.request.headers.get("traceparent", ""), _TRACE_BYTES),
         )
-
-    def surely_keeps(
-        self,
-        meta: RawMeta,
-        request: bytes | memoryview,
-        response: bytes | memoryview,
-        paused: AbstractSet[str] = frozenset(),
-    ) -> bool:
-        """Return whether `record` would return a record, if decoding succeeds; errors as for `record`."""
-        _, request_head, _, _ = self._heads(meta, request, response)
-        if paused and (not self.model or self.model in paused):
-            return False
-        self._policy_of(meta.epoch)
-        return self._second_phase.surely_keeps(self._group(request_head) or meta.id, meta.pi1)
-
-    def _heads(
-        self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
-    ) -> tuple[Head, Head, Route, Model | None]:
-        """Return the heads of response and request, the route, and the model if the path names it."""
-        response_head = parse_head(bytes(response[: meta.response_head_bytes]))
-        if not 200 <= response_head.status < 300:
-            raise LostError(Loss.ERROR_STATUS, f"status {response_head.status}")
-        request_head = parse_head(bytes(request[: meta.request_head_bytes]))
-        route = self._routes.route(request_head.method, request_head.path)
-        if route is None:
-            raise LostError(Loss.DECODE, "not an inference request")
-        named_model = self._model(unquote(route.model)) if route.model else None
-        self.model = named_model.name if named_model is not None else ""
-        return response_head, request_head, route, named_model
 
     def _model(self, name: str) -> Model:
         model = self._models.get(name)

@@ -25,7 +25,7 @@ class Tallies:
     Parameters
     ----------
     counters
-        Of all processes of this sidecar.
+        Counters of all processes of this sidecar.
     rows
         Returns the stratum and model of each row.
     source, boot

@@ -20,7 +20,7 @@ def request_head(method: bytes, target: bytes, fields: Fields, version: bytes = 
     Parameters
     ----------
     method, target
-        Of the start line; characters that a start line cannot contain are removed.
+        Method and target of the start line; characters that a start line cannot contain are removed.
     fields
         Header names and values. A field with an invalid name is left out; control characters in values become
         spaces.

@@ -8,6 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import PIECE_BYTES
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
@@ -48,7 +49,7 @@ class FrameSender:
         self._is_writing = False  # the loop calls `_write` when the socket is writable
         self._is_write_scheduled = False  # it writes at the end of this turn
         self._drained: asyncio.Event | None = None
-        self._retry_s = _MIN_RETRY_S
+        self._backoff = Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
         self._buffers: deque[bytes | memoryview] = deque()
         self._frames: deque[tuple[int, int]] = deque()  # stratum, and the end of the frame in the byte stream
         self._n_queued = 0  # bytes queued since the start
@@ -65,11 +66,10 @@ class FrameSender:
         except OSError as error:
             connection.close()
             _LOG.debug("cannot connect to the capture process at %s: %s", self._path, error)
-            self._loop.call_later(self._retry_s, self.connect)
-            self._retry_s = min(self._retry_s * 2, _MAX_RETRY_S)
+            self._loop.call_later(self._backoff.next_s(), self.connect)
             return
         self._socket = connection
-        self._retry_s = _MIN_RETRY_S
+        self._backoff.reset()
         self._loop.add_reader(connection.fileno(), self._detect_close)
 
     def send(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:

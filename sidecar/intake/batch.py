@@ -28,11 +28,11 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
     target
         The path that the client requested.
     headers
-        Of the request, names in lower case.
+        Headers of the request, names in lower case.
     request, response
         Contents.
     status, response_headers
-        Of the response.
+        Status and headers of the response.
     captured_at
         Time when the response was complete; aware.
     """
@@ -129,11 +129,11 @@ def _checked(wire: _WireExchange, now: datetime) -> SubmittedExchange:
 
 
 def _content(name: str, document: msgspec.Raw, text: str | msgspec.UnsetType) -> bytes:
-    given = bytes(document)
-    if bool(given) == isinstance(text, str):
+    body = bytes(document)
+    if bool(body) == isinstance(text, str):
         raise ValueError(f"give either {name} or {name}_base64")
     if isinstance(text, msgspec.UnsetType):
-        return given
+        return body
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:

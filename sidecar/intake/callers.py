@@ -39,22 +39,22 @@ class Callers:
         authorization
             The value of the header; empty if it is missing.
         """
-        scheme, _, given = authorization.partition(" ")
-        return self.is_token(endpoint, given.strip() if scheme.lower() == "bearer" else "")
+        scheme, _, token = authorization.partition(" ")
+        return self.is_token(endpoint, token.strip() if scheme.lower() == "bearer" else "")
 
-    def is_token(self, endpoint: str, given: str) -> bool:
+    def is_token(self, endpoint: str, token: str) -> bool:
         """Return whether a call gives the token, in constant time.
 
         Parameters
         ----------
         endpoint
             The called endpoint, for the log.
-        given
-            The given token; empty if there is none.
+        token
+            The token of the call; empty if there is none.
         """
-        is_valid = hmac.compare_digest(given.encode(errors="replace"), self._token) and bool(self._token)
+        is_valid = hmac.compare_digest(token.encode(errors="replace"), self._token) and bool(self._token)
         if not is_valid:
-            self.refuse(endpoint, Denial.WRONG_TOKEN if given else Denial.NO_TOKEN)
+            self.refuse(endpoint, Denial.WRONG_TOKEN if token else Denial.NO_TOKEN)
         return is_valid
 
     def refuse(self, endpoint: str, reason: Denial) -> None:

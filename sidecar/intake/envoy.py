@@ -35,7 +35,7 @@ class ExtProc:
     Parameters
     ----------
     config
-        Of the sidecar.
+        Configuration of the sidecar.
     token
         The token that a stream must have; empty: none is needed, because the port has a loopback address.
     gateway
@@ -92,8 +92,8 @@ class ExtProc:
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
         if self._callers is not None:
-            given = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if not self._callers.has_token("the Envoy external processor", str(given)):
+            authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
+            if not self._callers.has_token("the Envoy external processor", str(authorization)):
                 return  # without an error, since Envoy would fail requests if the filter does not fail open
         stream = Stream(self._gateway, self._limits)
         try:

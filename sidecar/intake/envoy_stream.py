@@ -37,7 +37,7 @@ class StreamLimits:
     Parameters
     ----------
     config
-        Of the sidecar.
+        Configuration of the sidecar.
     gateway
         Counts the buffered bytes of all intakes.
     """

@@ -70,9 +70,9 @@ class Gateway:
         target
             Path and query, as the client requested them.
         headers
-            Of the request.
+            Headers of the request.
         method
-            Of the request.
+            Method of the request.
         version
             HTTP version; gRPC is only recognised in `HTTP/2`.
 
@@ -117,7 +117,7 @@ class Gateway:
         request, response
             Contents.
         status, headers
-            Of the response.
+            Status and headers of the response.
         captured_at
             Time when the response was complete; aware. None: now.
         version

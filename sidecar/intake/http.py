@@ -43,7 +43,7 @@ class HttpIntake:
     Parameters
     ----------
     config
-        Of the sidecar.
+        Configuration of the sidecar.
     token
         The token that callers must give; empty: every call is refused.
     gateway

@@ -80,7 +80,7 @@ def read_event(headers: Mapping[str, str]) -> Event | None:
     Parameters
     ----------
     headers
-        Of the HTTP request that carries it; names are case-insensitive.
+        Headers of the HTTP request that carries the event; names are case-insensitive.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def target_of(event: Event, body: bytes) -> str:
     Parameters
     ----------
     event
-        Of the request.
+        Event of the request.
     body
         Its content.
 
@@ -215,9 +215,9 @@ def _metadata(text: str) -> dict[str, str]:
             break
         except _UNREADABLE:
             continue
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
-        if all(isinstance(one, str) for one in values):
-            found[name.lower()] = ", ".join(values)
-    return found
+        if all(isinstance(value, str) for value in values):
+            metadata[name.lower()] = ", ".join(values)
+    return metadata

@@ -5,13 +5,11 @@ quantdrift.sidecar.intake.process` if an intake is configured. Whatever happens 
 it: callers have served their request already, or get a response at once.
 """
 
-import argparse
 import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -19,18 +17,16 @@ import msgspec
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
-from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.run import Stop, run, supervise
-from quantdrift.core.records import HeaderStratum, Loss
+from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt
-from quantdrift.sidecar.handoff.sender import FrameSender
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
 from quantdrift.sidecar.intake.tap_server import TapServer
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
-from quantdrift.sidecar.sampling.load_shedding import LoadShedding
-from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
-from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.sidecar.state.counters import Gauge
+from quantdrift.sidecar.state.process_start import ChildProcess
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.tap.wire import Rates
 
@@ -65,7 +61,7 @@ def configured_intakes(
     Parameters
     ----------
     live_config, secrets
-        Of the sidecar.
+        Configuration and secrets of the sidecar.
     gateway
         Receives the exchanges.
     sockets
@@ -87,56 +83,23 @@ def configured_intakes(
 _TICK_S = 1.0
 
 
-async def serve(
-    live_config_file: LiveConfigFile,
-    secrets: Secrets,
-    stop: Stop,
-    *,
-    counters: Counters,
-    index: int,
-    sockets: Sockets,
-    handoff: str,
-) -> int:
+async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, sockets: Sockets) -> int:
     """Run the configured intakes until `stop`; return the exit code.
 
     Parameters
     ----------
-    live_config_file
-        The configuration in effect; read again once a second when it has changed.
+    child
+        This process.
     secrets
         Salt and token are used.
     stop
         Asks for the end. Pairs that are incomplete then are counted as lost.
-    counters
-        Shared by all processes of the sidecar.
-    index
-        This process's slot.
     sockets
         The listening sockets.
-    handoff
-        Path of the Unix socket that the capture process listens on. Policy and pause files are in the same
-        directory.
     """
-    loop = asyncio.get_running_loop()
-    slot = counters.slot(index)
-    clock = SystemClock()
+    slot, clock, live_config_file = child.slot, SystemClock(), child.live_config_file
     config = live_config_file.current.config
-    for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
-        slot.set(gauge, 0)  # a predecessor in this slot may have been killed
-    slot.lose_unfinished(
-        len(live_config_file.current.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED
-    )
-    sender = FrameSender(handoff, config.sidecar.handoff_bytes, slot, loop)
-    sender.connect()
-    live_scope = LiveScope(
-        live_config_file,
-        secrets.salt,
-        Path(handoff).parent,
-        send_frame=sender.send,
-        slot=slot,
-        clock=clock,
-        load_shedding=LoadShedding(counters.slot(counters.n_slots - 1), clock),
-    )
+    live_scope = LiveScope(child, secrets.salt, clock)
     gateway = Gateway(live_scope.scope)
 
     def rates() -> Rates:
@@ -154,7 +117,6 @@ async def serve(
     async def tick() -> None:
         await ended.wait(_TICK_S)
         if (live_config := live_scope.refresh()) is not None:
-            sender.limit_bytes = live_config.config.sidecar.handoff_bytes
             for intake in intakes:
                 intake.reconfigure(live_config)
 
@@ -170,7 +132,7 @@ async def serve(
         await stop.wait()
         await asyncio.sleep(deadlines.accept_s)
         slot.set(Gauge.SERVING, 0)
-    await sender.finish(deadlines.handoff_s - deadlines.drain_s)
+    await live_scope.sender.finish(deadlines.handoff_s - deadlines.drain_s)
     ended.set()
     await tick_task
     return 0
@@ -182,40 +144,20 @@ def _without_rates(strata: Iterable[HeaderStratum]) -> tuple[HeaderStratum, ...]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="quantdrift.sidecar.intake.process", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--listen-fd", type=int)
-    parser.add_argument("--tap-fd", type=int)
-    parser.add_argument("--counters-fd", type=int, required=True)
-    parser.add_argument("--n-slots", type=int, required=True)
-    parser.add_argument("--slot", type=int, required=True)
-    parser.add_argument("--handoff", required=True)
-    args = parser.parse_args(arguments)
-    live_config_file = LiveConfigFile(args.config)
-    config = live_config_file.current.config
+    child = ChildProcess.begin(arguments)
+    config = child.live_config_file.current.config
     secrets = Secrets(
         salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
         intake_token=os.environ.get("QUANTDRIFT_INTAKE_TOKEN", ""),
     )
-    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="intake")
-    counters = Counters(args.counters_fd, args.n_slots, MAX_ROWS)
+    listen_fd, tap_fd = child.start.listen_fd, child.start.tap_fd
     sockets = Sockets(
-        http=None if args.listen_fd is None else socket.socket(fileno=args.listen_fd),
-        tap=None if args.tap_fd is None else socket.socket(fileno=args.tap_fd),
+        http=None if listen_fd is None else socket.socket(fileno=listen_fd),
+        tap=None if tap_fd is None else socket.socket(fileno=tap_fd),
     )
-
-    async def process(stop: Stop) -> int:
-        return await serve(
-            live_config_file,
-            secrets,
-            stop,
-            counters=counters,
-            index=args.slot,
-            sockets=sockets,
-            handoff=args.handoff,
-        )
-
-    return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
+    return run(
+        lambda stop: serve(child, secrets, stop, sockets), grace_s=Deadlines.of(config.sidecar).relay_s
+    )
 
 
 if __name__ == "__main__":

@@ -147,12 +147,12 @@ def _ranked(row: Mapping[str, Any], indices: Mapping[str, int]) -> list[str]:
         scores = sorted(((float(value), label) for label, value in row.items()), key=lambda entry: -entry[0])
     except OverflowError as error:
         raise LostError(Loss.DECODE, "a score is not a number") from error
-    found = []
+    lines = []
     for value, label in scores:
         index = indices.get(label)
         if index is None and not indices and label.isdecimal() and len(label) < 10:
             index = int(label)
         if index is None:
             raise LostError(Loss.METADATA, "a label that models.labels does not name")
-        found.append(f"{value!r}:{index}:{label}")
-    return found
+        lines.append(f"{value!r}:{index}:{label}")
+    return lines

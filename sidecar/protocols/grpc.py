@@ -34,7 +34,7 @@ def read_messages(head: Head, body: bytes, max_bytes: int) -> list[bytes]:
         `decode`: the messages are malformed. `too_large`: above the limit.
     """
     messages: list[bytes] = []
-    position, left = 0, max_bytes
+    position, bytes_left = 0, max_bytes
     while position < len(body):
         stop = position + _PREFIX.size
         if stop > len(body):
@@ -45,9 +45,9 @@ def read_messages(head: Head, body: bytes, max_bytes: int) -> list[bytes]:
         if len(message) != n_bytes:
             raise LostError(Loss.DECODE, "a message is cut short")
         if compressed:
-            message = expand(head.headers.get("grpc-encoding", "identity"), message, left)
-        left -= len(message)
-        if left < 0:
+            message = expand(head.headers.get("grpc-encoding", "identity"), message, bytes_left)
+        bytes_left -= len(message)
+        if bytes_left < 0:
             raise LostError(Loss.TOO_LARGE, f"messages of more than {max_bytes} bytes")
         messages.append(message)
         if len(messages) > _MAX_FIELDS:
@@ -65,10 +65,10 @@ def check_fields(messages: list[bytes], nested: Nested) -> None:
     nested
         The fields whose messages are counted, too.
     """
-    left = _MAX_FIELDS
+    fields_left = _MAX_FIELDS
     for message in messages:
         try:
-            left = _count(message, 0, len(message), nested, left)
+            fields_left = _count(message, 0, len(message), nested, fields_left)
         except IndexError as error:
             raise LostError(Loss.DECODE, "a message is cut short") from error
 

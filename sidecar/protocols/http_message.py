@@ -157,18 +157,18 @@ def expand(coding: str, raw: bytes, limit_bytes: int) -> bytes:
 
 def _inflate(raw: bytes, window: int, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
-    left = limit_bytes
+    bytes_left = limit_bytes
     while raw:  # gzip may hold several members
         if len(parts) == _MAX_MEMBERS:
             raise LostError(Loss.DECODE, f"a compressed body of more than {_MAX_MEMBERS} members")
         inflater = zlib.decompressobj(window)
-        part = inflater.decompress(raw, left + 1)
-        if len(part) > left:
+        part = inflater.decompress(raw, bytes_left + 1)
+        if len(part) > bytes_left:
             raise LostError(Loss.TOO_LARGE, f"the body expands to more than {limit_bytes} bytes")
         if not inflater.eof:
             raise LostError(Loss.DECODE, "the compressed body is cut short")
         parts.append(part)
-        left -= len(part)
+        bytes_left -= len(part)
         raw = inflater.unused_data if window == _GZIP else b""
     return b"".join(parts)
 

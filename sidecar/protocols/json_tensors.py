@@ -109,7 +109,7 @@ def pack_values(flat: Sequence[Any], datatype: str) -> bytes:
     flat
         Row-major. BYTES takes text, which becomes UTF-8, and bytes.
     datatype
-        Of the tensor.
+        Datatype of the tensor.
 
     Raises
     ------

@@ -222,12 +222,12 @@ def _reply(message: wire_format.InferResponse, budget: _Budget) -> DecodedRespon
 
 
 def _values(parameters: Mapping[str, wire_format.Parameter]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("choice")
         if kind is not None:
-            found[name] = getattr(parameter, kind)
-    return found
+            values[name] = getattr(parameter, kind)
+    return values
 
 
 def _tensors(

@@ -118,11 +118,11 @@ class OpenAIEmbeddings:
             `decode`: it does not follow the protocol, or vectors differ in length. `too_large`: as for a
             request.
         """
-        found = convert(read_document(body, wire.max_values), _Embeddings).data
-        found.sort(key=lambda entry: entry.index)
-        if [entry.index for entry in found] != list(range(_n_texts(query.inputs))):
+        entries = convert(read_document(body, wire.max_values), _Embeddings).data
+        entries.sort(key=lambda entry: entry.index)
+        if [entry.index for entry in entries] != list(range(_n_texts(query.inputs))):
             raise LostError(Loss.DECODE, "the number of vectors differs from that of inputs")
-        vectors = [_vector(entry.embedding) for entry in found]
+        vectors = [_vector(entry.embedding) for entry in entries]
         if len({len(vector) for vector in vectors}) != 1:
             raise LostError(Loss.DECODE, "vectors of different lengths")
         shape = (len(vectors), len(vectors[0]) // 4)

@@ -81,8 +81,8 @@ def _parts(head: Head, body: bytes) -> list[Part]:
 
 def _checked(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """Check and return the tensors of an adapter, which may be wrong."""
-    found = tuple(tensors)
-    for tensor in found:
+    checked = tuple(tensors)
+    for tensor in checked:
         check_shape(tensor.datatype, tensor.shape)
         check_content(tensor.datatype, tensor.shape, tensor.data)
-    return found
+    return checked

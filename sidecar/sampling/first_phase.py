@@ -123,21 +123,21 @@ class _HeaderValues:
 
 
 def _compile(strata: Sequence[HeaderStratum]) -> list[_Rule | _HeaderValues]:
-    found: list[_Rule | _HeaderValues] = []
+    rules: list[_Rule | _HeaderValues] = []
     header = ""
     for index, stratum in enumerate(strata):
         if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
             ((name, value),) = stratum.headers.items()
             if name != header:
-                found.append(_HeaderValues(name))
+                rules.append(_HeaderValues(name))
                 header = name
-            values = found[-1]
+            values = rules[-1]
             assert isinstance(values, _HeaderValues)
             values.add(value, index)
         else:
-            found.append(_Rule(index, stratum))
+            rules.append(_Rule(index, stratum))
             header = ""
-    return found
+    return rules
 
 
 class Sampler:
@@ -260,13 +260,13 @@ class Sampler:
 
     def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
         assert self._header_pattern is not None
-        found: dict[bytes, bytes] = {}
+        headers: dict[bytes, bytes] = {}
         for match in self._header_pattern.finditer(data, start, stop - 2):
-            add_header(found, match[1].lower(), match[2])
-        return found
+            add_header(headers, match[1].lower(), match[2])
+        return headers
 
 
-def add_header(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Add a header field to `found`, cleaned for strata and the sticky draw; its name is in lower case."""
+def add_header(headers: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+    """Add a header field to `headers`, cleaned for strata and the sticky draw; its name is in lower case."""
     value = value.strip(b" \t").translate(None, _CONTROL)
-    found[name] = found[name] + b", " + value if name in found else value
+    headers[name] = headers[name] + b", " + value if name in headers else value

@@ -51,7 +51,7 @@ class SecondPhase:
     strata
         Those of the policy; the last one has no conditions.
     salt
-        Of the second phase of the epoch.
+        Salt of the second phase of the epoch.
     """
 
     def __init__(self, strata: Sequence[BodyStratum], salt: bytes) -> None:

@@ -25,6 +25,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.state.counters import MAX_ROWS, Row
+from quantdrift.sidecar.state.state_file import StateFile
 
 _NAME = "config"
 _LOG = logging.getLogger(__name__)
@@ -90,11 +91,9 @@ def write_live_config(live_config: LiveConfig, directory: Path) -> Path:
     OSError
         The file cannot be written.
     """
-    path = directory / _NAME
-    new = path.with_suffix(".new")
-    new.write_bytes(msgspec.msgpack.encode(live_config))
-    new.replace(path)
-    return path
+    file = StateFile(directory / _NAME, LiveConfig)
+    file.write(live_config)
+    return file.path
 
 
 class LiveConfigFile:
@@ -107,47 +106,25 @@ class LiveConfigFile:
 
     Attributes
     ----------
-    live_config : LiveConfig
+    current : LiveConfig
         The configuration as of the last refresh.
 
     Raises
     ------
-    OSError
+    OSError, ValueError, msgspec.MsgspecError
         The file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen = self._signature()
-        self.current = _read(path)
+        self._file = StateFile(path, LiveConfig, required=True)
+        self.current = self._file.read()
 
     def refresh(self) -> bool:
-        """Read the file if it has changed; return whether the configuration differs.
-
-        An unreadable file changes nothing.
-        """
-        try:
-            seen = self._signature()
-            if seen == self._seen:
-                return False
-            live_config = _read(self._path)
-        except (OSError, msgspec.MsgspecError) as error:
-            _LOG.warning(
-                "the configuration in effect cannot be read, the previous one stays in effect: %s", error
-            )
+        """Read the file if it has changed; return whether the configuration differs."""
+        if not self._file.refresh():
             return False
-        self._seen = seen
-        is_new = live_config != self.current
-        self.current = live_config
-        return is_new
-
-    def _signature(self) -> tuple[int, int, int]:
-        status = self._path.stat()
-        return status.st_mtime_ns, status.st_ino, status.st_size
-
-
-def _read(path: Path) -> LiveConfig:
-    return msgspec.msgpack.decode(path.read_bytes(), type=LiveConfig)
+        before, self.current = self.current, self._file.record or self.current
+        return self.current != before
 
 
 # By section, the options that can change without a restart. `_SECTIONS` are reloaded whole; a sidecar ignores

@@ -5,17 +5,16 @@ fleet's pause, and the supervisor writes that of this sidecar (`pause_switch`). 
 a second. Relay workers import this module, so it must stay light.
 """
 
-import logging
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
-from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
+from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, encode
+from quantdrift.sidecar.state.state_file import StateFile
 
 _FILE_BYTES = MAX_BYTES // 2  # leaves space for what is paused at the admin port
-_LOG = logging.getLogger(__name__)
 
 
 class PauseSource(StrEnum):
@@ -44,10 +43,7 @@ def write_pause(directory: Path, source: PauseSource, pause: Pause) -> None:
     OSError
         The file cannot be written; the previous pause stays.
     """
-    path = directory / source
-    new = path.with_suffix(".new")
-    new.write_bytes(encode(pause))
-    new.replace(path)
+    StateFile(directory / source, Pause).write(pause)
 
 
 class PauseFiles:
@@ -60,19 +56,14 @@ class PauseFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._pauses: dict[PauseSource, Pause] = {}
-        self._seen: dict[PauseSource, tuple[int, int, int]] = {}
+        self._files = {source: StateFile(directory / source, Pause) for source in PauseSource}
 
     def refresh(self) -> Paused:
-        """Read files that have changed; return what is paused now.
-
-        An unreadable file keeps its previous content.
-        """
-        for source in PauseSource:
-            self._read(source)
+        """Read files that have changed; return what is paused now."""
+        for file in self._files.values():
+            file.refresh()
         now = datetime.now(UTC)
-        in_force = [pause.at(now) for pause in self._pauses.values()]
+        in_force = [self.of(source).at(now) for source in PauseSource]
         return Paused(
             any(pause.everything is not None for pause in in_force),
             frozenset(name for pause in in_force for name in pause.models),
@@ -80,24 +71,7 @@ class PauseFiles:
 
     def of(self, source: PauseSource) -> Pause:
         """Return the pause of a source, as of the last refresh."""
-        return self._pauses.get(source, Pause())
-
-    def _read(self, source: PauseSource) -> None:
-        path = self._directory / source
-        try:
-            status = path.stat()
-            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
-            if seen == self._seen.get(source):
-                return
-            self._pauses[source] = decode(path.read_bytes())
-            self._seen[source] = seen
-        except FileNotFoundError:
-            self._pauses.pop(source, None)
-            self._seen.pop(source, None)
-        except (OSError, PauseError) as error:
-            _LOG.warning(
-                "the pause file %s cannot be read, its previous content stays in effect: %s", path, error
-            )
+        return self._files[source].record or Pause()
 
 
 def read_pause_file(path: Path, now: datetime) -> Pause:

@@ -29,6 +29,7 @@ from quantdrift.core.sampling.policy_message import (
     is_central,
 )
 from quantdrift.core.sampling.rates import EPOCH_S, digest, policy_at, policy_of
+from quantdrift.sidecar.state.state_file import StateFile
 
 MAX_KNOWN = 16  # policies; an exchange seldom takes longer than one change of policy
 _T = TypeVar("_T")
@@ -183,10 +184,6 @@ class _FileContent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     messages: tuple[bytes, ...]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_FileContent)
-
-
 class PolicyFile:
     """The policy file, as one process reads or writes it.
 
@@ -197,8 +194,7 @@ class PolicyFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._file = StateFile(path, _FileContent)
 
     def write(self, policy_history: PolicyHistory, *, follow: bool) -> None:
         """Replace the file.
@@ -208,13 +204,14 @@ class PolicyFile:
         OSError
             It cannot be written; readers keep their present policy as long as it is valid.
         """
-        content = _FileContent(follow=follow, messages=tuple(encode(known) for known in policy_history.known))
-        new = self._path.with_suffix(".new")
-        new.write_bytes(_ENCODER.encode(content))
-        new.replace(self._path)
+        messages = tuple(encode(known) for known in policy_history.known)
+        self._file.write(_FileContent(follow=follow, messages=messages))
 
     def read(self, policy_history: PolicyHistory, *, with_history: bool = False) -> None:
         """Update `policy_history` from the file, if the file has changed since the last call.
+
+        Without a file the configuration's rates are in effect. A file that cannot be read changes nothing: the present
+        policy stays as long as it is valid.
 
         Parameters
         ----------
@@ -223,35 +220,20 @@ class PolicyFile:
         with_history
             Remember the earlier messages too. A relay worker does not need them: it only draws.
         """
-        try:
-            status = self._path.stat()
-        except OSError:
-            seen = None
-        else:
-            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if seen == self._seen:
+        if not self._file.refresh():
             return
-        raw = b""
-        if seen is not None:
-            try:
-                raw = self._path.read_bytes()
-            except OSError as error:  # too many open files, say: the next call tries again
-                _LOG.warning("the policy file cannot be read, the present policy stays in effect: %s", error)
-                return
-        self._seen = seen
         policy_history.follow(None)
-        if seen is not None:
-            self._take(raw, policy_history, with_history=with_history)
-
-    def _take(self, raw: bytes, policy_history: PolicyHistory, *, with_history: bool) -> None:
+        if (content := self._file.record) is None:
+            return
         try:
-            content = _DECODER.decode(raw)
             if with_history:
                 for wire in reversed(content.messages):
                     policy_history.remember(decode_policy_message(wire))
             if content.follow and content.messages:
                 policy_history.follow(decode_policy_message(content.messages[0]))
-        except (msgspec.MsgspecError, RefusedError):
-            _LOG.exception(
-                "the policy file %s is invalid: the configuration's rates are in effect", self._path
+        except RefusedError as error:
+            _LOG.warning(
+                "the policy in the file %s is refused, the configuration's rates are in effect: %s",
+                self._file.path,
+                error,
             )

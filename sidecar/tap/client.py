@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.tap.wire import LENGTH_BYTES, Counts, Kind, Rates, exchange_head, message
 
@@ -204,7 +205,7 @@ class TapClient:
                 self._socket.close()
 
     def _run(self) -> None:
-        retry_s = _MIN_RETRY_S
+        backoff = Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
         while not self.is_ending:
             began_s = time.monotonic()
             try:
@@ -213,9 +214,8 @@ class TapClient:
             except Exception:  # noqa: BLE001 - the sidecar is down or sends invalid messages: try again
                 self._disconnect()
                 if time.monotonic() - began_s > _MAX_RETRY_S:
-                    retry_s = _MIN_RETRY_S
-                self._closing.wait(retry_s)
-                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+                    backoff.reset()
+                self._closing.wait(backoff.next_s())
         self._disconnect()
 
     def _connect(self) -> None:
@@ -287,13 +287,13 @@ class TapClient:
 
     def _write(self, buffers: list[bytes | memoryview]) -> None:
         assert self._socket is not None
-        left = list(buffers)
-        while left:
-            n_bytes = self._socket.sendmsg(left[:_SEND_BUFFERS])
-            while left and n_bytes >= len(left[0]):
-                n_bytes -= len(left.pop(0))
+        unsent = list(buffers)
+        while unsent:
+            n_bytes = self._socket.sendmsg(unsent[:_SEND_BUFFERS])
+            while unsent and n_bytes >= len(unsent[0]):
+                n_bytes -= len(unsent.pop(0))
             if n_bytes:
-                left[0] = memoryview(left[0])[n_bytes:]
+                unsent[0] = memoryview(unsent[0])[n_bytes:]
 
     def _send_counts(self) -> None:
         """Send the counts since the last acknowledgement, unless sent counts are unacknowledged."""

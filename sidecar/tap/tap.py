@@ -82,10 +82,10 @@ class Tap:
             Tensors by name: numpy arrays, CPU tensors of torch, text, bytes, numbers or lists of them; the
             first dimension counts items. They are copied if the call is sampled, and not read if it is not.
         headers
-            Of the client's request, names in lower case: those that sampling strata and slices use, and
+            Headers of the client's request, names in lower case: those that sampling strata and slices use, and
             `traceparent`.
         parameters
-            Of the request.
+            Parameters of the request.
         """
         try:
             sender, sampler = self._sender, self._sampler

@@ -155,10 +155,10 @@ async def relations(connection: AsyncConnection) -> list[Relation]:
     ]
 
 
-def render(found: list[Relation]) -> str:
+def render(relations: list[Relation]) -> str:
     """Return the page as Markdown: queries, views, tables."""
-    views = [relation for relation in found if relation.is_view]
-    tables = [relation for relation in found if not relation.is_view]
+    views = [relation for relation in relations if relation.is_view]
+    tables = [relation for relation in relations if not relation.is_view]
     parts = [_INTRODUCTION, "## Views\n", *map(_section, views), "## Tables\n", *map(_section, tables)]
     return "\n".join(parts)
 

@@ -72,13 +72,15 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
         await connection.commit()
         await connection.run_sync(_upgrade, on_applied)
         today = datetime.now(UTC).date()
-        made = await ensure_partitions(
+        new_partitions = await ensure_partitions(
             connection,
             today - timedelta(days=1),
             today + timedelta(days=ahead_days),
         )
         await connection.commit()
-        progress(f"created {len(made)} daily partitions" if made else "daily partitions exist")
+        progress(
+            f"created {len(new_partitions)} daily partitions" if new_partitions else "daily partitions exist"
+        )
     return applied
 
 

@@ -95,7 +95,7 @@ _OLD_CONTENTS: Final = """
         limit :chunk
     )
 """
-# The condition stands twice: a detector that the fold revives meanwhile is checked again before it is deleted.
+# The condition is repeated: a detector that the fold has started again meanwhile is checked again before it is deleted.
 _OLD_DETECTORS: Final = """
     delete from detector where retired_at < :before and (model_version_id, slice_id, metric, kind) in (
         select model_version_id, slice_id, metric, kind from detector where retired_at < :before limit :chunk
@@ -160,7 +160,7 @@ async def maintain(
     today = now.astimezone(UTC).date()
     kept_from = now - timedelta(days=storage.retention_days)
     async with database.begin() as connection:
-        made = await ensure_partitions(
+        new_partitions = await ensure_partitions(
             connection, today - timedelta(days=1), today + timedelta(days=ahead_days)
         )
         days = await partition_days(connection)
@@ -170,7 +170,7 @@ async def maintain(
     superseded = {"before": now - timedelta(days=max(storage.superseded_days, storage.retention_days))}
     payloads_from = now - timedelta(days=storage.quarantine_days)
     return Maintenance(
-        partitions_made=tuple(made),
+        partitions_made=tuple(new_partitions),
         partitions_dropped=tuple(dropped),
         partitions_busy=tuple(day for day in due if day not in dropped),
         n_tallies=await in_chunks(database, _OLD_TALLIES, {"before": kept_from}),
@@ -211,7 +211,7 @@ async def in_chunks(database: Database, statement: str, values: Mapping[str, Any
     n_rows = 0
     while True:
         async with database.begin() as connection:
-            done: CursorResult[Any] = await connection.execute(text(statement), {**values, "chunk": _CHUNK})
-        n_rows += done.rowcount
-        if done.rowcount < _CHUNK:
+            result: CursorResult[Any] = await connection.execute(text(statement), {**values, "chunk": _CHUNK})
+        n_rows += result.rowcount
+        if result.rowcount < _CHUNK:
             return n_rows

@@ -159,8 +159,8 @@ async def list_slices(connection: AsyncConnection, *, model: str, since: datetim
         Begin of the time over which shares are computed.
     """
     wanted = {"model": model, "since": since, "learned": [CLUSTER_KEY, NOVELTY_KEY]}
-    found = await connection.execute(_SLICES, wanted)
-    return [_listed(row) for row in found.mappings()]
+    result = await connection.execute(_SLICES, wanted)
+    return [_listed(row) for row in result.mappings()]
 
 
 async def signals_of(connection: AsyncConnection, slice_id: int) -> list[DetectorRow]:
@@ -186,13 +186,13 @@ def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
 
 
 def _listed(row: RowMapping) -> ListedSlice:
-    found = row["discovery_id"] is not None
+    discovered = row["discovery_id"] is not None
     where = msgspec.convert(row["definition"].get("where", []), tuple[Predicate, ...])
     return ListedSlice(
         id=row["slice_id"],
-        kind=kind_of(where, discovered=found),
-        status=row["status"] if found else "active",
-        discovery=_trial(row) if found else None,
+        kind=kind_of(where, discovered=discovered),
+        status=row["status"] if discovered else "active",
+        discovery=_trial(row) if discovered else None,
         **{
             name: row[name]
             for name in (

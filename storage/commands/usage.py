@@ -73,16 +73,16 @@ async def _usage(connection: AsyncConnection, model: str, begin: datetime, end: 
     period = {"begin": begin, "end": end}
     seconds = await connection.scalar(_SPAN, period)
     strata, _ = await Coverage(connection).strata(begin, end, by_stratum=False)
-    offered = {one.stratum: one.offered for one in strata}
+    offered = {stratum.stratum: stratum.offered for stratum in strata}
     total = sum(offered.values())
     if not total or not seconds:
         raise OperatorError(f"the database has no tallies since {begin:%Y-%m-%d %H:%M}: give --rps instead")
     rows = (await connection.execute(_WEIGHTS, period)).mappings().all()
     everything = {row["model"]: float(row["weight"]) for row in rows if row["predicate"] == "true"}
     if not everything.get(model):
-        known = ", ".join(sorted(everything)) or "none"
+        model_names = ", ".join(sorted(everything)) or "none"
         raise OperatorError(
-            f"the database has no comparisons of model `{model}` since {begin:%Y-%m-%d %H:%M}; models: {known}"
+            f"the database has no comparisons of model `{model}` since {begin:%Y-%m-%d %H:%M}; models: {model_names}"
         )
     return Usage(
         requests_per_s=total / float(seconds) * everything[model] / sum(everything.values()),

@@ -123,13 +123,15 @@ async def find_version(connection: AsyncConnection, model: str, name: str) -> Ve
             return VersionFact(
                 id=row["id"], name=row["candidate_version"], first_seen_at=row["first_seen_at"]
             )
-    known = ", ".join(row["candidate_version"] for row in rows)
+    versions_known = ", ".join(row["candidate_version"] for row in rows)
     if name in {row["candidate_version"] for row in every}:
         raise OperatorError(
             f"version `{name}` of model `{model}` has no reference, so it is not compared: name a reference in "
-            f"models.references. Versions with one: {known}"
+            f"models.references. Versions with one: {versions_known}"
         )
-    raise OperatorError(f"model `{model}` has no version `{name}` in the database; versions: {known}")
+    raise OperatorError(
+        f"model `{model}` has no version `{name}` in the database; versions: {versions_known}"
+    )
 
 
 async def find_slices(connection: AsyncConnection, model: str, names: Sequence[str]) -> dict[int, str]:
@@ -213,5 +215,7 @@ _PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "ite
 async def decide(connection: AsyncConnection, decisions: Sequence[Decision]) -> None:
     """Record decisions; the monitor applies them with its next batch."""
     if decisions:
-        values = [msgspec.structs.asdict(one) | {"source": one.source.value} for one in decisions]
+        values = [
+            msgspec.structs.asdict(decision) | {"source": decision.source.value} for decision in decisions
+        ]
         await connection.execute(insert(Baseline), values)

@@ -73,7 +73,7 @@ async def changes_of(connection: AsyncConnection, discovery_id: int) -> list[Cha
 
 
 def _by_fold(rows: Iterable[RowMapping]) -> dict[int, tuple[SliceChange, ...]]:
-    found: dict[int, tuple[SliceChange, ...]] = {}
+    changes: dict[int, tuple[SliceChange, ...]] = {}
     for row in rows:
         change = SliceChange(
             slice_id=row["slice_id"],
@@ -81,5 +81,5 @@ def _by_fold(rows: Iterable[RowMapping]) -> dict[int, tuple[SliceChange, ...]]:
             made_by=row["made_by"],
             reason=row["reason"],
         )
-        found[row["fold_seq"]] = (*found.get(row["fold_seq"], ()), change)
-    return found
+        changes[row["fold_seq"]] = (*changes.get(row["fold_seq"], ()), change)
+    return changes

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
 from quantdrift.storage.database import translated
+from quantdrift.storage.monitor.events import AlertEvent, event_of
 from quantdrift.storage.monitor.rows import from_us, to_us
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
@@ -91,12 +92,12 @@ class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alerting(msgspec.Struct, frozen=True, kw_only=True):
-    """An open alert with its details."""
+    """An open alert with its event."""
 
     model_version_id: int
     slice_id: int
     severity: Verdict
-    details: dict[str, Any]
+    event: AlertEvent
 
 
 class Evidence:
@@ -130,7 +131,9 @@ class Evidence:
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[EvidenceItem]:
         """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
-        found = await self._connection.execute(_ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq))
+        result = await self._connection.execute(
+            _ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq)
+        )
         return [
             EvidenceItem(
                 captured_us=to_us(captured_at),
@@ -158,14 +161,14 @@ class Evidence:
                 source,
                 batch_id,
                 not_finite,
-            ) in found
+            ) in result
         ]
 
     async def details(
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[DetailItem]:
         """Return the other measures of the items that `items` returns."""
-        found = await self._connection.execute(
+        result = await self._connection.execute(
             _DETAILS, _newest(version, slice_id, begin_us, end_us, fold_seq)
         )
         return [
@@ -175,14 +178,14 @@ class Evidence:
                 pi=row["pi"],
                 detail=row["detail"],
             )
-            for row in found.mappings()
+            for row in result.mappings()
         ]
 
     async def last_compared(
         self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> int | None:
         """Return the version, of those given, with the slice's newest item captured in [begin, end), or None."""
-        found: int | None = await self._connection.scalar(
+        version_id: int | None = await self._connection.scalar(
             _NEWEST,
             {
                 "begin": from_us(begin_us),
@@ -193,12 +196,12 @@ class Evidence:
                 "scanned": MOST_SCANNED,
             },
         )
-        return found
+        return version_id
 
     async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:
         """Return per batch the engine that replayed it: runtime, version, provider, device; empty where unknown."""
-        found = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
-        return {row["id"]: row["provenance"] for row in found.mappings()}
+        result = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
+        return {row["id"]: row["provenance"] for row in result.mappings()}
 
     async def stored_at_us(self, fold_seq: int) -> int | None:
         """Return when a folded batch was stored, or None where there is no such batch."""
@@ -211,16 +214,17 @@ class Evidence:
         return doubt
 
     async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
-        """Return the open alerts of some versions, oldest first, at most 256."""
+        """Return the open alerts of some versions, oldest first, at most 256; without those whose event is not readable."""
         found = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
         return [
             Alerting(
                 model_version_id=row["model_version_id"],
                 slice_id=row["slice_id"],
                 severity=Verdict(row["severity"]),
-                details=row["details"],
+                event=event,
             )
             for row in found.mappings()
+            if (event := event_of(row["details"])) is not None
         ]
 
     async def _limit(self, setting: str) -> None:

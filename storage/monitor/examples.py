@@ -16,6 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
+from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.rows import TransitionRow, from_us
 
@@ -67,20 +68,20 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     examples: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()
 
-    def attributes(self, trace_url: str) -> dict[str, list[str]]:
-        """Return them as attributes of the event.
+    def linked(self, trace_url: str) -> AlertExamples:
+        """Return them as a part of the event.
 
         Parameters
         ----------
         trace_url
             Link to a production trace, with `{trace_id}`; empty: no links.
         """
-        links = [
+        links = tuple(
             trace_url.replace("{trace_id}", parts[1])
             for trace in self.traces
             if trace_url and len(parts := trace.split("-")) == 4
-        ]
-        return {"examples": list(self.examples), "traces": links}
+        )
+        return AlertExamples(exchanges=self.examples, traces=links)
 
 
 async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -> list[Shown]:
@@ -95,23 +96,29 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
     rows
         Alerts that open or escalate.
     """
-    found: dict[int, list[tuple[str, str]]] = {place: [] for place in range(len(rows))}
-    lacking = list(found)
+    examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in range(len(rows))}
+    incomplete = list(examples_of)
     try:
         for _ in range(ROUNDS):
-            if not lacking:
+            if not incomplete:
                 break
             async with Evidence(connection).bounded(STATEMENT_S):
-                worst, n_sorted = await _worst(connection, {place: rows[place] for place in lacking})
-            found |= worst
-            left = [place for place in lacking if len(found[place]) < MOST]
+                worst, n_sorted = await _worst(
+                    connection, {row_index: rows[row_index] for row_index in incomplete}
+                )
+            examples_of |= worst
+            still_incomplete = [row_index for row_index in incomplete if len(examples_of[row_index]) < MOST]
             # If all items were read, or no other slice took places, there are no more examples.
-            lacking = [] if n_sorted < DEPTH or len(left) == len(lacking) else left
+            incomplete = (
+                [] if n_sorted < DEPTH or len(still_incomplete) == len(incomplete) else still_incomplete
+            )
     except RetryError as error:
-        _LOG.warning("%d alerts are sent without examples: %s", len(lacking), error)
+        _LOG.warning("%d alerts are sent without examples: %s", len(incomplete), error)
     return [
-        Shown(examples=tuple(one for one, _ in shown), traces=tuple(trace for _, trace in shown))
-        for shown in found.values()
+        Shown(
+            examples=tuple(exchange_id for exchange_id, _ in shown), traces=tuple(trace for _, trace in shown)
+        )
+        for shown in examples_of.values()
     ]
 
 
@@ -136,12 +143,12 @@ async def _worst(
             "most": MOST,
         },
     )
-    found: dict[int, list[tuple[str, str]]] = {place: [] for place in alarms}
+    examples_of: dict[int, list[tuple[str, str]]] = {row_index: [] for row_index in alarms}
     n_sorted = 0
     for row in rows.mappings():
-        found[row["place"]].append((row["exchange_id"].replace("-", ""), row["trace"]))
+        examples_of[row["place"]].append((row["exchange_id"].replace("-", ""), row["trace"]))
         n_sorted = row["n_sorted"]
-    return found, n_sorted
+    return examples_of, n_sorted
 
 
 def _window(row: TransitionRow) -> tuple[datetime, datetime]:

@@ -16,7 +16,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     explanation: Annotated[
-        tuple[str, ...], Meta(description="All of the below in sentences, the most important first.")
+        tuple[str, ...], Meta(description="The explanation in sentences, the most important first.")
     ] = ()
     unexplained: Annotated[
         str | None, Meta(description="Why there is no explanation; the alert itself is valid.")
@@ -24,36 +24,34 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     explained_by: Annotated[
         str | None,
         Meta(
-            description="The smaller alerting slice, or the slices, at least as severe, without whose items this alert"
-            " vanishes."
+            description="The smaller slice, or the slices, that explain this alert: without their items this slice would not"
+            " alert. They alert too, at least as severely."
         ),
     ] = None
     incident: Annotated[
         str | None,
         Meta(
-            description="The slice that explains it, the first of several, or its own slice: an alert manager can group by"
-            " it."
+            description="The slice that explains this alert, of several the first, or the alert's own slice; an alert"
+            " manager can group by it."
         ),
     ] = None
     explained_by_id: Annotated[
-        int | None, Meta(description="Its slice id, of several that of the first.")
+        int | None, Meta(description="Id of the slice in explained_by, of several that of the first.")
     ] = None
     explains: Annotated[
-        tuple[str, ...], Meta(description="Larger alerting slices whose alerts vanish without this one.")
+        tuple[str, ...], Meta(description="Larger slices that alert only because of this slice.")
     ] = ()
-    explains_ids: Annotated[tuple[int, ...], Meta(description="Their slice ids.")] = ()
+    explains_ids: Annotated[tuple[int, ...], Meta(description="Ids of the slices in explains.")] = ()
     not_finite: Annotated[
         float | None,
         Meta(
             description="Share of the slice's items since the onset whose output was not a number, infinite or empty."
         ),
     ] = None
-    not_finite_before: Annotated[float | None, Meta(description="The same before the onset.")] = None
+    not_finite_before: Annotated[float | None, Meta(description="The same share before the onset.")] = None
     doubt: Annotated[
         str | None,
-        Meta(
-            description="Where the reference's outputs contradict the configuration: the figures may be misleading."
-        ),
+        Meta(description="An option that the reference's outputs contradict: the figures may be wrong."),
     ] = None
     begin: Annotated[
         str | None,
@@ -72,75 +70,98 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     damage: Annotated[
         float | None, Meta(description="Part of the slice's move at equal margins of the reference.")
     ] = None
-    damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    shift: Annotated[float | None, Meta(description="Part of it because the margins changed.")] = None
-    shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    damage_se: Annotated[float | None, Meta(description="Standard error of damage.")] = None
+    shift: Annotated[
+        float | None, Meta(description="Part of the slice's move because the margins changed.")
+    ] = None
+    shift_se: Annotated[float | None, Meta(description="Standard error of shift.")] = None
     unseen: Annotated[
         float | None,
-        Meta(description="Part of it at margins that did not occur before: neither of the two."),
+        Meta(
+            description="Part of the slice's move at margins that did not occur before; it counts as neither."
+        ),
     ] = None
-    unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    unseen_se: Annotated[float | None, Meta(description="Standard error of unseen.")] = None
     divergence_damage: Annotated[
         float | None,
-        Meta(description="The same of the mean graded divergence, where another measure decided."),
+        Meta(
+            description="Part of the move of the mean divergence at equal margins, if another metric decided."
+        ),
     ] = None
-    divergence_damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    divergence_damage_se: Annotated[
+        float | None, Meta(description="Standard error of divergence_damage.")
+    ] = None
     divergence_shift: Annotated[
-        float | None, Meta(description="The same of the mean divergence because the margins changed.")
+        float | None, Meta(description="Part of the move of the mean divergence because the margins changed.")
     ] = None
-    divergence_shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    divergence_shift_se: Annotated[float | None, Meta(description="Standard error of divergence_shift.")] = (
+        None
+    )
     divergence_unseen: Annotated[
         float | None,
-        Meta(description="The same of the mean divergence at margins that did not occur before."),
+        Meta(description="Part of the move of the mean divergence at margins that did not occur before."),
     ] = None
-    divergence_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    divergence_unseen_se: Annotated[
+        float | None, Meta(description="Standard error of divergence_unseen.")
+    ] = None
     low_margin_before: Annotated[
         float | None, Meta(description="Share of the slice with a margin below 0.1 before the onset.")
     ] = None
-    low_margin_after: Annotated[float | None, Meta(description="The same since the onset.")] = None
+    low_margin_after: Annotated[float | None, Meta(description="The same share since the onset.")] = None
     aggregate_cause: Annotated[
         str | None,
         Meta(
-            description="Why the aggregate moved since the onset: within (its slices), mix (of traffic), unseen"
+            description="Cause of the move over all traffic since the onset: within (its slices), mix (of traffic), unseen"
             " (traffic that did not occur before), both (more than one), undecided or too_few."
         ),
     ] = None
-    aggregate_move: Annotated[
-        float | None, Meta(description="By how much the mean over all traffic moved.")
+    aggregate_move: Annotated[float | None, Meta(description="Move of the mean over all traffic.")] = None
+    aggregate_move_se: Annotated[float | None, Meta(description="Standard error of aggregate_move.")] = None
+    aggregate_within: Annotated[
+        float | None, Meta(description="Part of the move over all traffic by changes within the slices.")
     ] = None
-    aggregate_move_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    aggregate_within: Annotated[float | None, Meta(description="Part of it by change within the slices.")] = (
+    aggregate_within_se: Annotated[float | None, Meta(description="Standard error of aggregate_within.")] = (
         None
     )
-    aggregate_within_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    aggregate_mix: Annotated[float | None, Meta(description="Part of it by another mix of slices.")] = None
-    aggregate_mix_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    aggregate_unseen: Annotated[
-        float | None, Meta(description="Part of it by traffic that did not occur before: neither of the two.")
+    aggregate_mix: Annotated[
+        float | None, Meta(description="Part of the move over all traffic by another mix of slices.")
     ] = None
-    aggregate_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    aggregate_mix_se: Annotated[float | None, Meta(description="Standard error of aggregate_mix.")] = None
+    aggregate_unseen: Annotated[
+        float | None,
+        Meta(
+            description="Part of the move over all traffic by traffic that did not occur before; it counts as neither."
+        ),
+    ] = None
+    aggregate_unseen_se: Annotated[float | None, Meta(description="Standard error of aggregate_unseen.")] = (
+        None
+    )
     moved: Annotated[
         tuple[str, ...],
         Meta(
-            description="Other measures of the slice, as in comparison.detail, whose means moved beyond chance, the most"
+            description="Other measures of the slice (comparison.detail) whose means moved beyond chance, the most"
             " certain first."
         ),
     ] = ()
-    moved_before: Annotated[tuple[float, ...], Meta(description="Their means before the onset.")] = ()
-    moved_after: Annotated[tuple[float, ...], Meta(description="Their means since the onset.")] = ()
-    n_measures: Annotated[int | None, Meta(description="How many other measures were compared.")] = None
+    moved_before: Annotated[
+        tuple[float, ...], Meta(description="Means of these measures before the onset.")
+    ] = ()
+    moved_after: Annotated[
+        tuple[float, ...], Meta(description="Means of these measures since the onset.")
+    ] = ()
+    n_measures: Annotated[int | None, Meta(description="Number of other measures that were compared.")] = None
     changes: Annotated[
         tuple[str, ...],
-        Meta(description="Candidate version, replay engine, provider, device or sidecar that are new."),
+        Meta(description="New candidate version, replay engine, provider, device or sidecar."),
     ] = ()
     compared_with: Annotated[
         str | None,
-        Meta(description="Description of the window before the onset that everything is compared with."),
+        Meta(description="Description of the window that the figures since the onset are compared with."),
     ] = None
     compared_version: Annotated[
         str | None,
         Meta(
-            description="The version of that window, where this version has too few exchanges before the onset."
+            description="The version of that window, if this version has too few exchanges before the onset."
         ),
     ] = None
     n_window_before: Annotated[

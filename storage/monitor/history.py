@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.events import AlertEvent, event_of
 from quantdrift.storage.monitor.read import read_catalog, refold
 from quantdrift.storage.monitor.rows import BatchRows, Catalog, to_us
 
@@ -79,7 +80,7 @@ class HistoryExtent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredTransition(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored change of verdict; `details` are the attributes of its event."""
+    """A stored change of verdict; `event` is None where none was sent, or an earlier release wrote it otherwise."""
 
     model_version_id: int
     slice_id: int
@@ -87,7 +88,7 @@ class StoredTransition(msgspec.Struct, frozen=True, kw_only=True):
     to_verdict: Verdict
     at_us: int
     fold_seq: int
-    details: dict[str, Any]
+    event: AlertEvent | None
 
 
 class History:
@@ -163,7 +164,7 @@ class History:
                 to_verdict=Verdict(row["to_verdict"]),
                 at_us=to_us(row["at"]),
                 fold_seq=row["fold_seq"],
-                details=row["details"],
+                event=event_of(row["details"]),
             )
             for row in rows
         ]

@@ -25,9 +25,9 @@ _OF_VERSION: Final = text("""
 
 async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:
     """Return the noise items of batches, by batch; those of one exchange and side are next to each other."""
-    found: dict[int, list[NoiseRow]] = {}
+    noise_rows: dict[int, list[NoiseRow]] = {}
     for row in (await connection.execute(_NOISE, {"batches": list(batches)})).mappings():
-        found.setdefault(row["batch_id"], []).append(
+        noise_rows.setdefault(row["batch_id"], []).append(
             NoiseRow(
                 exchange_id=row["exchange_id"],
                 side=Side(row["side"]),
@@ -39,7 +39,7 @@ async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[
                 divergence=row["divergence"],
             )
         )
-    return {batch_id: tuple(rows) for batch_id, rows in found.items()}
+    return {batch_id: tuple(rows) for batch_id, rows in noise_rows.items()}
 
 
 async def floors(connection: AsyncConnection, version_id: int | None = None) -> tuple[FloorRow, ...]:
@@ -73,7 +73,7 @@ async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -
             exceeds=row.exceeds,
             at=from_us(row.at_us),
             fold_seq=row.fold_seq,
-            details=row.details,
+            details=msgspec.to_builtins(row.event),
         )
         .returning(tables.NoiseChange.id)
     )

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
+from quantdrift.storage.monitor.dependence import found_sessions
 from quantdrift.storage.monitor.discovery_log import follow, followed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
 from quantdrift.storage.monitor.rows import (
@@ -199,6 +200,7 @@ async def read_catalog(
     slices = await _rows(connection, "select id, model, name, predicate, definition from slice order by id")
     policies = await _policies(connection, wanted, {} if known is None else known.policies)
     return Catalog(
+        undeclared_sessions=await found_sessions(connection),
         versions={
             row["id"]: VersionRow(
                 id=row["id"],
@@ -227,15 +229,15 @@ async def _policies(
     connection: AsyncConnection, wanted: Collection[int] | None, known: Mapping[int, Policy]
 ) -> dict[int, Policy]:
     missing = None if wanted is None else sorted(set(wanted) - known.keys())
-    found = dict(known)
+    policies = dict(known)
     if missing is None or missing:
         rows = await connection.execute(_POLICIES, {"wanted": missing})
-        found |= {row.id: msgspec.convert(row.definition, Policy) for row in rows}
+        policies |= {row.id: msgspec.convert(row.definition, Policy) for row in rows}
     if wanted is not None:
-        old = sorted(found.keys() - set(wanted))
-        for policy_id in old[: len(found) - _POLICIES_KEPT] if len(found) > _POLICIES_KEPT else ():
-            del found[policy_id]
-    return found
+        old = sorted(policies.keys() - set(wanted))
+        for policy_id in old[: len(policies) - _POLICIES_KEPT] if len(policies) > _POLICIES_KEPT else ():
+            del policies[policy_id]
+    return policies
 
 
 async def claim(connection: AsyncConnection, after: int, most: int) -> list[BatchRows]:

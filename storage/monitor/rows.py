@@ -8,6 +8,7 @@ import msgspec
 
 from quantdrift.core.records import Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
+from quantdrift.storage.monitor.events import AlertEvent, NoiseEvent
 
 RETIRED_AFTER: Final = timedelta(days=30)  # without data: a signal, or a version without a reference
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,7 +26,7 @@ def from_us(at_us: int) -> datetime:
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A row; it is in no cycle, and a fold makes and reads too many of them to be searched for some."""
+    """Base of the rows. They are in no reference cycle, and too many for the garbage collector to search."""
 
 
 class ComparisonRow(_Row, frozen=True, kw_only=True):
@@ -184,7 +185,7 @@ class NoiseChangeRow(_Row, frozen=True, kw_only=True):
     exceeds: bool
     at_us: int
     fold_seq: int
-    details: dict[str, Any]
+    event: NoiseEvent
 
 
 class BatchRows(_Row, frozen=True, kw_only=True):
@@ -232,15 +233,25 @@ class SliceRow(_Row, frozen=True, kw_only=True):
 
 
 class Catalog(_Row, frozen=True, kw_only=True):
-    """The versions, slices and policies that other rows refer to, by id."""
+    """The versions, slices and policies that other rows refer to, by id.
+
+    Parameters
+    ----------
+    undeclared_sessions
+        Per version and slice, the attribute whose requests were found to be alike.
+    """
 
     versions: dict[int, VersionRow]
     slices: dict[int, SliceRow]
     policies: dict[int, Policy]
+    undeclared_sessions: dict[tuple[int, int], str] = {}
 
 
-class DetectorRow(_Row, frozen=True, kw_only=True):
-    """A detector's state and its displayed figures; `noise` is the part of `budget` that was added for noise."""
+class DetectorRow(_Row, frozen=True, gc=False):
+    """A detector's state and its displayed figures; `noise` is the part of `budget` that was added for noise.
+
+    The fold makes some thousands at a time, from columns in the order of the fields.
+    """
 
     model_version_id: int
     slice_id: int
@@ -257,8 +268,8 @@ class DetectorRow(_Row, frozen=True, kw_only=True):
     noise: float = 0.0
 
 
-class VerdictRow(_Row, frozen=True, kw_only=True):
-    """The current verdict of a slice."""
+class VerdictRow(_Row, frozen=True, gc=False):
+    """The current verdict of a slice; made as a `DetectorRow` is."""
 
     model_version_id: int
     slice_id: int
@@ -294,8 +305,10 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
         The metric with the most evidence.
     onset_us
         Estimated begin of the drift; the time of the change where there is no estimate.
-    details
-        Attributes of the event, without their prefix.
+    reason
+        Why the verdict changed.
+    event
+        What is sent of it; None for `NONE`.
     """
 
     model_version_id: int
@@ -307,11 +320,18 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
     episode: Episode
     metric: Metric
     onset_us: int
-    details: dict[str, Any]
+    reason: str
+    event: AlertEvent | None = None
+
+    @property
+    def alert(self) -> AlertEvent:
+        """The event of a change that opens, escalates or closes an alert: each of these has one."""
+        assert self.event is not None
+        return self.event
 
 
-class RollupRow(_Row, frozen=True, kw_only=True):
-    """The increments of one hour of one slice; columns as in `rollup_hour` and `rollup_day`."""
+class RollupRow(_Row, frozen=True, gc=False):
+    """The increments of one hour of one slice; columns as in `rollup_hour` and `rollup_day`; made as a `DetectorRow` is."""
 
     model_version_id: int
     slice_id: int
@@ -380,12 +400,30 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     floors: tuple[FloorRow, ...] = ()
 
 
+class ExplainedBy(_Row, frozen=True, kw_only=True):
+    """The smaller alerting slice that explains an open alert from now on; None: nothing does any more.
+
+    Fields as in `Explanation`.
+    """
+
+    explained_by: str | None
+    explained_by_id: int | None
+    incident: str
+
+
+class Explains(_Row, frozen=True, kw_only=True):
+    """All larger alerting slices that an open alert explains from now on; fields as in `Explanation`."""
+
+    explains: tuple[str, ...]
+    explains_ids: tuple[int, ...]
+
+
 class AlertNote(_Row, frozen=True, kw_only=True):
-    """A change to the details of an open alert, made when the fold is written; None removes a key."""
+    """A change to the explanation of an open alert, made when the fold is written."""
 
     model_version_id: int
     slice_id: int
-    more: dict[str, Any]
+    change: ExplainedBy | Explains
 
 
 class Outcome(_Row, frozen=True, kw_only=True):

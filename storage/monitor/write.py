@@ -1,6 +1,6 @@
 """The fold's writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, in one transaction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -9,6 +9,7 @@ from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.examples import examples
 from quantdrift.storage.monitor.noise import floor_values, write_noise_change
 from quantdrift.storage.monitor.rows import (
@@ -91,13 +92,15 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
     alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
-    shown = iter(await examples(connection, alarms) if alarms else ())
+    examples_of_alarms = iter(await examples(connection, alarms) if alarms else ())
     for transition in outcome.transitions:
-        more = next(shown).attributes(trace_url) if transition.episode in _ALARMS else {}
-        await _write_transition(connection, transition, more)
+        shown = (
+            next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
+        )
+        await _write_transition(connection, transition, shown)
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}
-        await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.more).decode()})
+        await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.change).decode()})
     if outcome.transitions:
         keys = {(row.model_version_id, row.slice_id) for row in outcome.transitions}
         await connection.execute(
@@ -111,7 +114,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
         await write_noise_change(connection, change)
     await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
     if outcome.closed:
-        closed = [{"version": one, "policy": two, "group": three} for one, two, three in outcome.closed]
+        closed = [
+            {"version": version, "policy": two, "group": three} for version, two, three in outcome.closed
+        ]
         await connection.execute(_CLOSE_SESSION, closed)
     position = outcome.position
     await connection.execute(
@@ -125,10 +130,8 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     )
 
 
-async def _write_transition(
-    connection: AsyncConnection, row: TransitionRow, more: Mapping[str, list[str]]
-) -> None:
-    details = {**row.details, **more}
+async def _write_transition(connection: AsyncConnection, row: TransitionRow, found: AlertExamples) -> None:
+    details = _details(row, found)
     key = {"version": row.model_version_id, "slice": row.slice_id}
     alert_id: int | None = None
     encoded = msgspec.json.encode(details).decode()
@@ -167,6 +170,13 @@ async def _write_transition(
     )
     if row.episode is not Episode.NONE:
         await connection.execute(insert(tables.Outbox).values(transition_id=transition_id))
+
+
+def _details(row: TransitionRow, found: AlertExamples) -> dict[str, Any]:
+    """Return what is stored of a change, flat, which is also what is sent; this is the one place that flattens it."""
+    if row.event is None:
+        return {"reason": row.reason}
+    return msgspec.structs.replace(row.event, examples=found).attributes()
 
 
 async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow]) -> None:

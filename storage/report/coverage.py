@@ -1,14 +1,12 @@
 """Exact counts of offered, taken and lost exchanges over a period."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
-from sqlalchemy import RowMapping, TextClause, text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import text
 
 from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.shadow.expiries import EXPIRED
 
 _EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
@@ -58,17 +56,8 @@ _QUARANTINED = text("""
 """)
 
 
-class Coverage:
-    """Counts of exchanges in one snapshot.
-
-    Parameters
-    ----------
-    connection
-        Inside a transaction.
-    """
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class Coverage(SnapshotReader):
+    """Counts of exchanges in one snapshot."""
 
     async def strata(
         self, begin: datetime, end: datetime, *, by_stratum: bool
@@ -114,7 +103,9 @@ class Coverage:
                 compared=compared.get(stratum, 0) if by_stratum else None,
                 lost=_positive(lost[stratum]),
                 models={
-                    name: found for name, of in sorted(models[stratum].items()) if (found := _positive(of))
+                    name: positive
+                    for name, of in sorted(models[stratum].items())
+                    if (positive := _positive(of))
                 },
             )
             for stratum in sorted({*counts, *compared, *lost})
@@ -132,12 +123,9 @@ class Coverage:
         return [ReasonCount(reason=row["reason"], n=int(row["n"])) for row in rows]
 
     async def quarantined(self, begin: datetime, end: datetime, model: str = "") -> list[ReasonCount]:
-        """Return the exchanges set aside in a period, by reason, each with one detail."""
+        """Return the exchanges quarantined in a period, by reason, each with one detail."""
         rows = await self._rows(_QUARANTINED, begin=begin, end=end, model=model)
         return [ReasonCount(**row) for row in rows]
-
-    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
-        return (await self._connection.execute(statement, parameters)).mappings().all()
 
 
 def _positive(counts: Counter[str]) -> dict[str, int]:

@@ -22,10 +22,10 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
+from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 
 N_BINS = 64
@@ -94,17 +94,8 @@ _ITEM_BINS = text(f"""
 """)  # noqa: S608 - constant text
 
 
-class Divergence:
-    """Sums of divergence in one snapshot.
-
-    Parameters
-    ----------
-    connection
-        Inside a transaction.
-    """
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+class Divergence(SnapshotReader):
+    """Sums of divergence in one snapshot."""
 
     async def extent(self, begin: datetime, end: datetime, most: int) -> Extent:
         """Return the first and last comparison of a period, and how many there are, counted up to `most`."""
@@ -129,9 +120,9 @@ class Divergence:
         Parameters
         ----------
         window
-            What is summed.
+            The window to sum over.
         width
-            Of a bucket, counted from the window's begin; the window's own length gives one.
+            Width of a bucket, counted from the window's begin; the window's own length gives one bucket.
         caps
             Version to the model's `budget.cap`; these versions are read.
         slice_ids
@@ -198,12 +189,12 @@ class Divergence:
                 )
                 .group_by(table.model_version_id, table.slice_id, each.c.bin)
             )
-        found: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * N_BINS)
+        weights: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0] * N_BINS)
         for row in rows:
-            found[row["model_version_id"], row["slice_id"]][int(row["bin"])] = float(row["weight"])
+            weights[row["model_version_id"], row["slice_id"]][int(row["bin"])] = float(row["weight"])
         return [
             SliceBins(version_id=version, slice_id=slice_id, bins=tuple(bins))
-            for (version, slice_id), bins in sorted(found.items())
+            for (version, slice_id), bins in sorted(weights.items())
         ]
 
     async def _items(
@@ -227,9 +218,6 @@ class Divergence:
     async def _select(self, statement: Select[Any]) -> Sequence[RowMapping]:
         rows: Sequence[RowMapping] = (await self._connection.execute(statement)).mappings().all()
         return rows
-
-    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
-        return (await self._connection.execute(statement, parameters)).mappings().all()
 
 
 def _rollup(grain: Grain) -> tuple[type[RollupHour | RollupDay], InstrumentedAttribute[datetime]]:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.storage.monitor.events import AlertEvidence
 from quantdrift.storage.monitor.explanation import Explanation
 
 
@@ -164,7 +165,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     budgets
         Accepted mean by metric, as the monitor wrote it; may lack some.
     noise
-        What it added to that for noise, where it added something.
+        The allowance for noise that was added to the budget, if there was one.
     """
 
     version_id: int
@@ -176,42 +177,8 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     noise: dict[Metric, float] = {}
 
 
-class Deciding(_Fact, frozen=True, kw_only=True):
-    """The figures that decided an alert, as the monitor wrote them; None where they do not apply.
-
-    Parameters
-    ----------
-    detector
-        Kind of the detector with the most evidence.
-    onset, after, n_since_onset
-        Estimated begin, ISO 8601, the mean (of a tail: p99) of its signal from there until it decided, and the exchanges.
-    before, n_history
-        The same before the onset, and the exchanges seen before it.
-    budget, noise
-        What was accepted, and what was added to it for noise.
-    tail_level, tail_before, tail_after
-        Of a tail: a level, and the shares of items above it.
-    evidence, threshold
-        What was reached, and what it took.
-    """
-
-    detector: str = "budget"
-    onset: str | None = None
-    after: float | None = None
-    n_since_onset: int | None = None
-    before: float | None = None
-    n_history: int | None = None
-    budget: float | None = None
-    noise: float = 0.0
-    tail_level: float | None = None
-    tail_before: float | None = None
-    tail_after: float | None = None
-    evidence: float | None = None
-    threshold: float | None = None
-
-
 class Episode(_Fact, frozen=True, kw_only=True):
-    """An alert that was open at some time of the period, with the figures that decided it and its explanation."""
+    """An alert that was open at some time of the period; `evidence` are the figures that decided it, where they are known."""
 
     id: int
     version_id: int
@@ -222,7 +189,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
     opened_at: datetime
     resolved_at: datetime | None
     explanation: Explanation = Explanation()
-    deciding: Deciding = Deciding()
+    evidence: AlertEvidence | None = None
 
 
 class Example(_Fact, frozen=True, kw_only=True):
@@ -252,9 +219,9 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     compared
         Exchanges compared; None where the period is too large to count them by stratum.
     lost
-        Of the taken, by reason; `expired` are part of the published as well.
+        Taken exchanges that were lost, by reason; `expired` are part of the published ones as well.
     models
-        Of the lost, by model and reason, where the request named its model.
+        Lost exchanges by model and reason, if the request named its model.
     """
 
     stratum: str
@@ -281,7 +248,7 @@ class Fleet(_Fact, frozen=True, kw_only=True):
     Parameters
     ----------
     sources, boots
-        Sidecars heard of, and their starts.
+        Sidecars that published tallies, and their starts.
     blind_connections
         Connections that went unseen.
     """

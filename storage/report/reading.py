@@ -5,25 +5,25 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
-import msgspec
-from sqlalchemy import RowMapping, TextClause, insert, text
+from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.monitor.explanation import explanation_of
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import (
     Changes,
-    Deciding,
     Episode,
     Example,
     SliceName,
     VerdictFact,
     Version,
 )
+from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import ReportRun
 
 _VERSIONS = text("""
@@ -79,7 +79,7 @@ _EXAMPLES = text("""
 """)
 
 
-class Reader:
+class Reader(SnapshotReader):
     """Reads in one snapshot of the database.
 
     Parameters
@@ -96,7 +96,7 @@ class Reader:
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self.divergence = Divergence(connection)
         self.coverage = Coverage(connection)
 
@@ -136,7 +136,7 @@ class Reader:
                 opened_at=row["opened_at"],
                 resolved_at=row["resolved_at"],
                 explanation=explanation_of(row["details"]),
-                deciding=_deciding_of(row["details"]),
+                evidence=event.evidence if (event := event_of(row["details"])) else None,
             )
             for row in await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
         ]
@@ -156,9 +156,6 @@ class Reader:
         """Return the capture time up to which the monitor has folded; None where it never has."""
         rows = await self._rows(text("select event_time from fold"))
         return rows[0]["event_time"] if rows else None
-
-    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
-        return (await self._connection.execute(statement, parameters)).mappings().all()
 
 
 @asynccontextmanager
@@ -186,14 +183,6 @@ async def record_run(
     async with database.begin() as connection:
         statement = insert(ReportRun).values(kind=kind, from_at=begin, to_at=end, path=path, figures=figures)
         return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
-
-
-def _deciding_of(details: Mapping[str, Any]) -> Deciding:
-    """Return the figures that decided an alert; none where its details have another form."""
-    try:
-        return msgspec.convert(details, Deciding)
-    except msgspec.ValidationError:
-        return Deciding()
 
 
 def _of_estimate(estimate: Mapping[str, Any], member: str) -> dict[Metric, float]:

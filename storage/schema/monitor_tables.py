@@ -306,3 +306,29 @@ class Session(Base):
     )
     items: Mapped[bytes] = mapped_column(LargeBinary, comment="Measurements of its items, MessagePack.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that added to it.")
+
+
+class UndeclaredSession(Base):
+    """The evidence that requests with one value of an attribute are alike in a slice."""
+
+    __tablename__ = "undeclared_session"
+    __table_args__ = (
+        {
+            "comment": "Evidence that requests with one value of an attribute come in bursts and have alike outcomes, although"
+            " the attribute is not sampling.sticky_header. From `found_at` on the slice is unknown."
+        },
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), primary_key=True, comment="Slice.")
+    attribute: Mapped[Str] = mapped_column(
+        primary_key=True, comment="Recorded attribute, for instance header.x-user."
+    )
+    n_exchanges: Mapped[BigInt] = mapped_column(comment="Exchanges tested so far.")
+    log_evidence: Mapped[Float] = mapped_column(comment="Logarithm of the evidence so far.")
+    log_threshold: Mapped[Float] = mapped_column(comment="Evidence from which on it counts as found.")
+    tested_at: Mapped[Time] = mapped_column(comment="Time of the newest exchange that was tested.")
+    found_at: Mapped[Time | None] = mapped_column(
+        comment="Time of the newest exchange when the evidence reached the threshold; it stays."
+    )

@@ -41,6 +41,7 @@ _DERIVED: Final = (
     "noise_floor",
     "noise_change",
     "session",
+    "undeclared_session",
     "discovery",
     "discovery_change",
     "discovery_search",
@@ -132,10 +133,10 @@ def _monitor() -> list[str]:
 
 def _reader() -> list[str]:
     # Everything except payloads and vectors: they are production traffic, or reveal much of it.
-    whole = [name for name in sorted(Base.metadata.tables) if name not in _HIDDEN]
+    tables = [name for name in sorted(Base.metadata.tables) if name not in _HIDDEN]
     parts = [
         f"grant select ({', '.join(columns)}) on {table} to {READER}"
         for table, hidden in _HIDDEN.items()
         if (columns := [name for name in Base.metadata.tables[table].columns.keys() if name != hidden])  # noqa: SIM118
     ]
-    return [f"grant select on {', '.join((*whole, *_VIEWS))} to {READER}", *parts]
+    return [f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}", *parts]

@@ -32,6 +32,7 @@ from quantdrift.storage.schema.monitor_tables import (
     RollupHour,
     Session,
     Transition,
+    UndeclaredSession,
     Verdict,
 )
 from quantdrift.storage.schema.noise_tables import Noise, NoiseChange, NoiseFloor
@@ -73,6 +74,7 @@ __all__ = [
     "Slice",
     "Tally",
     "Transition",
+    "UndeclaredSession",
     "Verdict",
 ]
 

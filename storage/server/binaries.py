@@ -79,18 +79,18 @@ def find_binaries(explicit: Path | None = None, *, major: int | None = None) -> 
 def _places() -> Iterator[Path]:
     # Found without importing it: its import has side effects that we do without.
     spec = importlib.util.find_spec(_WHEEL)
-    for place in spec.submodule_search_locations or () if spec else ():
-        yield Path(place) / "pginstall18" / "bin"
-        yield Path(place) / "pginstall" / "bin"
+    for location in spec.submodule_search_locations or () if spec else ():
+        yield Path(location) / "pginstall18" / "bin"
+        yield Path(location) / "pginstall" / "bin"
     versions = [path for path in _DEBIAN.glob("*/bin") if path.parent.name.isdecimal()]
     yield from sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
-    if found := shutil.which("postgres"):
-        yield Path(found).resolve().parent
+    if on_path := shutil.which("postgres"):
+        yield Path(on_path).resolve().parent
 
 
 def _major(directory: Path) -> int | None:
-    said = subprocess.run(  # noqa: S603 - a path found above
+    output = subprocess.run(  # noqa: S603 - a path found above
         [directory / "postgres", "--version"], capture_output=True, text=True, check=False, timeout=10
     )
-    match = re.search(r"\(PostgreSQL\) (\d+)", said.stdout)
+    match = re.search(r"\(PostgreSQL\) (\d+)", output.stdout)
     return int(match[1]) if match else None

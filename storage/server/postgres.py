@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process.child import ending
+from quantdrift.core.process.child import exit_text
 from quantdrift.storage.server.binaries import Binaries, find_binaries
 from quantdrift.storage.server.unprivileged import UnprivilegedUser, choose_account
 
@@ -36,7 +36,7 @@ _SETTINGS: Final = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-_FAST_AND_LOSE: Final = {
+_NOT_DURABLE: Final = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
@@ -93,7 +93,7 @@ class PostgresServer:
         self._log = self.directory / "log"
         self._explicit = binaries
         self._durable = durable
-        self._settings = _SETTINGS | ({} if durable else _FAST_AND_LOSE)
+        self._settings = _SETTINGS | ({} if durable else _NOT_DURABLE)
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._clock: Clock = clock or SystemClock()
@@ -147,22 +147,22 @@ class PostgresServer:
         self._wait_for_predecessor(deadline_s)
         fixed = port or self._port
         again = _PREDECESSOR if fixed else (*_PREDECESSOR, _PORT_TAKEN)
-        while said := self._try_to_start(binaries, account, fixed or _free_port(), deadline_s):
-            if not any(phrase in said for phrase in again) or self._clock.monotonic_s() > deadline_s:
-                raise OperatorError(f"Postgres does not start: {_telling(said)} (log: {self._log})")
+        while log_text := self._try_to_start(binaries, account, fixed or _free_port(), deadline_s):
+            if not any(phrase in log_text for phrase in again) or self._clock.monotonic_s() > deadline_s:
+                raise OperatorError(f"Postgres does not start: {_last_error(log_text)} (log: {self._log})")
             threading.Event().wait(_AGAIN_S)
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         """Return why it has ended: the signal, its last error message, or the last line of its log."""
         if self._process is not None and (self._process.poll() or 0) < 0:
-            return f"it {ending(self._process.returncode)}"
+            return f"it {exit_text(self._process.returncode)}"
         try:
             with self._log.open("rb") as log:
                 log.seek(max(log.seek(0, os.SEEK_END) - _WORDS, 0))
-                said = log.read().decode(errors="replace")
+                log_text = log.read().decode(errors="replace")
         except OSError as error:
             return f"its log cannot be read ({error.strerror})"
-        return _telling(said)
+        return _last_error(log_text)
 
     def stop(self) -> None:
         """Stop it: clients are disconnected, everything committed is kept. Does nothing when it does not run."""
@@ -221,7 +221,7 @@ class PostgresServer:
         unfinished.rename(self._data)
 
     def _once(self, account: UnprivilegedUser, command: list[str], stdin: str = "") -> None:
-        done = subprocess.run(  # noqa: S603 - our own command
+        completed = subprocess.run(  # noqa: S603 - our own command
             [*account.prefix, *command],
             input=stdin,
             capture_output=True,
@@ -230,9 +230,9 @@ class PostgresServer:
             cwd="/",
             env=_environment(),
         )
-        if done.returncode:
+        if completed.returncode:
             raise OperatorError(
-                f"cannot make a Postgres data directory under {self.directory}: {_telling(done.stderr)}"
+                f"cannot make a Postgres data directory under {self.directory}: {_last_error(completed.stderr)}"
             )
 
     def _wait_for_predecessor(self, deadline_s: float) -> None:
@@ -302,8 +302,8 @@ def _children(pid: int) -> list[int]:
 
 def _environment() -> dict[str, str]:
     # PGDATA, PGPORT and similar variables in the caller's environment belong to another server.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return kept | {"LC_ALL": "C"}
+    without_postgres = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return without_postgres | {"LC_ALL": "C"}
 
 
 def _free_port() -> int:
@@ -312,9 +312,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _telling(text: str) -> str:
+def _last_error(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and "HINT:" not in line]
     telling = [line for line in lines if any(level in line for level in ("FATAL:", "PANIC:", "error:"))]
     # The last lines of initdb are about its cleaning up: the reason is before them.
-    found = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
-    return _STAMP.sub("", found)
+    summary = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
+    return _STAMP.sub("", summary)

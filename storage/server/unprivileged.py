@@ -10,8 +10,8 @@ import msgspec
 from quantdrift.core.errors import OperatorError
 
 _NOBODY = 65534
-# The kernel sends this signal when the owner is gone, however it ended: fast shutdown.
-_DIE_WITH_OWNER = ("--pdeathsig", "INT")
+# The kernel sends this signal when the parent has ended for any reason; it means a fast shutdown.
+_SIGNAL_WHEN_PARENT_ENDS = ("--pdeathsig", "INT")
 
 
 class UnprivilegedUser(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,12 +50,14 @@ def choose_account(directory: Path, program: str) -> UnprivilegedUser:
         No account works here; the message says what to do.
     """
     setpriv = _tool("setpriv")
-    found = directory.stat()
+    owner = directory.stat()
     if os.geteuid() != 0:
-        return UnprivilegedUser(prefix=(setpriv, *_DIE_WITH_OWNER, "--"), uid=os.geteuid(), gid=os.getegid())
+        return UnprivilegedUser(
+            prefix=(setpriv, *_SIGNAL_WHEN_PARENT_ENDS, "--"), uid=os.geteuid(), gid=os.getegid()
+        )
     accounts = []
-    if found.st_uid != 0:
-        accounts.append(_user(setpriv, found.st_uid, found.st_gid))
+    if owner.st_uid != 0:
+        accounts.append(_user(setpriv, owner.st_uid, owner.st_gid))
     else:
         if not any(directory.iterdir()):
             accounts.append(_user(setpriv, _NOBODY, _NOBODY))
@@ -71,19 +73,21 @@ def choose_account(directory: Path, program: str) -> UnprivilegedUser:
 
 
 def _user(setpriv: str, uid: int, gid: int) -> UnprivilegedUser:
-    who = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
-    return UnprivilegedUser(prefix=(setpriv, *who, *_DIE_WITH_OWNER, "--"), uid=uid, gid=gid)
+    ids = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
+    return UnprivilegedUser(prefix=(setpriv, *ids, *_SIGNAL_WHEN_PARENT_ENDS, "--"), uid=uid, gid=gid)
 
 
 def _namespace(setpriv: str) -> UnprivilegedUser:
     # The death signal last: a change of credentials clears it.
     users = ("-U", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "--")
-    return UnprivilegedUser(prefix=(_tool("unshare"), *users, setpriv, *_DIE_WITH_OWNER, "--"), uid=0, gid=0)
+    return UnprivilegedUser(
+        prefix=(_tool("unshare"), *users, setpriv, *_SIGNAL_WHEN_PARENT_ENDS, "--"), uid=0, gid=0
+    )
 
 
 def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:
     script = 'test -x "$1" && exec "$0" --version'
-    tried = subprocess.run(  # noqa: S603 - our own command
+    result = subprocess.run(  # noqa: S603 - our own command
         [*account.prefix, "/bin/sh", "-c", script, program, directory.parent],
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -91,7 +95,7 @@ def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:
         cwd="/",
         timeout=30,
     )
-    return tried.returncode == 0
+    return result.returncode == 0
 
 
 def _tool(name: str) -> str:

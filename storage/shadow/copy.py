@@ -66,7 +66,7 @@ def comparison_rows(
     compared
         The exchange.
     batch_id, version_id, policy_id
-        What its rows point to.
+        Ids of the rows that the comparisons refer to.
     slices
         Ids by model and predicate.
     """

@@ -109,10 +109,10 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
 async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> None:
     """Record the exchanges that a worker has finished, with any result; the last statement of their transaction."""
     rows = [
-        (boot, row, _multirange([one.number for one in of_row]))
+        (boot, row, _multirange([message.number for message in of_row]))
         for (boot, row), of_row in groupby(
-            sorted({*numbered}, key=lambda one: (one.boot, one.row, one.number)),
-            key=lambda one: (one.boot, one.row),
+            sorted({*numbered}, key=lambda message: (message.boot, message.row, message.number)),
+            key=lambda message: (message.boot, message.row),
         )
     ]
     if rows:
@@ -123,7 +123,7 @@ async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]
 
 
 async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) -> None:
-    """Note what the rows are for, and that there is a new tally to hold them against; after the tallies themselves."""
+    """Record what the rows are for, and that there is a new tally to compare them with; call it after storing the tallies."""
     named = {
         (tally.boot.lower(), of.row): (tally.source, stratum.stratum, model)
         for tally in tallies

@@ -43,7 +43,7 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
         Of classifiers: whether the set of the k top classes differs, JS in nats, the change of the gap of the two top
         probabilities, and that gap on either side.
     detail
-        What else the comparator says, as the text of a JSON object, or None.
+        Other measures of the comparator, as the text of a JSON object, or None.
     """
 
     slices: tuple[SliceKey, ...]
@@ -82,7 +82,7 @@ class ComparedExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is set aside (quarantined).
+    """A quarantined message.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     reason, detail
         The reason, and a text without any payload.
     exchange_id, model, captured_at
-        Where they could be read.
+        Id, model and capture time of the exchange, if they could be read.
     """
 
     stream_sequence: int
@@ -126,7 +126,7 @@ class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
     captured_at, exchange_id, item
         The item, as in `comparison`.
     model, reference_digest, space
-        What it is a vector of.
+        Model, reference and space of the vector.
     pi
         Total inclusion probability of the item.
     vector
@@ -155,7 +155,7 @@ class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
     version, policy, pi1, pi2
         As of its comparison.
     flip, divergence
-        Of the second output from the first.
+        Flip and divergence of the second output from the first.
     """
 
     captured_at: datetime
@@ -197,17 +197,17 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     at
         When it was read from the stream: used where nothing in it has a capture time.
     compared, quarantined, unreferenced
-        What became of the exchanges.
+        The exchanges by their outcome.
     references
         Per reference digest what the reference is, as the text of a JSON object.
     provenance
-        What replayed it, as the text of a JSON object.
+        Description of the reference that replayed the batch, as the text of a JSON object.
     vectors
         Some of its items' vectors. They are stored after the transaction, and may be lost.
     noise
         Items of earlier batches that were computed again meanwhile.
     doubts
-        Of references that were looked at meanwhile.
+        Warnings about references that were checked meanwhile.
     numbered
         The numbers of its exchanges, as far as they have some.
     """
@@ -233,7 +233,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     n_rows
         Number of new rows.
     unplaced
-        Indices into `compared` of exchanges that no partition takes, with the reason they were set aside for.
+        Indices into `compared` of exchanges that fit into no partition, with the reason of their quarantine.
     """
 
     n_rows: int

@@ -42,12 +42,12 @@ from quantdrift.storage.shadow.rows import (
 async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarningRow], at: datetime) -> None:
     """Replace the stored doubts about references by the new ones."""
     # In one order everywhere, so that two workers never wait for each other.
-    for doubt in sorted(doubts, key=lambda one: (one.model, one.reference_digest)):
-        told = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
+    for doubt in sorted(doubts, key=lambda doubt: (doubt.model, doubt.reference_digest)):
+        values = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
         await connection.execute(
             upsert(tables.ConfigWarning)
-            .values(model=doubt.model, reference_digest=doubt.reference_digest, **told)
-            .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=told)
+            .values(model=doubt.model, reference_digest=doubt.reference_digest, **values)
+            .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=values)
         )
 
 
@@ -65,7 +65,7 @@ class Writer:
     Parameters
     ----------
     database
-        Where to.
+        Database to write to.
     clock
         Tells what is captured in the future, and measures the allowance of payloads: a wrong configuration sets
         everything aside, and must not fill the disk.
@@ -109,7 +109,7 @@ class Writer:
         ]
 
     async def store(self, batch: StoreBatch) -> Written:
-        """Store a batch in one transaction: what its rows point to, one `batch` row, its comparisons.
+        """Store a batch in one transaction: the rows that it refers to, one `batch` row, its comparisons.
 
         A batch of which nothing is new leaves no `batch` row. Exchanges without a reference are counted every
         time they come: nothing of them is kept that would tell a second time from the first.
@@ -120,7 +120,7 @@ class Writer:
             Postgres is not available, or lacks the partition of today: nothing is stored, the same call may succeed
             later.
         OperatorError
-            The address, a right or the schema is wrong: the same call succeeds once that is mended.
+            The address, a right or the schema is wrong: the same call succeeds once that is repaired.
         """
         async with self._database.begin() as connection:
             versions, policies, slices = await _ids(connection, batch)
@@ -128,7 +128,7 @@ class Writer:
             if batch.unreferenced:
                 skipped[_NO_REFERENCE] = len(batch.unreferenced)
             expected = sum(len(compared.items) for compared in batch.compared)
-            unreferenced = sorted({versions[one.version] for one in batch.unreferenced})
+            unreferenced = sorted({versions[exchange.version] for exchange in batch.unreferenced})
             batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
             rows = [
                 row
@@ -154,7 +154,7 @@ class Writer:
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
             await note_numbers(connection, batch.numbered)
-        return Written(n_rows=n_rows, unplaced={index: one.reason for index, one in unplaced.items()})
+        return Written(n_rows=n_rows, unplaced={index: failure.reason for index, failure in unplaced.items()})
 
     async def store_tallies(
         self, worker: str, tallies: Sequence[Tally], streamed_at: Sequence[datetime] = ()
@@ -240,18 +240,20 @@ async def _ids(
             (policy.epoch,): {"definition": msgspec.to_builtins(policy)}
             for policy in (
                 *(compared.exchange.sampling.policy for compared in batch.compared),
-                *(one.policy for one in batch.noise),
+                *(item.policy for item in batch.noise),
             )
         },
     )
-    met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+    slices_by_key = {
+        (s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices
+    }
     slices = await _ids_of(
         connection,
         tables.Slice.__table__,
         ("model", "predicate"),
         {
-            key: {"name": one.name, "definition": {"where": msgspec.to_builtins(one.where)}}
-            for key, one in met.items()
+            key: {"name": row.name, "definition": {"where": msgspec.to_builtins(row.where)}}
+            for key, row in slices_by_key.items()
         },
     )
     return (
@@ -271,19 +273,19 @@ async def _ids_of(
     if not wanted:
         return {}
     columns = [table.c[name] for name in names]
-    known = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
-    found = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known)}
+    known_rows = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
+    ids = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known_rows)}
     # In one order everywhere, so that two workers never wait for each other.
-    for key in sorted(set(wanted) - set(found)):
+    for key in sorted(set(wanted) - set(ids)):
         row = dict(zip(names, key, strict=True))
-        made = await connection.scalar(
+        new_id = await connection.scalar(
             upsert(table).values(**row, **wanted[key]).on_conflict_do_nothing().returning(table.c.id)
         )
-        if made is None:  # another worker was faster, and has committed by now
-            made = await connection.scalar(select(table.c.id).filter_by(**row))
-        assert isinstance(made, int)
-        found[key] = made
-    return found
+        if new_id is None:  # another worker was faster, and has committed by now
+            new_id = await connection.scalar(select(table.c.id).filter_by(**row))
+        assert isinstance(new_id, int)
+        ids[key] = new_id
+    return ids
 
 
 class _Allowance:
@@ -452,19 +454,19 @@ async def insert_noise(
         upsert(tables.Noise).on_conflict_do_nothing().returning(tables.Noise.item),
         [
             {
-                "exchange_id": one.exchange_id,
-                "item": one.item,
-                "side": one.side.value,
-                "captured_at": one.captured_at,
+                "exchange_id": item.exchange_id,
+                "item": item.item,
+                "side": item.side.value,
+                "captured_at": item.captured_at,
                 "batch_id": batch_id,
-                "model_version_id": versions[one.version],
-                "policy_id": policies[one.policy.epoch],
-                "pi1": one.pi1,
-                "pi2": one.pi2,
-                "flip": one.flip,
-                "divergence": one.divergence,
+                "model_version_id": versions[item.version],
+                "policy_id": policies[item.policy.epoch],
+                "pi1": item.pi1,
+                "pi2": item.pi2,
+                "flip": item.flip,
+                "divergence": item.divergence,
             }
-            for one in items
+            for item in items
         ],
     )
     return len(stored.all())

@@ -112,7 +112,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     model, reference_digest, space
-        What they are vectors of.
+        Model, reference and space of the vectors.
     n_vectors, last_at
         How many there are, and when the newest was captured.
     fitted_at, fitted_to
@@ -164,7 +164,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     clustering
         The clustering.
     made_at, made_by
-        When, and who asked for it.
+        Time of the fit, and the name of the person who asked for it, or `monitor`.
     from_at, to_at, n_vectors
         The rows it was fitted to.
     clusters
@@ -220,10 +220,10 @@ async def newest_clusterings(
     OperatorError
         A clustering is damaged or of another version of quantdrift, and there is no `unreadable`.
     """
-    which = {"model": model, "digest": digest, "space": space}
+    key = {"model": model, "digest": digest, "space": space}
     async with database.begin() as connection:
-        rows = (await connection.execute(_NEWEST, which)).mappings().all()
-    found = []
+        rows = (await connection.execute(_NEWEST, key)).mappings().all()
+    clusterings = []
     for row in rows:
         try:
             clustering = load_clustering(bytes(row["content"]))
@@ -233,8 +233,8 @@ async def newest_clusterings(
             unreadable(_named(row), error)
             continue
         names = ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
-        found.append(Stored(clustering=clustering, **{name: row[name] for name in names}))
-    return found
+        clusterings.append(Stored(clustering=clustering, **{name: row[name] for name in names}))
+    return clusterings
 
 
 def _named(row: RowMapping) -> str:
@@ -280,12 +280,12 @@ async def load_vectors(
     learned
         Keys of predicates whose slices describe nothing: those that are learned themselves.
     """
-    which = {"model": space.model, "digest": space.reference_digest, "space": space.space}
-    n_bytes = (await connection.execute(_WIDTH, which)).scalar() or 4
+    key = {"model": space.model, "digest": space.reference_digest, "space": space.space}
+    n_bytes = (await connection.execute(_WIDTH, key)).scalar() or 4
     rows: Sequence[RowMapping] = (
         (
             await connection.execute(
-                _SAMPLE, {**which, "n_bytes": n_bytes, "most": min(most, MOST_BYTES // max(n_bytes, 1))}
+                _SAMPLE, {**key, "n_bytes": n_bytes, "most": min(most, MOST_BYTES // max(n_bytes, 1))}
             )
         )
         .mappings()
@@ -298,7 +298,7 @@ async def load_vectors(
         vectors=vectors.reshape(len(rows), n_bytes // 4),
         pi=np.array([row["pi"] for row in rows], dtype=np.float64),
         exchanges=[row["exchange_id"] for row in rows],
-        slices=[tuple(names[one] for one in row["slice_ids"] if one in names) for row in rows],
+        slices=[tuple(names[slice_id] for slice_id in row["slice_ids"] if slice_id in names) for row in rows],
         attributes=[row["attributes"] for row in rows],
         from_at=rows[0]["captured_at"] if rows else None,
         to_at=rows[-1]["captured_at"] if rows else None,
@@ -323,16 +323,16 @@ async def store_clustering(
     clusters
         Their description, as the text of a JSON array.
     vectors
-        What it was fitted to; not empty.
+        Vectors that the clustering was fitted to; not empty.
     made_by
-        Who asked for it.
+        Name of the person who asked for the fit, or `monitor`.
 
     Raises
     ------
     RetryError
         Somebody else stored that version meanwhile.
     """
-    made = await connection.scalar(
+    version = await connection.scalar(
         upsert(tables.Clustering)
         .values(
             model=clustering.model,
@@ -350,7 +350,7 @@ async def store_clustering(
         .on_conflict_do_nothing()
         .returning(tables.Clustering.id)
     )
-    if made is None:
+    if version is None:
         raise RetryError(
             f"version {clustering.version} of the clustering of {clustering.model} was stored by another process"
         )
@@ -373,12 +373,12 @@ async def prune(database: Database, *, before: datetime, most: int) -> int:
     """
     n_rows = await in_chunks(database, _OLD_VECTORS, {"before": before})
     async with database.begin() as connection:
-        found = await spaces(connection)
-    for space in found:
-        which = {"model": space.model, "digest": space.reference_digest, "space": space.space}
+        known_spaces = await spaces(connection)
+    for space in known_spaces:
+        key = {"model": space.model, "digest": space.reference_digest, "space": space.space}
         async with database.begin() as connection:
-            border = (await connection.execute(_SURPLUS, {**which, "most": most})).scalar()
+            border = (await connection.execute(_SURPLUS, {**key, "most": most})).scalar()
         if border is not None:
-            n_rows += await in_chunks(database, _SURPLUS_VECTORS, {**which, "before": border})
+            n_rows += await in_chunks(database, _SURPLUS_VECTORS, {**key, "before": border})
     await in_chunks(database, _OLD_CLUSTERINGS, {"before": before})
     return n_rows

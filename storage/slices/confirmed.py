@@ -48,8 +48,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def together(cls, parts: "Iterable[Sums]") -> "Sums":
         """Return the sums over several versions."""
-        found = list(parts)
-        return cls(**{name: sum(getattr(one, name) for one in found) for name in _SUMMED})
+        all_parts = list(parts)
+        return cls(**{name: sum(getattr(part, name) for part in all_parts) for name in _SUMMED})
 
     def of(self, metric: Metric) -> float:
         """Return the weighted sum of flips or of the divergence."""
@@ -95,12 +95,12 @@ async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[i
     alerted = set((await connection.scalars(_ALERTED, period)).all())
     ratios = {row.id: row.ratio for row in await connection.execute(_EVIDENCE, period)}
     return {
-        place: SlicePeriod(
-            versions=tuple(versions.get(place, ())),
-            alerted=place in alerted,
-            evidence_ratio=ratios.get(place, 0.0),
+        slice_id: SlicePeriod(
+            versions=tuple(versions.get(slice_id, ())),
+            alerted=slice_id in alerted,
+            evidence_ratio=ratios.get(slice_id, 0.0),
         )
-        for place in versions.keys() | alerted | ratios.keys()
+        for slice_id in versions.keys() | alerted | ratios.keys()
     }
 
 

@@ -40,7 +40,7 @@ _SLICES: Final = text("""
     )
     order by s.id
 """)
-# Whoever changes the status of a discovered slice holds this lock, so that no decision rests on an old status.
+# Code that changes the status of a discovered slice holds this lock, so that no decision uses an old status.
 _TURN: Final = text("select pg_advisory_xact_lock(:key)")
 _ACTIVE: Final = text("""
     select s.model, s.name, s.predicate, s.definition
@@ -176,7 +176,7 @@ async def load_state(connection: AsyncConnection, now: datetime) -> DiscoverySta
     return DiscoveryState(
         versions=tuple(SearchedVersion(**row) for row in versions),
         discoveries=await load_discoveries(connection),
-        slices={model: tuple(found) for model, found in slices.items()},
+        slices={model: tuple(of_model) for model, of_model in slices.items()},
         mark=await _mark(connection),
     )
 
@@ -264,7 +264,7 @@ async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str)
     stored
         New or changed.
     made_by
-        Who changed it.
+        Name of the person who changed it, or `monitor`.
     """
     row = stored.row
     if row.status is Status.CONFIRMED and row.slice_id is None:
@@ -279,8 +279,8 @@ async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str)
 
 
 async def _mark(connection: AsyncConnection) -> Mark:
-    found = await connection.execute(_MARK)
-    searched_at, tested_at, changed = found.one()
+    result = await connection.execute(_MARK)
+    searched_at, tested_at, changed = result.one()
     return searched_at, tested_at, changed
 
 
@@ -298,12 +298,12 @@ async def _slice_id(connection: AsyncConnection, row: DiscoveryRow) -> int:
         """),
         values,
     )
-    found = await connection.scalar(
+    slice_id = await connection.scalar(
         text("select id from slice where model = :model and predicate = :predicate"),
         {"model": row.model, "predicate": row.predicate},
     )
-    assert isinstance(found, int)
-    return found
+    assert isinstance(slice_id, int)
+    return slice_id
 
 
 async def _store(connection: AsyncConnection, row: DiscoveryRow) -> int:

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime
 from math import ceil
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Policy, Predicate
+from quantdrift.core.slices import time_attributes
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 
 _SHARES: Final = 1 << 20
@@ -44,14 +46,25 @@ _FROM: Final = """
         and (hashtextextended(coalesce(nullif(c.group_key, ''), c.exchange_id::text), 0) & 1048575) < :kept
 """
 _SEARCHED: Final = text(f"""
-    select c.exchange_id::text, c.pi1 * c.pi2 as pi, c.flip, c.divergence, c.attributes, c.features
+    select c.exchange_id::text, c.captured_at, c.pi1 * c.pi2 as pi, c.flip, c.divergence, c.attributes, c.features
     {_FROM} order by c.captured_at desc, c.exchange_id, c.item limit :most
 """)
+_LOCAL: Final = "(c.captured_at at time zone :zone)"
+_FIRST_HOUR: Final = f"extract(hour from {_LOCAL})::int / 6 * 6"
+# The attributes that `time_attributes` returns, as expressions.
+_TIME: Final = {
+    "time.week": f"case when extract(isodow from {_LOCAL}) >= 6 then 'weekend' else 'weekday' end",
+    "time.day": f"trim(to_char({_LOCAL}, 'day'))",
+    "time.hours": f"to_char({_FIRST_HOUR}, 'FM00') || '-' || to_char({_FIRST_HOUR} + 6, 'FM00')",
+}
 _POLICIES: Final = text("select id, definition from policy where id = any(cast(:wanted as int[]))")
 
 
 class SearchedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item of a search; columns as in `comparison`, `pi` is the total inclusion probability."""
+    """One item of a search; columns as in `comparison`, `pi` is the total inclusion probability.
+
+    `attributes` has those of the time of capture, too.
+    """
 
     exchange_id: str
     pi: float
@@ -86,29 +99,43 @@ async def n_items(connection: AsyncConnection, window: Window) -> int:
 
 
 async def searched_items(
-    connection: AsyncConnection, window: Window, most: int
+    connection: AsyncConnection, window: Window, most: int, zone: ZoneInfo
 ) -> AsyncIterator[SearchedItem]:
-    """Yield the newest items of a window, at most `most`, without keeping them all in memory."""
+    """Yield the newest items of a window, at most `most`, without keeping them all in memory.
+
+    `zone` is that of `capture.time_zone`.
+    """
     parameters = {**window.parameters(), "most": most}
     found = await connection.stream(_SEARCHED, parameters, execution_options={"yield_per": _AT_ONCE})
     async for row in found.mappings():
-        yield SearchedItem(**row)
+        yield SearchedItem(
+            exchange_id=row["exchange_id"],
+            pi=row["pi"],
+            flip=row["flip"],
+            divergence=row["divergence"],
+            attributes=row["attributes"] | time_attributes(row["captured_at"], zone),
+            features=row["features"],
+        )
 
 
 async def tested_items(
-    connection: AsyncConnection, window: Window, candidates: Sequence[Sequence[Predicate]], most: int
+    connection: AsyncConnection,
+    window: Window,
+    candidates: Sequence[Sequence[Predicate]],
+    most: int,
+    zone: ZoneInfo,
 ) -> AsyncIterator[ComparisonRow]:
     """Yield the items of a window that lie in any of the candidates, in the order of capture, at most `most`.
 
-    Their `slice_ids` are the places, in `candidates`, of those that they lie in.
+    Their `slice_ids` are the places, in `candidates`, of those that they lie in. `zone` is that of `capture.time_zone`.
     """
-    parameters = {**window.parameters(), "most": most}
+    parameters = {**window.parameters(), "most": most, "zone": zone.key}
     inside = []
-    for place, where in enumerate(candidates):
+    for index, where in enumerate(candidates):
         conditions = [
-            one
+            condition_part
             for number, condition in enumerate(where)
-            for one in _condition(condition, f"{place}_{number}", parameters)
+            for condition_part in _condition(condition, f"{index}_{number}", parameters)
         ]
         inside.append(f"coalesce({' and '.join(conditions)}, false)")
     statement = text(f"""
@@ -117,13 +144,13 @@ async def tested_items(
         {_FROM} and ({" or ".join(inside)})
         order by c.captured_at, c.exchange_id, c.item limit :most
     """)
-    found = await connection.stream(statement, parameters, execution_options={"yield_per": _AT_ONCE})
-    async for row in found.mappings():
+    result = await connection.stream(statement, parameters, execution_options={"yield_per": _AT_ONCE})
+    async for row in result.mappings():
         yield ComparisonRow(
             **{name: row[name] for name in _AS_STORED},
             exchange_id=row["exchange_id"],
             captured_us=to_us(row["captured_at"]),
-            slice_ids=tuple(place for place, is_in in enumerate(row["inside"]) if is_in),
+            slice_ids=tuple(index for index, is_in in enumerate(row["inside"]) if is_in),
             flip=None if row["flip"] is None else float(row["flip"]),
             topk=None if row["topk"] is None else float(row["topk"]),
         )
@@ -136,6 +163,9 @@ async def policies_of(connection: AsyncConnection, wanted: Collection[int]) -> d
 
 
 def _condition(condition: Predicate, name: str, parameters: dict[str, Any]) -> list[str]:
+    if condition.key in _TIME:
+        parameters[f"equals_{name}"] = condition.equals
+        return [f"{_TIME[condition.key]} = :equals_{name}"]
     parameters[f"key_{name}"] = condition.key
     if condition.equals is not None:
         parameters[f"equals_{name}"] = condition.equals

@@ -22,9 +22,9 @@ from quantdrift.core.sampling.policy_message import (
 )
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
-from quantdrift.monitor.fold.alert_event import AlertEvent
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.report.figures import ReportFigures
+from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
 
@@ -58,7 +58,7 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "slice.definition where": (_json(tuple[Predicate, ...]), tuple[Predicate, ...]),
     "baseline.content of change": (_json(LEARNERS["change"].record), LEARNERS["change"].record),
     "baseline.content of tail": (_json(LEARNERS["tail"].record), TailBaseline),
-    "transition.details, the alert event": (_json(AlertEvent), AlertEvent),
+    "transition.details, the alert event": (AlertEvent.read, AlertEvent),
     "transition.details, the explanation": (_json(Explanation), Explanation),
     "report_run.figures": (_json(ReportFigures), ReportFigures),
 }
@@ -136,7 +136,7 @@ def test_an_old_form_is_read_and_nothing_of_it_is_lost(name: str) -> None:
         form = msgspec.msgpack.decode(body if name == "session.items" else body[2:])
         record = msgspec.msgpack.decode(msgspec.msgpack.encode(record))
     else:
-        record = msgspec.to_builtins(record)
+        record = record.attributes() if isinstance(record, AlertEvent) else msgspec.to_builtins(record)
     assert (
         list(_lost(form, msgspec.json.decode(msgspec.json.encode(record)) if name not in WIRES else record))
         == []

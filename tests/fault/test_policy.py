@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer
-from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, decode_policy_message, encode
+from quantdrift.core.sampling.policy_message import POLICY_KEY, PolicyMessage, decode_policy_message, encode
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from tests.support.monitor.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold
@@ -51,7 +52,7 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
     bucket = KeyValue(queue, stream, 86_400.0)
     first, second = directive(0.5, 1.0, 0.125, 0.0625), directive(0.5, 0.5, 0.5, 0.5)
     async with following(pod, queue):
-        await bucket.put(DIRECTIVE, encode(first))
+        await bucket.put(POLICY_KEY, encode(first))
         await until(lambda: pod.follows(first))
         server.kill()
         await until(lambda: not queue.connected)
@@ -59,7 +60,7 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
         assert pod.follows(first)
         server.start()
         await eventually(
-            lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
+            lambda: bucket.put(POLICY_KEY, encode(msgspec.structs.replace(second, issued_at=clock.now())))
         )
         await until(lambda: pod.follows(second))
         server.kill()
@@ -68,9 +69,51 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
         assert pod.is_local()
         server.start()
         await eventually(
-            lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
+            lambda: bucket.put(POLICY_KEY, encode(msgspec.structs.replace(second, issued_at=clock.now())))
         )
         await until(lambda: pod.follows(second))
+    await queue.close()
+
+
+async def test_a_value_that_changes_before_a_watcher_has_reconnected_is_seen_at_once(
+    server: NatsServer,
+) -> None:
+    """The message is gone by then, so the watcher reads the value when its connection is back, not half a minute later."""
+    stream = Stream(url=server.url)
+    queue = await Queue.connect(stream, client_name="watcher")
+    seen: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    async def watch() -> None:
+        async with aclosing(KeyValue(queue, stream).watch(POLICY_KEY)) as entries:
+            async for entry in entries:
+                seen.put_nowait(None if entry is None else entry.value)
+
+    async def value(wanted: bytes) -> None:
+        while await seen.get() != wanted:
+            pass
+
+    async def put(given: bytes) -> None:
+        other = await Queue.connect(stream, client_name="another")
+        try:
+            await KeyValue(other, stream, 86_400.0).put(POLICY_KEY, given)
+        finally:
+            await other.close()
+
+    await put(b"0")
+    watching = asyncio.create_task(watch())
+    async with asyncio.timeout(60):
+        await value(b"0")
+    for n in range(3):  # the watcher reconnects once a second: it is hardly ever the first three times
+        server.kill()
+        await until(lambda: not queue.connected)
+        server.start()
+        given = b"%d" % (n + 1)
+        await eventually(lambda given=given: put(given))  # type: ignore[misc]
+        await until(lambda: queue.connected)
+        async with asyncio.timeout(20):  # below the half minute in which it looks anyway
+            await value(given)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
     await queue.close()
 
 
@@ -87,7 +130,7 @@ async def test_a_killed_monitor_costs_no_policy(
 
     async def given() -> PolicyMessage | None:
         try:
-            entry = await bucket.get(DIRECTIVE)
+            entry = await bucket.get(POLICY_KEY)
         except RetryError:
             return None
         return decode_policy_message(entry.value) if entry else None

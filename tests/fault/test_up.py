@@ -182,7 +182,9 @@ async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the
     (tmp_path / "dsn").write_text(dsn)
     large = "max_bytes = 90000000000000000"
     with _up(tmp_path, f'[storage]\ndsn_file = "dsn"\n[stream]\n{large}\n') as up:
-        up.wait_for_line("db upgrade is down since", "Postgres is not available")
+        up.wait_for_line(
+            "db upgrade is down since", "Postgres at 127.0.0.1", "is not available: connection refused"
+        )
         up.serves()
         with PostgresServer(tmp_path / "postgres", durable=False) as postgres:
             (tmp_path / "dsn").write_text(postgres.dsn)

@@ -24,6 +24,7 @@ from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
 from quantdrift.sidecar.state.config import LiveConfig, write_live_config
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.process_start import ProcessStart
 from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration
@@ -68,14 +69,19 @@ class Capture:
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start a process."""
-        fds = (self.counters.fd, self._listener.fileno())
+        start = ProcessStart(
+            name="capture",
+            config=str(self._config),
+            counters_fd=self.counters.fd,
+            n_slots=2,
+            slot=1,
+            handoff=self._listener.getsockname(),
+            listen_fd=self._listener.fileno(),
+            boot="b" * 32,
+        )
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "quantdrift.sidecar.capture.process", "--config", str(self._config)),
-                *("--counters-fd", str(fds[0]), "--handoff-fd", str(fds[1])),
-                *("--n-slots", "2", "--boot", "b" * 32),
-            ],
-            pass_fds=fds,
+            [sys.executable, "-m", "quantdrift.sidecar.capture.process", start.argument],
+            pass_fds=start.fds,
             env={**os.environ, "QUANTDRIFT_HMAC_KEY": "k"},
             stderr=self._log,
         )

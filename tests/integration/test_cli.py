@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.commands import invoked, started
 from tests.support.shadow.onnx_models import WEIGHT, linear_model, saved
+from tests.support.sidecar.relay_process import free_port
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +50,24 @@ def test_a_wrong_password_is_told_without_a_traceback(postgres_dsn: str, tmp_pat
         assert done.returncode == 2, (command, done.stderr)
         assert "Traceback" not in done.stderr
         assert "-wrong" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["report", "--week"], ["slices", "list"], ["policy", "show"], ["pause"]])
+def test_a_stopped_data_directory_says_to_start_up(tmp_path: Path, command: list[str]) -> None:
+    """The message names the directory, its file and the address, and has no password."""
+    data, port = tmp_path / "data", free_port()
+    (tmp_path / "config.toml").touch()
+    advice = f"start `quantdrift up --data {data}`"
+    empty = invoked(*command, "--data", str(data), directory=tmp_path)
+    assert (empty.returncode, advice in empty.stderr) == (2, True), empty.stderr
+    data.mkdir()
+    (data / "dsn").write_text(f"postgresql://quantdrift:secret@127.0.0.1:{port}/quantdrift\n")
+    (data / "nats.url").write_text(f"nats://secret@127.0.0.1:{port}\n")
+    stopped = invoked(*command, "--data", str(data), directory=tmp_path)
+    assert stopped.returncode == 2, stopped.stderr
+    assert f"no server answers at 127.0.0.1:{port}" in stopped.stderr
+    assert advice in stopped.stderr
+    assert "secret" not in stopped.stderr
 
 
 def test_config_check_opens_the_references(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from quantdrift.core.config.schema import (
 )
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
+from quantdrift.core.records import Exchange
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -42,6 +43,7 @@ from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.commands.slice_list import list_slices
 from quantdrift.storage.database import Database
+from quantdrift.storage.shadow.rows import StoreBatch
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors, newest_clusterings, prune, spaces
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
@@ -72,6 +74,16 @@ class Worker:
         self.assessor = Assessor(config, "worker", ())
         self.in_force = SliceRefresh(database, self.assessor.learned, Stop())
 
+    def assess(self, exchanges: Sequence[Exchange]) -> StoreBatch:
+        """Replay and compare exchanges."""
+        cases = [
+            classify(
+                encode(exchange), sequence=place, n_delivered=1, max_deliveries=5, references=self._references
+            )
+            for place, exchange in enumerate(exchanges)
+        ]
+        return self.assessor.assess(cases, datetime.now(UTC))
+
     async def store(self, kind: int, seed: int, *, n_exchanges: int = 10, scanner: str = "") -> list[str]:
         """Replay and store exchanges of a kind, with their vectors; return their ids."""
         generator = np.random.default_rng((kind, seed))
@@ -79,13 +91,7 @@ class Worker:
         inputs = (PLACES[kind] + generator.normal(size=shape)).astype(np.float32)
         attributes = {"header.x-scanner": scanner or SCANNERS[kind % len(SCANNERS)]}
         exchanges = [exchange_of(x, attributes=attributes) for x in inputs]
-        cases = [
-            classify(
-                encode(exchange), sequence=place, n_delivered=1, max_deliveries=5, references=self._references
-            )
-            for place, exchange in enumerate(exchanges)
-        ]
-        batch = self.assessor.assess(cases, datetime.now(UTC))
+        batch = self.assess(exchanges)
         await self._writer.store(batch)
         await keep_vectors(self._database, batch.vectors)
         await keep_vectors(self._database, batch.vectors)  # what comes again is there once
@@ -129,6 +135,21 @@ async def _refit(config: Config, database: Database, *, anew: bool = False, most
         (space,) = configured(config, await spaces(connection))
     fitted = await refit(config, database, space, made_by="somebody", anew=anew, most_ids=most_ids)
     return fitted.clustering.version
+
+
+async def test_a_slice_by_time_follows_the_time_of_capture(config: Config, database: Database) -> None:
+    """Not the time at which it is replayed: Friday, 20:00 UTC, is a Saturday in Tokyo."""
+    tokyo = msgspec.structs.replace(
+        config,
+        capture=msgspec.structs.replace(config.capture, time_zone="Asia/Tokyo"),
+        slices=(Slice(name="week", time="week"), Slice(name="day", time="day")),
+    )
+    exchange = exchange_of(PLACES[:1].astype(np.float32), attributes={})
+    friday = msgspec.structs.replace(exchange, captured_at=datetime(2026, 11, 20, 20, 0, tzinfo=UTC))
+    worker = Worker(tokyo, database)
+    batch = worker.assess([friday])
+    (compared,) = batch.compared
+    assert [key.name for key in compared.items[0].slices] == ["all", "week=weekend", "day=saturday"]
 
 
 async def _scalar(database: Database, query: str) -> object:

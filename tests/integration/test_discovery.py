@@ -3,8 +3,9 @@
 import asyncio
 import json
 import subprocess
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import asyncpg
 import msgspec
@@ -14,7 +15,8 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Discovery, Model
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.core.slices import SliceAssigner, SliceKey
+from quantdrift.core.records import Predicate
+from quantdrift.core.slices import SliceAssigner, SliceKey, time_attributes
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS
@@ -23,6 +25,7 @@ from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices import search_rows
 from quantdrift.storage.slices.discovery import load_state, store_round
 from tests.support.commands import invoked
 from tests.support.storage.discovered_traffic import DAY, NOW, write_traffic, write_version
@@ -69,6 +72,56 @@ async def test_what_a_search_finds_is_frozen_and_becomes_a_slice_only_on_later_t
     assert json.loads(confirmed["sliced"])["where"][0]["equals"] == "faint"
     # Some 400 of a day less what may still come and the part of an hour before the freezing.
     assert 300 < confirmed["n_groups"] < 400
+
+
+async def test_a_fault_on_weekends_alone_is_found_as_a_slice_by_the_time_of_week(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """No client sends that attribute. One bad weekend may be a fault that has just begun; the third confirms the slice."""
+    version = await write_version(record)
+    monday = NOW - timedelta(hours=3)
+    frozen, settled = [], []
+    for week in range(3):
+        begin = monday + week * 7 * DAY
+        await write_traffic(
+            record, version, begin=begin, end=begin + 7 * DAY, n=7000, flips={}, seed=week, weekend=30.0
+        )
+        night = await discover(database, CONFIG, begin + 7 * DAY)
+        frozen.append([row.predicate for row in night.frozen])
+        settled.append([(row.predicate, row.status) for row in night.settled])
+    assert frozen[0] == []
+    assert 'time.week = "weekend"' in frozen[1]
+    assert settled[:2] == [[], []]
+    assert ('time.week = "weekend"', Status.CONFIRMED) in settled[2]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/Los_Angeles", "Asia/Kolkata"])
+async def test_the_database_counts_days_and_hours_as_the_workers_do(
+    database: Database, record: asyncpg.Connection, zone: str
+) -> None:
+    """Also across a change to winter time: each item of ten days is in the slices that its worker would name."""
+    version = await write_version(record)
+    begin = datetime(2026, 10, 20, 0, 15, tzinfo=UTC)
+    await write_traffic(record, version, begin=begin, end=begin + 10 * DAY, n=480, flips={}, seed=1)
+    window = search_rows.Window(version_id=version, begin=begin, end=begin + 10 * DAY)
+    names = [
+        *(("time.week", value) for value in ("weekday", "weekend")),
+        *(
+            ("time.day", day)
+            for day in ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+        ),
+        *(("time.hours", hours) for hours in ("00-06", "06-12", "12-18", "18-24")),
+    ]
+    wheres = [(Predicate(key=key, equals=value),) for key, value in names]
+    n_items = 0
+    async with database.begin() as connection:
+        async for item in search_rows.tested_items(connection, window, wheres, 1000, ZoneInfo(zone)):
+            at = datetime.fromtimestamp(item.captured_us / 1e6, UTC)
+            assert {names[place] for place in item.slice_ids} == set(
+                time_attributes(at, ZoneInfo(zone)).items()
+            )
+            n_items += 1
+    assert n_items == 480
 
 
 async def test_good_traffic_confirms_nothing_and_the_candidate_expires_and_keeps_its_id(

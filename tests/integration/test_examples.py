@@ -21,6 +21,7 @@ from quantdrift.storage.monitor.rows import (
     TransitionRow,
 )
 from quantdrift.storage.monitor.write import write
+from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN_US,
@@ -64,7 +65,8 @@ def opened(slice_id: int, *, at_us: int, onset_us: int = BEGIN_US, fold_seq: int
         episode=Episode.OPEN,
         metric=Metric.FLIP,
         onset_us=onset_us,
-        details={},
+        reason="r",
+        event=event_with(),
     )
 
 

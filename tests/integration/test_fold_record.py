@@ -120,7 +120,7 @@ async def test_a_sidecar_that_was_silent_for_days_is_measured_against_its_last_t
     await _fold(database)
     await store_batch(record, _tally(901, later_us + SECOND_US, stored_us=later_us + SECOND_US))
     fold = await _fold(database)
-    assert fold._ledger.recent(["faint"], "digits").taken == 100 + 100
+    assert fold.state.losses.recent(["faint"], "digits").taken == 100 + 100
 
 
 async def test_a_clock_that_runs_ahead_does_not_keep_its_losses_recent(
@@ -131,13 +131,13 @@ async def test_a_clock_that_runs_ahead_does_not_keep_its_losses_recent(
         await store_batch(record, rows)
     await store_batch(record, _tally(1, BEGIN_US + 300 * DAY_US, stored_us=BEGIN_US, lost=90))
     fold = await _fold(database)
-    assert fold._ledger.recent(["faint"], "digits").lost == 90
+    assert fold.state.losses.recent(["faint"], "digits").lost == 90
     later_us = BEGIN_US + 2 * HOUR_US
     await store_batch(record, _tally(1, later_us, stored_us=later_us, boot="c"))
     fold = await _fold(database)
-    assert fold._ledger.recent(["faint"], "digits").lost == 0
+    assert fold.state.losses.recent(["faint"], "digits").lost == 0
     fold = await _fold(database)
-    assert fold._ledger.recent(["faint"], "digits").lost == 0
+    assert fold.state.losses.recent(["faint"], "digits").lost == 0
 
 
 async def test_what_is_retired_stays_behind_in_the_record(

@@ -26,6 +26,7 @@ from quantdrift.sidecar.relay.connection import QUIET_S, Relay
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.grpc_backend import Doubling, running_grpc
+from tests.support.sidecar.raw_exchanges import recorded_by
 from tests.support.sidecar.relay_process import sidecar, wait
 from tests.support.sidecar.relay_rig import DEADLINE_S, Bench, Taken, rig, until
 
@@ -45,7 +46,7 @@ def server() -> Iterator[tuple[Doubling, int]]:
 
 def recorded(taken: Taken) -> Exchange:
     """Return what the capture process makes of an exchange."""
-    exchange = Recorder(LiveConfig.of(CONFIG), ORIGIN).record(taken.meta, taken.request, taken.response)
+    exchange = recorded_by(Recorder(LiveConfig.of(CONFIG), ORIGIN), taken.meta, taken.request, taken.response)
     assert exchange is not None
     return exchange
 

@@ -48,7 +48,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002"]
+REVISIONS = ["0001", "0002", "0003"]
 
 
 def quiet(_line: str) -> None:
@@ -185,8 +185,12 @@ async def test_a_schema_of_a_newer_release_is_left_alone(postgres_dsn: str) -> N
             "check user and password",
         ),
         (lambda dsn: dsn.rpartition("/")[0] + "/nothing", OperatorError, "create it"),
-        (lambda _: "postgresql://u:p@127.0.0.1:1/x", RetryError, "not available: ConnectionRefused"),
-        (lambda _: "postgresql://u:p@host.invalid:1/x", RetryError, "not available"),
+        (
+            lambda _: "postgresql://u:p@127.0.0.1:1/x",
+            RetryError,
+            "at 127.0.0.1:1 is not available: connection refused",
+        ),
+        (lambda _: "postgresql://u:p@host.invalid:1/x", RetryError, "at host.invalid:1 is not available: "),
         (
             lambda _: "postgresql://u:secret@127.0.0.1:port/x",
             OperatorError,

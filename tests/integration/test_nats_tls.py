@@ -14,7 +14,7 @@ import pytest
 
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process.child import leashed
+from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.nats_server import find_program
 from quantdrift.core.stream.connection import Queue
 from tests.support.certificates import Authority, Pair, openssl
@@ -57,7 +57,7 @@ class Server:
         for stale in self._directory.glob("*.ports"):
             stale.unlink()
         self._process = subprocess.Popen(  # noqa: ASYNC220 - a moment
-            leashed([str(find_program()), "-c", str(config)]),
+            ending_with_parent([str(find_program()), "-c", str(config)]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

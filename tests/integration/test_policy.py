@@ -22,9 +22,9 @@ from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.core.sampling.policy_message import (
-    ACCOUNT,
-    DIRECTIVE,
     MAX_BYTES,
+    POLICY_KEY,
+    SUMMARY_KEY,
     PolicySummary,
     SliceShare,
     encode,
@@ -75,26 +75,26 @@ async def test_a_watcher_sees_what_is_there_and_every_change(queue: Queue, strea
     bucket, seen = KeyValue(queue, stream, 60.0), asyncio.Queue[Entry | None]()
 
     async def watch() -> None:
-        async with aclosing(KeyValue(queue, stream).watch(DIRECTIVE)) as entries:
+        async with aclosing(KeyValue(queue, stream).watch(POLICY_KEY)) as entries:
             async for entry in entries:
                 await seen.put(entry)
 
     async with asyncio.timeout(20):
         watching = asyncio.create_task(watch())
         assert await seen.get() is None
-        assert await bucket.put(DIRECTIVE, b"1") == 1
+        assert await bucket.put(POLICY_KEY, b"1") == 1
         assert await seen.get() == Entry(value=b"1", revision=1)
         await bucket.put("another", b"x")
-        assert await bucket.put(DIRECTIVE, b"2") == 3
+        assert await bucket.put(POLICY_KEY, b"2") == 3
         assert await seen.get() == Entry(value=b"2", revision=3)
         jetstream = (await queue.live()).jetstream()
         store = await jetstream.key_value(bucket.name)
-        assert (await store.get(DIRECTIVE)).value == b"2"  # as any client of NATS sees it
-        await store.delete(DIRECTIVE)
+        assert (await store.get(POLICY_KEY)).value == b"2"  # as any client of NATS sees it
+        await store.delete(POLICY_KEY)
         assert await seen.get() is None
         await jetstream.delete_stream(f"KV_{bucket.name}")
-        assert await bucket.get(DIRECTIVE) is None
-        await bucket.put(DIRECTIVE, b"3")
+        assert await bucket.get(POLICY_KEY) is None
+        await bucket.put(POLICY_KEY, b"3")
         assert await seen.get() == Entry(value=b"3", revision=1)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
@@ -104,7 +104,7 @@ async def test_the_bucket_is_bounded(queue: Queue, stream: Stream) -> None:
     """One value per key, a time to live, a largest value, and as many bytes as were said; limits follow the option."""
     for ttl_s in (60.0, 30.0):
         bucket = KeyValue(queue, stream, ttl_s)
-        await bucket.put(DIRECTIVE, b"1")
+        await bucket.put(POLICY_KEY, b"1")
         info = await (await queue.live()).jetstream().stream_info(f"KV_{bucket.name}")
         assert (info.config.max_age, info.config.max_msgs_per_subject) == (ttl_s, 1)
         assert (info.config.max_msg_size, info.config.max_bytes) == (MAX_BYTES + 1024, 2**20)
@@ -119,11 +119,11 @@ async def test_a_directive_reaches_the_relay_worker_and_lapses(
     assert pod.is_local()
     async with following(pod, queue):
         given = directive(0.5, 1.0, 0.125, 0.0625)
-        await bucket.put(DIRECTIVE, encode(given))
+        await bucket.put(POLICY_KEY, encode(given))
         await until(lambda: pod.follows(given))
         clock.advance(600.0)
         confirmed = msgspec.structs.replace(given, issued_at=clock.now())
-        await bucket.put(DIRECTIVE, encode(confirmed))
+        await bucket.put(POLICY_KEY, encode(confirmed))
         await until(lambda: pod.slot.gauge(Gauge.POLICY_ISSUED_S) == int(clock.now().timestamp()))
         assert pod.follows(given)
         assert pod.slot.gauge(Gauge.POLICY_CHANGES) == 1
@@ -136,7 +136,7 @@ async def test_a_directive_reaches_the_relay_worker_and_lapses(
         assert pod.slot.gauge(Gauge.POLICY_CHANGES) == 2
         assert pod.slot.gauge(Gauge.POLICY_ISSUED_S) == 0
         again = msgspec.structs.replace(given, issued_at=clock.now())
-        await bucket.put(DIRECTIVE, encode(again))
+        await bucket.put(POLICY_KEY, encode(again))
         await until(lambda: pod.follows(again))
 
 
@@ -156,12 +156,12 @@ async def test_what_is_refused_leaves_the_configurations_rates(
     }
     async with following(pod, queue):
         for gauge, wire in bad.items():
-            await bucket.put(DIRECTIVE, encode(good))
+            await bucket.put(POLICY_KEY, encode(good))
             await until(lambda: pod.follows(good))
-            await bucket.put(DIRECTIVE, wire)
+            await bucket.put(POLICY_KEY, wire)
             await until(pod.is_local)
             assert pod.slot.gauge(gauge) == 1
-        await bucket.put(DIRECTIVE, encode(good))
+        await bucket.put(POLICY_KEY, encode(good))
         await until(lambda: pod.follows(good))
     assert sum(pod.slot.gauge(gauge) for gauge in bad) == len(bad)
 
@@ -180,7 +180,7 @@ async def test_two_sidecars_with_one_salt_take_the_same_users(
     assert before == taken(pods[1])
     given = directive(1.0, 1.0, 1.0, 0.5)
     async with following(pods[0], queue), following(pods[1], queue):
-        await KeyValue(queue, stream, 60.0).put(DIRECTIVE, encode(given))
+        await KeyValue(queue, stream, 60.0).put(POLICY_KEY, encode(given))
         await until(lambda: all(pod.follows(given) for pod in pods))
     after = taken(pods[0])
     assert after == taken(pods[1])
@@ -260,7 +260,7 @@ def test_the_rate_changes_while_traffic_runs_and_nothing_is_lost(
     def put(wire: bytes) -> None:
         async def once() -> None:
             connection = await Queue.connect(stream, client_name="test")
-            await KeyValue(connection, stream, 900.0).put(DIRECTIVE, wire)
+            await KeyValue(connection, stream, 900.0).put(POLICY_KEY, wire)
             await connection.close()
 
         asyncio.run(once())
@@ -361,8 +361,8 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
     async def put() -> None:
         connection = await Queue.connect(stream, client_name="test")
         bucket = KeyValue(connection, stream, 900.0)
-        await bucket.put(ACCOUNT, encode(account))
-        await bucket.put(DIRECTIVE, encode(given))
+        await bucket.put(SUMMARY_KEY, encode(account))
+        await bucket.put(POLICY_KEY, encode(given))
         await connection.close()
 
     asyncio.run(put())

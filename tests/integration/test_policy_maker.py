@@ -10,8 +10,8 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.process.run import Stop
 from quantdrift.core.sampling.policy_message import (
-    ACCOUNT,
-    DIRECTIVE,
+    POLICY_KEY,
+    SUMMARY_KEY,
     PolicyMessage,
     PolicySummary,
     decode_policy_message,
@@ -48,19 +48,19 @@ class Bucket:
 
     async def directive(self) -> PolicyMessage:
         """Return the directive."""
-        entry = await self._bucket.get(DIRECTIVE)
+        entry = await self._bucket.get(POLICY_KEY)
         assert entry is not None
         return decode_policy_message(entry.value)
 
     async def account(self) -> PolicySummary:
         """Return its account."""
-        entry = await self._bucket.get(ACCOUNT)
+        entry = await self._bucket.get(SUMMARY_KEY)
         assert entry is not None
         return decode_policy_summary(entry.value)
 
     async def is_empty(self) -> bool:
         """Return whether nothing was ever given."""
-        return await self._bucket.get(DIRECTIVE) is None
+        return await self._bucket.get(POLICY_KEY) is None
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from quantdrift.core.process.child import leashed
+from quantdrift.core.process.child import ending_with_parent
 from tests.servers.environment import Environment, environ
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -75,7 +75,7 @@ def serving(
     log = directory / "server.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            leashed([sys.executable, str(_GUARD), *map(str, command)]),
+            ending_with_parent([sys.executable, str(_GUARD), *map(str, command)]),
             env={**environ(server.environment), **(variables or {})},
             cwd=directory,
             stdin=subprocess.DEVNULL,

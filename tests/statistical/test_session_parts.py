@@ -16,9 +16,10 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.evidence.observations import BoolArray
-from quantdrift.monitor.fold.groups import SIGNALS, shown
+from quantdrift.monitor.fold.groups import SIGNALS
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow
+from tests.support.monitor.plain_groups import keeps_part, shown
 
 pytestmark = pytest.mark.statistical
 
@@ -175,10 +176,10 @@ def used(rules: Policy) -> tuple[float, float]:
             rows = offered.sampled(user, 1, u1, u2)
             parts = {row.pi1: row for row in rows}.values()
             n_replayed += len(parts)
-            n_weighted += sum(rates.has(row) for row in parts)
-            n_plain += len({row.pi1 for row in rows if rates.keeps_part(row)})
+            n_weighted += sum(row.u2 < second_rate(rates.sure, row.pi1) for row in parts)
+            n_plain += len({row.pi1 for row in rows if keeps_part(rates, row)})
             assert (
-                (CHANGE in shown(1, rows, rates, BUDGET)) == any(rates.keeps_part(row) for row in rows)
+                (CHANGE in shown(1, rows, rates, BUDGET)) == any(keeps_part(rates, row) for row in rows)
                 if rows
                 else True
             )

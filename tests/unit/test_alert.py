@@ -1,7 +1,6 @@
 """Alerts as episodes, and one policy's beside another's."""
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -9,6 +8,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.monitor.planning.alerts import Alert, Match, alerts, pair
 from quantdrift.storage.monitor.history import StoredTransition
 from quantdrift.storage.monitor.rows import from_us
+from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
 
 pytestmark = pytest.mark.unit
@@ -21,9 +21,7 @@ def change(
     at_s: int, before: Verdict, after: Verdict, *, slice_id: int = 2, onset_s: int | None = None
 ) -> StoredTransition:
     """Return a change of verdict, `at_s` after the begin."""
-    details: dict[str, Any] = {"metric": "flip"}
-    if onset_s is not None:
-        details["onset"] = (from_us(BEGIN_US) + timedelta(seconds=onset_s)).isoformat()
+    onset = None if onset_s is None else (from_us(BEGIN_US) + timedelta(seconds=onset_s)).isoformat()
     return StoredTransition(
         model_version_id=1,
         slice_id=slice_id,
@@ -31,7 +29,7 @@ def change(
         to_verdict=after,
         at_us=BEGIN_US + at_s * SECOND_US,
         fold_seq=1 + at_s,
-        details=details,
+        event=event_with(onset=onset),
     )
 
 

@@ -13,10 +13,10 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain.diagnosis import Kind
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.monitor.fold.alert_event import AlertEvent, summary
+from quantdrift.monitor.fold.alert_event import summary
 from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.storage.monitor.explanation import Explanation
-from tests.support.monitor.alert_cases import alert, text
+from tests.support.monitor.alert_cases import alert, event_with, text
 from tests.support.monitor.fold_stream import ALL_ID
 
 pytestmark = pytest.mark.unit
@@ -196,16 +196,15 @@ def test_an_alert_reads_as_its_case_says(case: str) -> None:
 
 def test_a_mean_of_one_exchange_is_no_before() -> None:
     """Below 30 exchanges the mean before the onset is not told at all; the count is."""
-    few, enough = (alert(n_before=n, before=1.0).details for n in (FEWEST_BEFORE - 1, FEWEST_BEFORE))
-    assert "before" not in few
-    assert (few["n_history"], few["begin"]) == (29, "first_seen")
-    assert (enough["before"], enough["begin"]) == (1.0, "changed")
+    few, enough = (alert(n_before=n, before=1.0).alert for n in (FEWEST_BEFORE - 1, FEWEST_BEFORE))
+    assert (few.evidence.before, few.evidence.n_history, few.explanation.begin) == (None, 29, "first_seen")
+    assert (enough.evidence.before, enough.explanation.begin) == (1.0, "changed")
 
 
 def test_the_reason_names_what_decided() -> None:
     """Flips that decided are not told as a divergence."""
-    assert alert().details["reason"] == "the flip rate is above the budget"
-    assert alert(metric=Metric.DIVERGENCE).details["reason"] == "the mean divergence is above the budget"
+    assert alert().alert.change.reason == "the flip rate is above the budget"
+    assert alert(metric=Metric.DIVERGENCE).alert.change.reason == "the mean divergence is above the budget"
 
 
 @pytest.mark.parametrize(
@@ -220,11 +219,10 @@ def test_the_end_of_an_alert_tells_the_evidence_and_not_the_window_that_still_ho
     detector: str, metric: Metric, said: str
 ) -> None:
     """A recovery beside a mean of 2.7 % against 1 % is a contradiction: the mean is of another window."""
-    story = AlertEvent(
-        model="digits", version="1", reference="d", slice="s", predicate="p", from_verdict=Verdict.FIRING,
-        verdict=Verdict.OK, reason="no evidence", metric=metric, measure="KL", unit="nat", budget=0.01, mean=0.027,
-        low=0.02, high=0.03, n_recent=1500, n_groups=4000, evidence=12_345.0, threshold=1e4,
-        aggregate_verdict=Verdict.OK, advice="", detector=detector,
+    story = event_with(
+        slice="s", from_verdict="firing", verdict="ok", reason="no evidence", metric=metric.value, measure="KL",
+        unit="nat", mean=0.027, low=0.02, high=0.03, n_recent=1500, n_groups=4000, evidence=12_345.0, threshold=1e4,
+        detector=detector,
     )  # fmt: skip
     assert summary(story) == (
         f"digits 1, s: firing -> ok: {said}; the evidence of recovery is 12,345, and 10,000 is needed"
@@ -312,12 +310,12 @@ def test_no_alert_contradicts_itself(
         found=found,
     )
     told = text(row)
-    budget = row.details["budget"]
+    budget = row.alert.evidence.budget
     within = aggregate is Verdict.OK and aggregate_mean is not None and aggregate_mean <= budget
     assert ("fine at" in told) == within, told
     assert not re.search(r"\bnot fine\b", told)
     if n_before < FEWEST_BEFORE:
-        assert "before" not in row.details
+        assert row.alert.evidence.before is None
         assert "Look for what changed" not in told, told
         assert "did not change" not in told, told
     assert not re.search(r"\de[+-]?\d", told), told

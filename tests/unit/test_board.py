@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.tasks import Task
+from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
-from quantdrift.monitor.fold.alert_event import AlertEvent
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import log_record
 from quantdrift.storage.monitor.outbox import WaitingEvent
 from quantdrift.storage.monitor.rows import VerdictRow
+from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID
 
 pytestmark = pytest.mark.unit
@@ -99,33 +98,15 @@ def test_the_heartbeat_is_the_age_of_the_last_folded_capture() -> None:
 
 def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
     """ERROR pages, WARN is a ticket, INFO the end; the text is for display only."""
-    story = AlertEvent(
-        model="digits",
-        version="1",
-        reference="d",
-        slice="scanner=faint",
-        predicate="p",
-        from_verdict=Verdict.OK,
-        verdict=Verdict.FIRING,
-        reason="r",
-        task=Task.CLASSIFICATION,
-        metric=Metric.FLIP,
+    story = event_with(
         measure="flip",
-        unit="share of exchanges",
-        budget=0.01,
         mean=0.05,
         low=0.03,
         high=0.08,
         after=0.06,
         n_since_onset=120,
         onset="2026-03-01T12:00:00+00:00",
-        n_recent=400,
-        n_groups=400,
-        evidence=12.0,
-        threshold=10.0,
-        aggregate_verdict=Verdict.OK,
-        advice="look",
-        examples=("0" * 32,),
+        examples=["0" * 32],
     )
     for said, number in ((Verdict.FIRING, 17), (Verdict.WARNING, 13), (Verdict.OK, 9)):
         event = WaitingEvent(

@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Budget, Discovery
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.discovery.items import Gathering, Items
-from quantdrift.drift.discovery.search import Found
+from quantdrift.drift.discovery.search import FoundSlice
 from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
@@ -189,9 +189,9 @@ def traffic() -> Items:
     return gathering.items()
 
 
-def found(*where: Predicate) -> Found:
+def found(*where: Predicate) -> FoundSlice:
     """Return a finding."""
-    return Found(
+    return FoundSlice(
         where=where,
         metric=Metric.DIVERGENCE,
         mean=0.1,

@@ -31,13 +31,13 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     assert caplog.text.count("late cannot be started") == 2
 
 
-async def test_what_a_child_writes_comes_line_by_line_and_how_it_ended_is_told() -> None:
+async def test_a_childs_output_is_passed_on_line_by_line_and_its_exit_is_reported() -> None:
     """Also what it wrote last, a line that is longer than any reader wants, and one that does not end."""
     lines: list[bytes] = []
-    told: list[tuple[str, int | None]] = []
+    ends: list[tuple[str, int | None]] = []
 
-    def tell(how: str, code: int | None, _pause_s: float) -> None:
-        told.append((how, code))
+    def on_end(how: str, code: int | None, _pause_s: float) -> None:
+        ends.append((how, code))
         child.final = 7
 
     child = Child(
@@ -45,13 +45,13 @@ async def test_what_a_child_writes_comes_line_by_line_and_how_it_ended_is_told()
         "this",
         [],
         environment=os.environ,
-        told=tell,
-        heard={1: lines.append},
+        on_end=on_end,
+        on_output={1: lines.append},
     )
     child._command = [sys.executable, "-c", "print('a'); print('b' * 200_000); print('c', end=''); exit(7)"]
     async with asyncio.timeout(30):
         assert await child.run() == 7
-    assert told == [("ended with exit code 7", 7)]
+    assert ends == [("ended with exit code 7", 7)]
     assert lines[0] == b"a"
     assert b"".join(lines) == 2 * (b"a" + b"b" * 200_000 + b"c")
     assert max(map(len, lines)) < 200_000

@@ -152,7 +152,7 @@ def test_a_role_without_its_secret_says_which(tmp_path: Path) -> None:
     result = _run("monitor", "--config", str(path))
     assert result.exit_code == 2
     assert "QUANTDRIFT_DSN" in result.output
-    assert "is `quantdrift up" in _run("monitor", "--config", str(path), "--data", str(tmp_path)).output
+    assert "start `quantdrift up" in _run("monitor", "--config", str(path), "--data", str(tmp_path)).output
 
 
 @pytest.mark.integration

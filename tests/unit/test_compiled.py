@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.detectors.protocol import DETECTORS
-from quantdrift.drift.evidence.numba_cache import dot, kept_in, user_cache
+from quantdrift.drift.evidence.numba_cache import dot, folder_for, user_cache
 
 SCRIPT = """
 import pickle, sys
@@ -56,12 +56,12 @@ def test_a_sum_in_lanes_misses_nothing() -> None:
 @pytest.mark.unit
 def test_machine_code_is_kept_by_the_digest_of_its_sources(tmp_path: Path) -> None:
     """In one folder as long as no source changes; where there can be none it is not kept."""
-    place = kept_in(tmp_path / "new")
+    place = folder_for(tmp_path / "new")
     assert place is not None
     assert place.parent == tmp_path / "new"
-    assert place == kept_in(tmp_path / "new")
+    assert place == folder_for(tmp_path / "new")
     (tmp_path / "file").touch()
-    assert kept_in(tmp_path / "file") is None
+    assert folder_for(tmp_path / "file") is None
 
 
 @pytest.mark.unit
@@ -69,7 +69,7 @@ def test_what_an_image_holds_is_used_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a copy that nobody else may write to."""
-    held = kept_in(tmp_path)
+    held = folder_for(tmp_path)
     assert held is not None
     (held / "code").write_bytes(b"\x90")
 
@@ -78,7 +78,7 @@ def test_what_an_image_holds_is_used_where_nothing_can_be_written(
 
     with monkeypatch.context() as patched:
         patched.setattr(tempfile, "TemporaryFile", refuse)
-        copy = kept_in(tmp_path)
+        copy = folder_for(tmp_path)
     assert copy is not None
     assert copy != held
     assert (copy / "code").read_bytes() == b"\x90"
@@ -88,12 +88,12 @@ def test_what_an_image_holds_is_used_where_nothing_can_be_written(
 @pytest.mark.unit
 def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path) -> None:
     """What is kept is loaded as it lies there: a folder that is open to others holds nothing for us."""
-    held = kept_in(tmp_path)
+    held = folder_for(tmp_path)
     assert held is not None
     held.chmod(0o777)
-    assert kept_in(tmp_path) is None
+    assert folder_for(tmp_path) is None
     held.chmod(0o700)
-    assert kept_in(tmp_path) == held
+    assert folder_for(tmp_path) == held
 
 
 @pytest.mark.unit

@@ -190,6 +190,12 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
         ("[sidecar]\nmax_exchange_bytes = 999_999_999", "max_held_bytes"),
         ('[capture]\nhmac = ["header.x-user"]', "not recorded"),
         ('[[slices]]\nname = "a"', "exactly one of"),
+        ('[[slices]]\nname = "a"\ntime = "month"', "slices.*time"),
+        (
+            '[capture]\ntime_zone = "Europe/Berln"',
+            "time_zone is `Europe/Berln`.*did you mean `Europe/Berlin`",
+        ),
+        ('[capture]\ntime_zone = "/etc"', "which is no time zone: write a name"),
         ('[[slices]]\nname = "a"\nheader = "x-b"', "capture.headers"),
         ('[[slices]]\nname = "a"\nfeature = "mean"', "edges"),
         ('[[slices]]\nname = "a"\nmodel = "n"\nfeature = "mean"\nedges = [1.0]', "no model `n`"),

@@ -8,7 +8,7 @@ import pytest
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.drift.discovery.conditions import edges_of
 from quantdrift.drift.discovery.items import MOST_KEYS, MOST_VALUES, Gathering, Items
-from quantdrift.drift.discovery.search import Found, GivenUpError, Limits, Search, overlap, search
+from quantdrift.drift.discovery.search import FoundSlice, GivenUpError, Limits, Search, overlap, search
 
 pytestmark = pytest.mark.unit
 
@@ -224,7 +224,7 @@ def test_findings_come_in_the_order_they_were_taken() -> None:
     traffic = Traffic()
     traffic.rate[traffic.scanner == "faint"] = 0.2
     traffic.rate[traffic.site == "s3"] = 0.05
-    found: tuple[Found, ...] = found_in(traffic.items(), {Metric.FLIP: 0.02}).found
+    found: tuple[FoundSlice, ...] = found_in(traffic.items(), {Metric.FLIP: 0.02}).found
     assert found[0].where == (FAINT,)
     assert found[0].score > found[1].score
     assert {one.bound for one in found} == {0.02}

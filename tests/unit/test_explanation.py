@@ -24,7 +24,8 @@ from quantdrift.monitor.explain.sample import (
 from quantdrift.monitor.fold.alert_text import advice, reason_of, sentences
 from quantdrift.storage.monitor.evidence import Alerting, EvidenceItem
 from quantdrift.storage.monitor.explanation import Explanation, explanation_of
-from quantdrift.storage.monitor.rows import Catalog, Episode, TransitionRow
+from quantdrift.storage.monitor.rows import Catalog, Episode, ExplainedBy, TransitionRow
+from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, SECOND_US
 
 pytestmark = pytest.mark.unit
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.unit
 TASK = Task.CLASSIFICATION
 
 VERSION, ALL, BIG, SMALL = 1, 1, 2, 3
-DETAILS = {"metric": "flip", "detector": "budget", "budget": 0.01, "before": 0.002}
+DETAILS: dict[str, Any] = {"metric": "flip", "budget": 0.01, "before": 0.002}
 HOUR_US = 3600 * SECOND_US
 
 
@@ -55,7 +56,9 @@ def item(number: int, slices: tuple[int, ...], **more: Any) -> EvidenceItem:
 
 def alert(slice_id: int, severity: Verdict = Verdict.FIRING, **details: Any) -> Alerting:
     """Return an open alert."""
-    return Alerting(model_version_id=VERSION, slice_id=slice_id, severity=severity, details=DETAILS | details)
+    return Alerting(
+        model_version_id=VERSION, slice_id=slice_id, severity=severity, event=event_with(**DETAILS | details)
+    )
 
 
 def change(
@@ -72,7 +75,8 @@ def change(
         episode=episode,
         metric=Metric.FLIP,
         onset_us=BEGIN_US,
-        details=dict(DETAILS),
+        reason="r",
+        event=event_with(**DETAILS),
     )
 
 
@@ -195,8 +199,8 @@ def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> 
     assert standing.notes_on_explaining(change(SMALL, 5), BIG, Explanation()) == []
     alone = AlertingSlices([alert(BIG)], [change(SMALL, 5)])
     (note,) = alone.notes_on_explained(change(SMALL, 5), {BIG: "small"}, "small")
-    more = {"explained_by": "small", "explained_by_id": SMALL, "incident": "small"}
-    assert (note.slice_id, note.more) == (BIG, more)
+    by = ExplainedBy(explained_by="small", explained_by_id=SMALL, incident="small")
+    assert (note.slice_id, note.change) == (BIG, by)
 
 
 def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
@@ -204,7 +208,7 @@ def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
     (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended()
     assert note.slice_id == BIG
-    assert note.more == {"explained_by": None, "explained_by_id": None, "incident": "big"}
+    assert note.change == ExplainedBy(explained_by=None, explained_by_id=None, incident="big")
     assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended() == []
 
 
@@ -217,16 +221,17 @@ def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
         "tail_before": 0.01,
         "budget": 0.02,
     }
-    measure = measure_of(tail, 2.0)
+    decided = event_with(**tail).evidence
+    measure = measure_of(decided, 2.0)
     assert [measure.of(item(0, (), divergence=divergence)) for divergence in (0.05, 0.2, float("inf"))] == [
         0.0,
         1.0,
         1.0,
     ]
-    assert level_of(tail, 0.25) == pytest.approx(0.0125)
-    assert level_of(DETAILS, 0.25) == 0.01
-    assert level_of(DETAILS | {"detector": CHANGE.kind}, 0.25) == pytest.approx(0.0025)
-    mean = measure_of({"metric": "divergence", "budget": 0.02}, 2.0)
+    assert level_of(decided, 0.25) == pytest.approx(0.0125)
+    assert level_of(event_with(**DETAILS).evidence, 0.25) == 0.01
+    assert level_of(event_with(**DETAILS, detector=CHANGE.kind).evidence, 0.25) == pytest.approx(0.0025)
+    mean = measure_of(event_with(metric="divergence", budget=0.02).evidence, 2.0)
     assert mean == Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0)
     assert mean.of(item(0, (), divergence=float("inf"))) == 2.0
 

@@ -47,9 +47,7 @@ def test_the_stream_shows_all_that_it_is_there_for() -> None:
     outcomes = folded(Fold, STREAM, 1)
     verdicts = Counter(row.to_verdict for one in outcomes for row in one.transitions)
     assert {Verdict.FIRING, Verdict.OK, Verdict.UNKNOWN} <= verdicts.keys()
-    reasons = {
-        str(row.details.get("reason", "")).split(":")[0] for one in outcomes for row in one.transitions
-    }
+    reasons = {row.reason.split(":")[0] for one in outcomes for row in one.transitions}
     assert {"loss", "superseded", "undecided"} <= reasons
     assert {Source.INHERITED} <= {row.source for one in outcomes for row in one.learned}
     assert any(one.closed for one in outcomes)

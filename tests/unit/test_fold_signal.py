@@ -40,7 +40,7 @@ def test_infinite_divergence_counts_as_the_cap() -> None:
     fold, outcome = fold_all(diverging(batches(40), every=1))
     assert verdict_of(fold, CLEAR_ID)[0] is Verdict.FIRING
     assert sum(row.n_infinite for row in outcome.rollups) > 0
-    text = msgspec.json.encode([row.details for row in outcome.transitions]).decode()
+    text = msgspec.json.encode([row.alert.attributes() for row in outcome.transitions if row.event]).decode()
     assert "inf" not in text.replace("infinite", "")
     assert "null" not in text
     divergence = next(row for row in outcome.verdicts if row.slice_id == CLEAR_ID).estimate["divergence"]

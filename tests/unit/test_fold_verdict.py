@@ -35,15 +35,18 @@ def test_the_drifted_slice_fires_and_the_aggregate_does_not() -> None:
     assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
     fired = [row for row in outcome.transitions if row.to_verdict is Verdict.FIRING]
     assert [(row.slice_id, row.metric) for row in fired] == [(FAINT_ID, Metric.FLIP)]
-    story = fired[0].details
-    assert story["low"] <= story["mean"] <= story["high"]
-    assert 0.03 < story["mean"] < 0.2
-    assert story["aggregate_verdict"] == "ok"
-    assert story["budget"] == 0.01
-    assert story["advice"]
+    story, evidence = fired[0].alert, fired[0].alert.evidence
+    assert evidence.low is not None
+    assert evidence.mean is not None
+    assert evidence.high is not None
+    assert evidence.low <= evidence.mean <= evidence.high
+    assert 0.03 < evidence.mean < 0.2
+    assert story.aggregate.verdict is Verdict.OK
+    assert evidence.budget == 0.01
+    assert story.change.advice
     assert BEGIN_US <= fired[0].onset_us <= fired[0].at_us
     (shown,) = [row for row in fold.verdicts() if row.slice_id == FAINT_ID]
-    assert shown.evidence == story["evidence"] >= shown.threshold, "the worst first: not reset by the alarm"
+    assert shown.evidence == evidence.total >= shown.threshold, "the worst first: not reset by the alarm"
 
 
 def test_a_version_without_reference_is_unknown_and_never_fires() -> None:
@@ -66,6 +69,33 @@ def test_too_few_exchanges_are_unknown_with_the_number_that_is_missing() -> None
     assert [(row.from_verdict, row.to_verdict, row.episode) for row in outcome.transitions] == [
         (Verdict.UNKNOWN, Verdict.OK, Episode.NONE)
     ]
+
+
+def test_undeclared_sessions_make_a_slice_unknown_and_nothing_pages() -> None:
+    """The drifted slice would fire; its requests count as more than they are, and the verdict says what to declare."""
+    found = msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"})
+    fold = Fold(CONFIG, EMPTY)
+    fold.learn(found)
+    transitions: list[TransitionRow] = []
+    for batch in batches(300, faint_share=0.3):
+        fold.batch(batch)
+        transitions += fold.take().transitions
+    verdict, reason = verdict_of(fold, FAINT_ID)
+    assert verdict is Verdict.UNKNOWN
+    assert reason.startswith("looks like sessions: requests with the same header.x-user")
+    assert reason.endswith('set sampling.sticky_header = "x-user"')
+    assert not any(row.to_verdict in {Verdict.FIRING, Verdict.WARNING} for row in transitions)
+    assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
+
+
+def test_sessions_that_are_declared_by_now_no_longer_hide_anything() -> None:
+    """With `sampling.sticky_header` the same evidence pages."""
+    sampling = msgspec.structs.replace(CONFIG.sampling, sticky_header="x-user")
+    fold = Fold(msgspec.structs.replace(CONFIG, sampling=sampling), EMPTY)
+    fold.learn(msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"}))
+    for batch in batches(300, faint_share=0.3):
+        fold.batch(batch)
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
 
 
 def test_loss_makes_a_slice_unknown() -> None:
@@ -179,7 +209,7 @@ def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
                 "no evidence against its budget or its baseline",
             ) or ("baseline needs some" in verdict_of(fold, FAINT_ID)[1])
     (page,) = [row for row in found if row.to_verdict is Verdict.FIRING]
-    assert (page.slice_id, page.metric, page.details["detector"]) == (FAINT_ID, Metric.DIVERGENCE, "tail")
+    assert (page.slice_id, page.metric, page.alert.evidence.detector) == (FAINT_ID, Metric.DIVERGENCE, "tail")
     assert page.onset_us > BEGIN_US + 11_000 * SECOND_US
 
 

@@ -5,14 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from quantdrift.core.config.schema import Monitor
 from quantdrift.core.records import Verdict
 from quantdrift.drift.watch import Phase
 from quantdrift.monitor.fold.loss import RecentCounts
-from quantdrift.monitor.fold.verdict import SliceStatus, VerdictLimits, judge
+from quantdrift.monitor.fold.verdict import SliceStatus, judge
 
 pytestmark = pytest.mark.unit
 
-LIMITS = VerdictLimits(min_groups=300, max_loss_ratio=0.05, stale_after_s=600)
+LIMITS = Monitor(min_groups=300, max_loss_ratio=0.05, stale_after_s=600)
 WELL = SliceStatus(
     phase=Phase.WATCHING,
     evidence_ratio=1e-6,

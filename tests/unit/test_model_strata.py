@@ -24,7 +24,7 @@ from quantdrift.storage.monitor.traffic import (
     TrafficRecord,
 )
 from tests.support.sidecar.policy_messages import CONFIG, evidence
-from tests.support.sidecar.raw_exchanges import raw_exchange
+from tests.support.sidecar.raw_exchanges import raw_exchange, recorded_by
 
 pytestmark = pytest.mark.unit
 
@@ -151,7 +151,7 @@ def test_the_capture_process_knows_the_model_and_the_configuration_may_ask_for_i
     )
     origin = SidecarIdentity(source="pod-1", version="", salt=b"salt", hmac_key=b"")
     kept = [
-        Recorder(LiveConfig.of(config), origin).record(*raw_exchange(path=f"/v2/models/{model}/infer"))
+        recorded_by(Recorder(LiveConfig.of(config), origin), *raw_exchange(path=f"/v2/models/{model}/infer"))
         for model in MODELS
     ]
     assert kept[0] is not None

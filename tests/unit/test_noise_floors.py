@@ -65,7 +65,7 @@ def test_too_much_noise_is_told_and_nothing_is_called_ok() -> None:
     fold, outcome = fold_all(with_noise(batches(60, faint_flips=CALM), 0.04))
     (change,) = outcome.noise_changes
     assert (change.side, change.metric, change.exceeds) == (Side.REFERENCE, "flip", True)
-    assert noise_summary(change.details).startswith(
+    assert noise_summary(change.event).startswith(
         "digits 1: the reference differs from itself too much: flip"
     )
     verdicts = {(row.verdict, row.reason) for row in fold.verdicts() if row.n_groups}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quantdrift.cli.outage import REPEAT_S, LastWords, Outage
+from quantdrift.cli.outage import REPEAT_S, LastError, Outage
 from quantdrift.core.clock import ManualClock
 
 pytestmark = pytest.mark.unit
@@ -52,9 +52,9 @@ def test_the_same_reason_is_told_once_in_ten_minutes_another_at_once_and_the_end
     ],
 )
 def test_the_reason_is_the_last_error_that_a_process_wrote(lines: list[str], reason: str) -> None:
-    """Of its log as text or JSON, of a traceback, or of the command line, whose words may have several lines."""
-    words = LastWords()
+    """Of its log as text or JSON, of a traceback, or of the command line, whose error may have several lines."""
+    last_error = LastError()
     for line in lines:
-        words.hear(line.encode())
-    assert words.take() == reason
-    assert words.take() == ""
+        last_error.read(line.encode())
+    assert last_error.take() == reason
+    assert last_error.take() == ""

@@ -17,7 +17,7 @@ from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.policy import PolicyHistory
 from tests.support.sidecar.policy_messages import directive
-from tests.support.sidecar.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
+from tests.support.sidecar.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange, recorded_by
 
 pytestmark = pytest.mark.unit
 
@@ -41,7 +41,7 @@ ORIGIN = SidecarIdentity(source="pod-1", version="", salt=b"salt", hmac_key=b"")
 def record(config: Config = CONFIG, origin: SidecarIdentity = ORIGIN, **given: Any) -> Exchange | None:
     """Return what the recorder makes of a raw exchange."""
     meta, request, response = raw_exchange(**given)
-    return Recorder(LiveConfig.of(config), origin).record(meta, request, response)
+    return recorded_by(Recorder(LiveConfig.of(config), origin), meta, request, response)
 
 
 def recorded(config: Config = CONFIG, origin: SidecarIdentity = ORIGIN, **given: Any) -> Exchange:
@@ -166,6 +166,23 @@ def test_every_loss_has_its_reason(loss: Loss, given: dict[str, Any]) -> None:
     assert caught.value.loss is loss
 
 
+@pytest.mark.parametrize(("zone", "kept"), [("UTC", False), ("Asia/Tokyo", True)])
+def test_a_boost_of_the_weekend_takes_what_was_captured_then(zone: str, *, kept: bool) -> None:
+    """Friday, 20:00 UTC, is Saturday in Tokyo; the record has no attribute for it."""
+    friday_ns = int(datetime(2026, 11, 20, 20, 0, tzinfo=UTC).timestamp()) * 1_000_000_000
+    boost = BodyStratum(name="weekend", rate=1.0, where=(Predicate(key="time.week", equals="weekend"),))
+    config = msgspec.structs.replace(
+        CONFIG,
+        capture=msgspec.structs.replace(CONFIG.capture, time_zone=zone),
+        sampling=msgspec.structs.replace(CONFIG.sampling, body_strata=(boost,)),
+    )
+    meta, request, response = raw_exchange()
+    meta = msgspec.structs.replace(meta, captured_at_ns=friday_ns)
+    exchange = recorded_by(Recorder(LiveConfig.of(config), ORIGIN), meta, request, response)
+    assert (exchange is not None) == kept
+    assert exchange is None or not any(key.startswith("time.") for key in exchange.attributes)
+
+
 def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
     """Also when another is in force by then; one that nobody knows any more costs the exchange, and is counted."""
     rates = (0.5, 0.25)
@@ -178,15 +195,15 @@ def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
     directives.follow(directive(0.125, 0.125, config=config, issued_at=datetime.now(UTC)))
     recorder = Recorder(LiveConfig.of(config), ORIGIN, directives)
     meta, request, response = raw_exchange(epoch=f"4d-{drawn.policy.epoch}", pi1=rates[0])
-    exchange = recorder.record(meta, request, response)
+    exchange = recorded_by(recorder, meta, request, response)
     assert exchange is not None
     assert exchange.sampling.policy.header_strata == drawn.policy.header_strata
     assert exchange.sampling.policy.epoch == meta.epoch
     assert (
-        recorder.record(*raw_exchange(epoch="4d-0123456789ab", pi1=1.0)) is None
+        recorded_by(recorder, *raw_exchange(epoch="4d-0123456789ab", pi1=1.0)) is None
     )  # the configuration's own rates
     with pytest.raises(LostError) as caught:
-        recorder.record(*raw_exchange(epoch="4d-m0123456789a"))
+        recorded_by(recorder, *raw_exchange(epoch="4d-m0123456789a"))
     assert caught.value.loss is Loss.CAPTURE_ERROR
 
 

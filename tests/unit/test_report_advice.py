@@ -5,7 +5,8 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.interval import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
-from quantdrift.storage.report.facts import Deciding, Episode, SliceName, Version
+from quantdrift.storage.report.facts import Episode, SliceName, Version
+from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.report_figures import NOW
 
 pytestmark = pytest.mark.unit
@@ -94,7 +95,7 @@ def test_a_slice_that_was_bad_from_its_first_exchange_is_not_said_to_have_change
     assert "no history before the drift (1 exchange before the estimated onset, 30 are needed" in one
     assert "did not change" not in one
     told = msgspec.structs.replace(
-        EPISODE, explanation=Explanation(begin="first_seen"), deciding=Deciding(n_history=8)
+        EPISODE, explanation=Explanation(begin="first_seen"), evidence=event_with(n_history=8).evidence
     )
     assert "(8 exchanges before the estimated onset, 30 are needed" in _advise(told)
     unread = msgspec.structs.replace(EPISODE, explanation=Explanation(begin="a later release's"))

@@ -9,7 +9,6 @@ from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
 from quantdrift.report.interval import N_BINS
 from quantdrift.storage.report.facts import (
-    Deciding,
     Episode,
     SliceName,
     SliceSums,
@@ -17,6 +16,7 @@ from quantdrift.storage.report.facts import (
     VerdictFact,
     Version,
 )
+from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.report_figures import NOW, make_episode
 
 pytestmark = pytest.mark.unit
@@ -152,11 +152,11 @@ def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
 def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
     """From the monitor's own figures of the window that it decided by; the end of an alert is told as one."""
     after = Measured(sums=_sums(400, flips=4.0, divergence=4.0), bins=())
-    deciding = Deciding(
+    deciding = event_with(
         onset=NOW.isoformat(), after=0.053, n_since_onset=254, budget=0.01, evidence=16.2, threshold=10.0
-    )
+    ).evidence
     entry = _alert(after, after, Metric.FLIP)
-    lasting = msgspec.structs.replace(entry.episode, deciding=deciding)
+    lasting = msgspec.structs.replace(entry.episode, evidence=deciding)
     facts = _facts(_said(2, Verdict.FIRING), told=(msgspec.structs.replace(entry, episode=lasting),))
     decided = (
         "5.3 % of decisions changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"

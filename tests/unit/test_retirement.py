@@ -183,7 +183,7 @@ def test_an_open_alert_of_a_slice_that_is_retired_ends_unknown_and_it_is_watched
         Verdict.UNKNOWN,
         Episode.CLOSE,
     )
-    assert last.details["reason"] == "retired by anna: a load test"
+    assert last.reason == "retired by anna: a load test"
     assert {row.slice_id for row in fold.verdicts()} == {ALL_ID, CLEAR_ID}
     assert fold.position.n_detectors < n_live
     retired = [row for row in outcome.detectors if row.slice_id == FAINT_ID]

@@ -1,13 +1,16 @@
 """What one group shows of each signal, through the sampling that it came by."""
 
+from functools import partial
+
 import msgspec
 import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import shown
+from quantdrift.monitor.fold.groups import SIGNALS, Columns, Observation, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, batches
@@ -62,17 +65,23 @@ def taken(rng: np.random.Generator, policy_id: int) -> list[ComparisonRow]:
     return found
 
 
+def shown(row: ComparisonRow, rates: Rates) -> dict[SignalKey, FloatArray]:
+    """Return what an exchange of one item shows of each signal."""
+    observed = [Observation(0, (row,), row.captured_us, closed=False)]
+    columns = Columns(observed)
+    every, cap = np.ones(1, dtype=np.bool_), np.full(1, Budget().cap)
+    groups = slice_groups(observed, columns, every, cap, partial(rates.of, CATALOG_OF_TWO))
+    values = {signal: groups.values(0, signal)[0] for signal in SIGNALS if groups.keys}
+    return {signal: found[0] for signal, found in values.items() if len(found)}
+
+
 def test_detectors_without_weights_see_the_same_mix_of_margins_under_every_policy() -> None:
     """Boosting close calls eightfold leaves them half of what is seen, within 5 standard errors; all of them is 89 %."""
     rng = np.random.default_rng(4)
     rates = Rates()
     for policy_id in (1, 2):
         rows = taken(rng, policy_id)
-        seen = [
-            values
-            for row in rows
-            if (values := shown(ALL_ID, [row], rates.of(CATALOG_OF_TWO, ALL_ID, policy_id), Budget()))
-        ]
+        seen = [values for row in rows if (values := shown(row, rates))]
         tails = np.array([values[KL] for values in seen if KL in values])
         changes = np.array([values[FLIP] for values in seen if FLIP in values])
         assert len(tails) == len(changes)
@@ -87,4 +96,4 @@ def test_what_was_taken_with_less_than_its_policy_says_shows_nothing() -> None:
     row = msgspec.structs.replace(
         TEMPLATE, policy_id=1, slice_ids=(ALL_ID,), pi1=0.01, pi2=1.0, u1=0.0, u2=0.0
     )
-    assert shown(ALL_ID, [row], Rates().of(CATALOG_OF_TWO, ALL_ID, 1), Budget()) == {}
+    assert shown(row, Rates()) == {}

@@ -1,5 +1,6 @@
 """What an alert tells, by the kind of detector that decided."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -8,9 +9,12 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.monitor.fold.alert_event import AlertEvent, ended, summary, transition_row
+from quantdrift.monitor.fold.alert_event import ended, summary, transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.storage.monitor.events import AlertExamples, event_of
+from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
+from tests.support.monitor.alert_cases import alert
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 from tests.support.monitor.tail_streams import STRETCHED, given, last, learned
 
@@ -50,15 +54,16 @@ def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
     for first in range(0, 8 * 256, 256):
         states = last(TAIL.run(states, given(rng, STRETCHED, 1, first)))
     row = told(states[0], kind=TAIL.kind, metric=Metric.DIVERGENCE)
-    assert row.details["detector"] == "tail"
-    assert row.details["budget"] == 0.02
-    assert row.details["tail_after"] > row.details["tail_before"] >= 0
-    assert row.details["tail_level"] > 0
-    story = AlertEvent(
-        **{name: row.details[name] for name in AlertEvent.__struct_fields__ if name in row.details}
-    )
-    assert "tail" in summary(story)
-    assert "budget" not in summary(story)
+    evidence = row.alert.evidence
+    assert evidence.detector == "tail"
+    assert evidence.budget == 0.02
+    assert evidence.tail_after is not None
+    assert evidence.tail_before is not None
+    assert evidence.tail_after > evidence.tail_before >= 0
+    assert evidence.tail_level is not None
+    assert evidence.tail_level > 0
+    assert "tail" in summary(row.alert)
+    assert "budget" not in summary(row.alert)
 
 
 def test_an_alert_of_a_budget_tells_no_tail() -> None:
@@ -67,12 +72,31 @@ def test_an_alert_of_a_budget_tells_no_tail() -> None:
     state[N_TOTAL] = 400
     moved = Onset(onset_us=BEGIN_US, before=None, after=None, n_after=0)
     row = told(state, kind=BUDGET.kind, metric=Metric.FLIP, moved=moved)
-    assert row.details["detector"] == "budget"
-    assert "tail_level" not in row.details
-    assert "2026-03-01T12:00:00" in row.details["advice"]
+    assert row.alert.evidence.detector == "budget"
+    assert row.alert.evidence.tail_level is None
+    assert "2026-03-01T12:00:00" in row.alert.change.advice
 
 
 def test_the_end_of_an_alert_says_whether_it_is_well_or_gone() -> None:
     """What is compared no more is not called healthy."""
     assert "not compared any more" in ended(Verdict.UNKNOWN)
     assert "within its budget again" in ended(Verdict.OK)
+
+
+def test_an_alert_that_was_stored_flat_is_read_back_as_the_same_record() -> None:
+    """Of all of its parts, with an explanation; a change between `ok` and `unknown` has no event to read."""
+    found = Explanation(cause="damage", damage=0.04, damage_se=0.01, explained_by="small", explained_by_id=7)
+    event = alert(found=found).alert
+    event = msgspec.structs.replace(
+        event, examples=AlertExamples(exchanges=("0" * 32,), traces=("https://t",))
+    )
+    flat = event.attributes()
+    assert not any(isinstance(value, dict) or value is None for value in flat.values())
+    assert (flat["slice"], flat["verdict"], flat["evidence"], flat["incident"]) == (
+        "scanner=faint",
+        "firing",
+        16.2,
+        "small",
+    )
+    assert event_of(msgspec.json.decode(msgspec.json.encode(flat))) == event
+    assert event_of({"reason": "stale"}) is None

@@ -94,8 +94,8 @@ def test_an_alert_of_a_version_that_another_replaced_ends_as_unknown() -> None:
     outcome = fold.take()
     assert _closed(outcome) == [(WITH_REFERENCE, FAINT_ID, Verdict.FIRING, Verdict.UNKNOWN)]
     assert _verdict(fold, WITH_REFERENCE) == (Verdict.UNKNOWN, "superseded")
-    (story,) = [row.details for row in outcome.transitions if row.episode is Episode.CLOSE]
-    assert "its health is unknown" in story["advice"]
+    (story,) = [row.alert for row in outcome.transitions if row.episode is Episode.CLOSE]
+    assert "its health is unknown" in story.change.advice
     assert {row.model_version_id for row in fold.current()} == {2, NEW}
     # One straggler of the old version changes nothing.
     fold.batch(_compared(seq + 7, late_us + SECOND_US, version=WITH_REFERENCE, captured_us=at_us + SECOND_US))
@@ -177,3 +177,56 @@ def test_a_capture_clock_that_runs_ahead_hides_no_silence() -> None:
     at_us = batches(1)[0].stored_us
     fold.batch(_compared(1, at_us, version=NEW, captured_us=at_us + 100 * 24 * HOUR_US))
     assert {row.last_us for row in fold.take().verdicts if row.model_version_id == NEW} == {at_us}
+
+
+def test_a_version_that_another_replaced_gives_its_allowance_back_until_it_is_compared_again() -> None:
+    """So each detector of the new version has as much as if it were alone; nothing is given for the time between."""
+    fold, seq, at_us = _fired()
+    alone = fold.position.n_detectors
+    fold.batch(_compared(seq + 1, at_us + SECOND_US, version=NEW))
+    both = fold.position.n_detectors
+    assert both > alone
+    late_us = at_us + STALE_US + HOUR_US
+    fold.batch(_compared(seq + 2, late_us, version=NEW))
+    fold.batch(_tally(seq + 3, late_us))
+    assert fold.position.n_detectors == both - alone
+    stored = fold.take()
+    for known in (
+        fold,
+        _begin(Snapshot(position=stored.position, detectors=stored.detectors, verdicts=stored.verdicts)),
+    ):
+        known.batch(_compared(seq + 4, late_us + SECOND_US, version=WITH_REFERENCE))
+        assert known.position.n_detectors == both
+        known.batch(_compared(seq + 5, late_us + 2 * SECOND_US, version=WITH_REFERENCE))
+    again = fold.take()
+    assert {row.model_version_id for row in again.detectors} == {WITH_REFERENCE}
+
+
+def test_a_drift_is_found_across_releases() -> None:
+    """Each version has some 20 exchanges of the slice, none of which has the evidence alone."""
+    versions = {
+        **CATALOG.versions,
+        **{
+            number: msgspec.structs.replace(
+                CATALOG.versions[WITH_REFERENCE], id=number, candidate_version=str(number)
+            )
+            for number in range(10, 90)
+        },
+    }
+    fold = Fold(CONFIG, Snapshot(position=Position()))
+    fold.learn(Catalog(versions=versions, slices=CATALOG.slices, policies=CATALOG.policies))
+    for rows in batches(300):
+        version = 10 + rows.fold_seq // 4
+        fold.batch(
+            BatchRows(
+                fold_seq=rows.fold_seq,
+                stored_us=rows.stored_us,
+                comparisons=tuple(
+                    msgspec.structs.replace(row, model_version_id=version) for row in rows.comparisons
+                ),
+            )
+        )
+    fired = [row for row in fold.take().transitions if row.to_verdict is Verdict.FIRING]
+    assert {row.slice_id for row in fired} == {FAINT_ID}
+    assert fired[0].model_version_id > 12, "no version alone has the evidence"
+    assert fired[0].onset_us < fired[0].at_us

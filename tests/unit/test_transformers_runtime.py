@@ -193,7 +193,7 @@ def test_rows_that_do_not_fit_together_are_computed_apart(
     asked = [ScoringRequest(prompt="a" * n, served=" relay" * n) for n in (1, 5, 2, 9)]
     together = scored(open_reference(opening(language_folder)), *asked)
     monkeypatch.setattr(f"quantdrift.shadow.runtimes.text.transformers.{bound}", 1)
-    monkeypatch.setattr("quantdrift.shadow.runtimes.text.transformers._PLACES", 2)
+    monkeypatch.setattr("quantdrift.shadow.runtimes.text.transformers._POSITIONS", 2)
     apart = scored(open_reference(opening(language_folder)), *asked)
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)

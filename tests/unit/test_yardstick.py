@@ -98,7 +98,7 @@ def held_against(
         episode=Episode.OPEN,
         metric=Metric.FLIP,
         onset_us=ONSET_US,
-        details={},
+        reason="r",
     )
     versions = {one.id: one for one in (version(OWN, own_us), *earlier)}
     record = Record(items)

@@ -5,6 +5,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from difflib import get_close_matches
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import msgspec
 
@@ -28,6 +30,7 @@ def problems(config: Config) -> list[str]:
         *_sidecar(config),
         *_sampling(config),
         *_header_strata(config),
+        *_time_zone(config),
         *_models(config),
         *_slices(config),
     ]
@@ -224,15 +227,37 @@ def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:
             yield f"models `{model.name}`: {section}.interest names {one}, and labels are numbered from 0"
 
 
+def _time_zone(config: Config) -> Iterator[str]:
+    name = config.capture.time_zone
+    try:
+        ZoneInfo(name)
+    except (
+        ZoneInfoNotFoundError,
+        ValueError,
+        OSError,
+    ):  # a name that is a path, or a folder, raises the others
+        yield _unknown_zone(name)
+
+
+def _unknown_zone(name: str) -> str:
+    known = available_timezones()
+    if not known:
+        return f"capture.time_zone is `{name}`: this machine has no time zones: install its package tzdata"
+    near = get_close_matches(name, sorted(known), n=1)
+    hint = f"did you mean `{near[0]}`?" if near else "write a name such as `UTC` or `Europe/Berlin`"
+    return f"capture.time_zone is `{name}`, which is no time zone: {hint}"
+
+
 def _slices(config: Config) -> Iterator[str]:
     models = {model.name for model in config.models}
     for name, count in Counter((rule.model, rule.name) for rule in config.slices).items():
         if count > 1:
             yield f"slices: the name `{name[1]}` is used {count} times"
+    kinds_of_slice = ("header", "parameter", "json", "time", "feature", "cross")
     for rule in config.slices:
-        kinds = [kind for kind in ("header", "parameter", "json", "feature", "cross") if getattr(rule, kind)]
+        kinds = [kind for kind in kinds_of_slice if getattr(rule, kind)]
         if len(kinds) != 1:
-            yield f"slices `{rule.name}`: give exactly one of header, parameter, json, feature and cross"
+            yield f"slices `{rule.name}`: give exactly one of header, parameter, json, time, feature and cross"
             continue
         if rule.name == "all":
             yield "slices: `all` is always there and cannot be declared"
@@ -266,7 +291,7 @@ def _slice(rule: Slice, kind: str, attributes: set[str]) -> Iterator[str]:
             yield f"slices `{rule.name}`: edges must be given and rise"
         return
     key = f"{kind}.{getattr(rule, kind)}"
-    if key not in attributes:
+    if kind != "time" and key not in attributes:
         yield f"slices `{rule.name}`: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
     if rule.edges:
         yield f"slices `{rule.name}`: edges belong to a feature"

@@ -354,13 +354,21 @@ class Model(Section, frozen=True, kw_only=True):
 
 
 class Slice(Section, frozen=True, kw_only=True):
-    """A sub-distribution: by attribute (`header`, `parameter`, `json`), by `feature`, or the `cross` of others."""
+    """A sub-distribution: by attribute (`header`, `parameter`, `json`, `time`), by `feature`, or the `cross` of others."""
 
     name: Annotated[str, about("Shown in alerts; values or bins are appended."), Meta(min_length=1)]
     model: Annotated[str, about("Model it applies to. Empty: every model.")] = ""
     header: Annotated[str, about("Slice by this request header (must be in capture.headers).")] = ""
     parameter: Annotated[str, about("Slice by this request parameter (must be in capture.parameters).")] = ""
     json: Annotated[str, about("Slice by this JSON path (must be in capture.json).")] = ""
+    time: Annotated[
+        str,
+        about(
+            "Slice by the time of capture: `week` (weekday, weekend), `day` (monday to sunday) or `hours` "
+            "(00-06, 06-12, 12-18, 18-24), in capture.time_zone."
+        ),
+        Meta(pattern="^(|week|day|hours)$"),
+    ] = ""
     values: Annotated[
         tuple[str, ...], about("Values that are slices of their own. Empty: each value as it is seen.")
     ] = ()

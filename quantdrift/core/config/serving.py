@@ -226,6 +226,13 @@ class Capture(Section, frozen=True, kw_only=True):
             "File with the key of that hash. Empty: QUANTDRIFT_HMAC_KEY. Required when `hmac` names anything."
         ),
     ] = ""
+    time_zone: Annotated[
+        str,
+        about(
+            "Time zone in which days and hours are counted for slices by time, e.g. `Europe/Berlin`: that of "
+            "the people who send the requests."
+        ),
+    ] = "UTC"
 
 
 class Intake(Section, frozen=True, kw_only=True):

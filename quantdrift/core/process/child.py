@@ -1,4 +1,4 @@
-"""A child process that is restarted whenever it ends, and that ends with its parent, however that ended."""
+"""Child processes: a command that ends when its parent ends, and a child that is restarted whenever it ends."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,20 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.1
+_LAST_PAUSE_S = 10.0
+_STEADY_S = 30.0
+_LONGEST_LINE = 65_536
+_LAST_OUTPUT_S = 1.0  # wait for the rest of its output after a child ended
 
 # Runs in the child before the program, because no Python code may run between fork and exec of a threaded parent.
 # argv: pid of the parent, signal, program, its arguments. The pid shows whether the parent died in the meantime.
-_LEASH = """\
+_WRAPPER = """\
 import ctypes, os, sys
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
 if prctl is not None:
@@ -23,7 +32,7 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-def leashed(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
+def ending_with_parent(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> list[str]:
     """Return the command that runs `command` with the same process id, and gets a signal when its parent ends.
 
     It uses PR_SET_PDEATHSIG of Linux; on other systems no signal is sent. The kernel sends it when the *thread* that
@@ -34,7 +43,7 @@ def leashed(command: Sequence[str], number: signal.Signals = signal.SIGTERM) -> 
     command
         Absolute path of the program, then its arguments.
     """
-    return [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(int(number)), *command]
+    return [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), str(int(number)), *command]
 
 
 _LOG = logging.getLogger(__name__)
@@ -43,10 +52,10 @@ _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0
 _STEADY_S = 30.0
 _LONGEST_LINE = 65_536
-_LAST_WORDS_S = 1.0  # wait for the rest of its output after a child ended
+_LAST_OUTPUT_S = 1.0  # wait for the rest of its output after a child ended
 
 
-def ending(code: int) -> str:
+def exit_text(code: int) -> str:
     """Return in words how a process with this exit code ended."""
     if code >= 0:
         return f"ended with exit code {code}"
@@ -77,11 +86,11 @@ class Child:
     final
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
-        Limit of the growing pause before a restart.
-    told
+        Limit of the pauses before restarts.
+    on_end
         Called after each end with how it ended ("ended with exit code 1"), its exit code (None if it could not be
         started), and the pause before the restart. None: log these.
-    heard
+    on_output
         Called with each line of output, by file descriptor (1: stdout, 2: stderr). The child inherits the others from
         the parent; a child that must never wait for its parent inherits both.
 
@@ -103,18 +112,18 @@ class Child:
         on_death: Callable[[], None] = lambda: None,
         final: int | None = None,
         longest_pause_s: float = _LAST_PAUSE_S,
-        told: Callable[[str, int | None, float], None] | None = None,
-        heard: Mapping[int, Callable[[bytes], None]] | None = None,
+        on_end: Callable[[str, int | None, float], None] | None = None,
+        on_output: Mapping[int, Callable[[bytes], None]] | None = None,
     ) -> None:
         self.name = name
         self.final = final
-        self._command = leashed([sys.executable, "-P", "-m", module, *arguments], orphan)
+        self._command = ending_with_parent([sys.executable, "-P", "-m", module, *arguments], orphan)
         self._fds = tuple(fds)
         self._environment = dict(environment)
         self._on_death = on_death
-        self._longest_pause_s = longest_pause_s
-        self._told = told or self._log
-        self._heard = dict(heard or {})
+        self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
+        self._on_end = on_end or self._log
+        self._on_output = dict(on_output or {})
         self._process: asyncio.subprocess.Process | None = None
         self._ending = Stop()
 
@@ -127,23 +136,23 @@ class Child:
             The last exit code, once it ended on request or with the exit code `final`.
         """
         loop = asyncio.get_running_loop()
-        pause_s = _FIRST_PAUSE_S
         while True:
             started_s = loop.time()
             try:
                 code = await self._run_once()
             except OSError as error:  # out of memory, processes or files: a retry may succeed
-                self._told(f"cannot be started ({error})", None, pause_s)
+                pause_s = self._backoff.next_s()
+                self._on_end(f"cannot be started ({error})", None, pause_s)
             else:
                 if self._ending.is_set() or code == self.final:
                     return code
                 self._on_death()
                 if loop.time() - started_s >= _STEADY_S:
-                    pause_s = _FIRST_PAUSE_S
-                self._told(ending(code), code, pause_s)
+                    self._backoff.reset()
+                pause_s = self._backoff.next_s()
+                self._on_end(exit_text(code), code, pause_s)
             if await self._ending.wait(pause_s):
                 return 0
-            pause_s = min(pause_s * 2, self._longest_pause_s)
 
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
@@ -151,27 +160,27 @@ class Child:
             env=self._environment,
             pass_fds=self._fds,
             start_new_session=True,
-            stdout=PIPE if 1 in self._heard else None,
-            stderr=PIPE if 2 in self._heard else None,
+            stdout=PIPE if 1 in self._on_output else None,
+            stderr=PIPE if 2 in self._on_output else None,
         )
         if self._ending.is_set():
             process.terminate()  # asked to end while it was starting
-        listening = [
-            asyncio.create_task(_listen(stream, self._heard[file]))
+        readers = [
+            asyncio.create_task(_pass_lines(stream, self._on_output[file]))
             for file, stream in ((1, process.stdout), (2, process.stderr))
             if stream is not None
         ]
         code = await process.wait()
         self._process = None
-        if listening:
+        if readers:
             # Its own children may still run and keep the file open.
-            _, late = await asyncio.wait(listening, timeout=_LAST_WORDS_S)
+            _, late = await asyncio.wait(readers, timeout=_LAST_OUTPUT_S)
             for task in late:
                 task.cancel()
         return code
 
     def _log(self, how: str, _code: int | None, pause_s: float) -> None:
-        _LOG.error("%s %s; restarting in %g s", self.name, how, pause_s)
+        _LOG.error("%s %s; restarting in %.1f s", self.name, how, pause_s)
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -188,7 +197,7 @@ class Child:
                 self._process.send_signal(number)
 
 
-async def _listen(stream: asyncio.StreamReader, heard: Callable[[bytes], None]) -> None:
+async def _pass_lines(stream: asyncio.StreamReader, on_line: Callable[[bytes], None]) -> None:
     """Pass on the output line by line; a line above 64 KiB is passed on in parts."""
     rest = b""
     while part := await stream.read(_LONGEST_LINE):
@@ -196,6 +205,6 @@ async def _listen(stream: asyncio.StreamReader, heard: Callable[[bytes], None]) 
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         for line in lines:
-            heard(line)
+            on_line(line)
     if rest:
-        heard(rest)
+        on_line(rest)

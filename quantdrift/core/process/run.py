@@ -6,7 +6,10 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
 
+from quantdrift.core.process.backoff import Backoff
+
 _LOG = logging.getLogger(__name__)
+_LONGEST_PAUSE_S = 30.0
 
 
 class Stop:
@@ -44,7 +47,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
         stop = Stop()
         loop = asyncio.get_running_loop()
 
-        def asked(number: int) -> None:
+        def on_signal(number: int) -> None:
             if stop.is_set():
                 os._exit(128 + number)
             _LOG.info("%s received: finishing", signal.Signals(number).name)
@@ -52,7 +55,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
             loop.call_later(grace_s, _give_up, grace_s)
 
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked, number)
+            loop.add_signal_handler(number, on_signal, number)
         return await main(stop)
 
     try:
@@ -70,17 +73,17 @@ def _give_up(grace_s: float) -> None:
 async def supervise(
     name: str, work: Callable[[], Awaitable[None]], stop: Stop, *, retry_s: float = 1.0
 ) -> None:
-    """Run `work` until `stop`; after an error, log it and run it again after a growing pause (at most 30 s).
+    """Run `work` until `stop`; after an error, log it and run it again after a growing pause of at most 30 s.
 
     This is one of the two places that catch every exception, so that one error does not end the process.
     """
-    pause_s = retry_s
+    backoff = Backoff(retry_s, max(retry_s, _LONGEST_PAUSE_S))
     while not stop.is_set():
         try:
             await work()
         except Exception:  # noqa: BLE001 - the top of a supervised task
-            _LOG.exception("%s failed; retrying in %g s", name, pause_s)
+            pause_s = backoff.next_s()
+            _LOG.exception("%s failed; retrying in %.1f s", name, pause_s)
             await stop.wait(pause_s)
-            pause_s = min(pause_s * 2, 30.0)
         else:
-            pause_s = retry_s
+            backoff.reset()

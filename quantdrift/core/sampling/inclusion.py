@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from quantdrift.core.config.strata import MARGIN, MODEL
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 
-_CAPTURED = ("header.", "parameter.", "json.")
+_CAPTURED = ("header.", "parameter.", "json.", "time.")
 
 
 def known_at_capture(condition: Predicate) -> bool:
-    """Return whether a sidecar can check a condition: on model, attributes or margins, but not on features or clusters."""
+    """Return whether a sidecar can check a condition: on model, attributes, time or margins, but not on features or clusters."""
     return condition.key.startswith(_CAPTURED) or condition.key in {MARGIN, MODEL}
 
 
@@ -68,17 +68,17 @@ def reachable_strata(where: tuple[Predicate, ...], policy: Policy) -> tuple[Head
     contains the whole slice. A stratum that is not known to be disjoint counts as reachable.
     """
     wanted = _wanted(where)
-    found: list[HeaderStratum] = []
+    strata: list[HeaderStratum] = []
     for stratum in policy.header_strata:
         if any(
             f"header.{name}" in wanted and wanted[f"header.{name}"] != value
             for name, value in stratum.headers.items()
         ):
             continue
-        found.append(stratum)
+        strata.append(stratum)
         if _takes_whole(stratum, wanted):
             break
-    return tuple(found)
+    return tuple(strata)
 
 
 def _wanted(where: tuple[Predicate, ...]) -> dict[str, str]:

@@ -74,14 +74,14 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
             There are more models, or more bytes, than a sidecar reads.
         """
         if model is None:
-            found = msgspec.structs.replace(self, everything=order)
+            changed = msgspec.structs.replace(self, everything=order)
         else:
-            found = msgspec.structs.replace(self, models={**self.models, model: order})
-        if len(found.models) > MOST_MODELS:
+            changed = msgspec.structs.replace(self, models={**self.models, model: order})
+        if len(changed.models) > MOST_MODELS:
             raise PauseError(f"at most {MOST_MODELS} models can be paused by name: pause everything")
-        if len(encode(found)) > MAX_BYTES:
+        if len(encode(changed)) > MAX_BYTES:
             raise PauseError(f"a pause has at most {MAX_BYTES} bytes: use shorter names and reasons")
-        return found
+        return changed
 
     def resumed(self, model: str | None = None) -> Self:
         """Return a copy without the order for a model; if no model is given, without any order."""

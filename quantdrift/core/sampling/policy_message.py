@@ -16,8 +16,8 @@ from quantdrift.core.records import Policy
 
 VERSION = 1
 MAX_BYTES = 65_536  # every exchange contains its policy: a larger one would cost more than the samples
-DIRECTIVE = "directive"
-ACCOUNT = "account"
+POLICY_KEY = "directive"
+SUMMARY_KEY = "account"
 _MARK = "m"  # not a hexadecimal digit, so that no epoch of configured rates has it here
 
 
@@ -49,7 +49,7 @@ class RefusedError(QuantdriftError):
 
 
 class PolicyMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy that the sidecars shall follow.
+    """The policy that the sidecars apply.
 
     Parameters
     ----------

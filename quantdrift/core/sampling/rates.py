@@ -11,13 +11,13 @@ from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 
 EPOCH_S = 86_400.0
-"""How often the salt changes, so that a sticky sample is no fixed panel. Shorter, a user's sessions would be torn apart."""
+"""Time after which the salt changes, so that not always the same users are sampled. A shorter time would divide sessions."""
 
 
 POLICY_S = 300.0
 """How often the monitor works out a sampling policy: sooner, the rates that it follows would be noise."""
 POLICY_VALID_S = 900.0
-"""How long sidecars follow a policy that nobody confirms: three times `POLICY_S`, so that a leader may change meanwhile."""
+"""Time for which sidecars apply a policy that is not confirmed: three times `POLICY_S`, enough for a change of the leader."""
 
 
 def policy_at(sampling: Sampling, now_s: float) -> Policy:
@@ -35,12 +35,12 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
 
 def policy_of(sampling: Sampling, epoch: str) -> Policy:
     """Return the policy of a named epoch of this configuration."""
-    off = 0.0 if sampling.paused else 1.0
+    factor = 0.0 if sampling.paused else 1.0
     header = (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
     body = (*sampling.body_strata, BodyStratum(name="default", rate=sampling.body_rate))
     return Policy(
         epoch=epoch,
-        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * off) for s in header),
+        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in header),
         body_strata=body,
     )
 

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -207,6 +207,7 @@ class Queue:
         self._reopening = asyncio.Lock()
         self._closed = False
         self._back = asyncio.Event()
+        self._set_on_connect: set[asyncio.Event] = set()
         self._acknowledged: Acknowledged | None = None
 
     @classmethod
@@ -356,6 +357,19 @@ class Queue:
             else:
                 return
 
+    @contextlib.contextmanager
+    def setting_on_connect(self, event: asyncio.Event) -> Iterator[None]:
+        """Set `event` whenever the connection is restored, inside the block: messages may have been missed."""
+        self._set_on_connect.add(event)
+        try:
+            yield
+        finally:
+            self._set_on_connect.discard(event)
+
+    def _connected_again(self) -> None:
+        for event in (self._back, *self._set_on_connect):
+            event.set()
+
     async def _open(self) -> None:
         if self._stream.requires_tls:
             self._tls.context()  # unusable files need a person: fail before the first attempt
@@ -377,7 +391,7 @@ class Queue:
                 _LOG.warning("lost the connection to NATS at %s: reconnecting", self._stream.address)
 
         async def back() -> None:
-            self._back.set()
+            self._connected_again()
             logged.clear()
             _LOG.info("connected to NATS again")
 
@@ -406,7 +420,7 @@ class Queue:
         except ImportError as error:
             raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
         self._client = client
-        self._back.set()
+        self._connected_again()
 
     def _in_words(self, error: Exception) -> str:
         return self._tls.in_words(error) if isinstance(error, ssl.SSLError) else in_words(error)

@@ -1,13 +1,12 @@
 """Conversion of errors of the NATS client library to ours."""
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 
 import nats.errors
 import nats.js.errors
 
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import RetryError, os_error_text
 
 # JetStream's error codes.
 _FULL = {10002, 10023, 10047, 10077}  # account, server, storage or stream is full
@@ -49,9 +48,6 @@ async def mapped() -> AsyncIterator[None]:
 
 def in_words(error: BaseException) -> str:
     """Return the text of an error of the client library or of a socket, for people."""
-    if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno).lower()  # its own text repeats the address in Python notation
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
-    return str(error).removeprefix("nats: ") or silent
+    if isinstance(error, OSError) and not isinstance(error, nats.errors.Error):
+        return os_error_text(error)
+    return str(error).removeprefix("nats: ") or type(error).__name__

@@ -71,7 +71,7 @@ class KeyValue:
         RetryError
             The server is away, has no room, or refuses.
         """
-        # Watchers listen on the same subject: where the bucket is missing nobody would say that nothing was stored.
+        # Create it first: watchers subscribe to the same subject, so the server reports no error if no stream has it.
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
             await create_or_update(jetstream, self._config())
@@ -99,50 +99,52 @@ class KeyValue:
     async def watch(self, key: str) -> AsyncGenerator[Entry | None, None]:
         """Yield the value of a key now and after each change, until the caller stops.
 
-        A message about a new value makes the watcher read it. It also reads every half minute, in case a message was
-        lost or the client may not subscribe. While the server is unavailable nothing is yielded.
+        A message about a new value makes the watcher read it. It also reads after each reconnect, and every half
+        minute, in case a message was lost, the value has expired, or the client may not subscribe. While the server is
+        unavailable nothing is yielded. Of changes in quick succession only the last one may be yielded.
         """
-        nudge = asyncio.Event()
+        changed = asyncio.Event()
         client: Client | None = None
         subscription: Subscription | None = None
         last: Entry | None = None
-        begun = False
+        is_first = True
 
-        async def heard(_: Msg) -> None:
-            nudge.set()
+        async def on_message(_: Msg) -> None:
+            changed.set()
 
-        try:
-            while True:
-                await self._queue.wait_connected()
-                wait_s, nudged = _LOOK_S, nudge.is_set()
-                nudge.clear()
-                try:
-                    live = await self._queue.live()
-                    if live is not client:
-                        async with mapped():
-                            subscription = await live.subscribe(self._subject(key), cb=heard)
-                        client = live
-                    entry = await self.get(key)
-                except RetryError:
-                    wait_s = _LOOK_AGAIN_S
-                else:
-                    if not begun or entry != last:
-                        yield entry
-                    elif nudged:
-                        wait_s = _LOOK_AGAIN_S  # the message came before the value could be read
-                    last, begun = entry, True
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await nudge.wait()
-        finally:
-            if subscription is not None:
-                with contextlib.suppress(nats.errors.Error):
-                    await subscription.unsubscribe()
+        with self._queue.setting_on_connect(changed):
+            try:
+                while True:
+                    await self._queue.wait_connected()
+                    wait_s, is_announced = _LOOK_S, changed.is_set()
+                    changed.clear()
+                    try:
+                        live = await self._queue.live()
+                        if live is not client:
+                            async with mapped():
+                                subscription = await live.subscribe(self._subject(key), cb=on_message)
+                            client = live
+                        entry = await self.get(key)
+                    except RetryError:
+                        wait_s = _LOOK_AGAIN_S
+                    else:
+                        if is_announced and (entry is None or entry == last):
+                            wait_s = _LOOK_AGAIN_S  # the server may not have stored, or loaded, the value yet
+                        if is_first or entry != last:
+                            yield entry
+                        last, is_first = entry, False
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await changed.wait()
+            finally:
+                if subscription is not None:
+                    with contextlib.suppress(nats.errors.Error):
+                        await subscription.unsubscribe()
 
     def _config(self) -> StreamConfig:
         return StreamConfig(
             name=self._stream,
-            description="What the sidecars follow.",
+            description="Sampling policy and pauses, which the sidecars watch.",
             subjects=[f"$KV.{self.name}.>"],
             storage=StorageType.FILE,
             retention=RetentionPolicy.LIMITS,

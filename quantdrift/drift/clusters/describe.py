@@ -44,7 +44,7 @@ def traits_of(
 ) -> list[tuple[Trait, ...]]:
     """Return per cluster the labels that distinguish it from the rest, the most distinctive first.
 
-    A label is as telling as it adds to the divergence of the cluster's labels from everything's: share * ln(lift).
+    Labels are ranked by what they add to the divergence of the cluster's labels from those of all traffic: share * ln(lift).
     One counts only from `LEAST_COUNT` vectors and a lift of `LEAST_LIFT` on. These are descriptions, not tests:
     nothing is claimed of their significance.
 
@@ -59,20 +59,20 @@ def traits_of(
     n_clusters
         How many clusters there are.
     """
-    kept = {
+    frequent_labels = {
         label for label, _ in Counter(label for of_one in labels for label in of_one).most_common(MOST_LABELS)
     }
     overall: defaultdict[str, float] = defaultdict(float)
     inside: list[defaultdict[str, float]] = [defaultdict(float) for _ in range(n_clusters)]
     counts: list[Counter[str]] = [Counter() for _ in range(n_clusters)]
     for position, weight, of_one in zip(positions.tolist(), weights.tolist(), labels, strict=True):
-        for label in kept.intersection(of_one):
+        for label in frequent_labels.intersection(of_one):
             overall[label] += weight
             if position >= 0:
                 inside[position][label] += weight
                 counts[position][label] += 1
     total = float(weights.sum())
-    found = []
+    result = []
     for position, sums in enumerate(inside):
         mass = float(weights[positions == position].sum())
         traits = [
@@ -85,11 +85,11 @@ def traits_of(
             for label, count in counts[position].items()
             if count >= LEAST_COUNT
         ]
-        found.append(_telling(traits))
-    return found
+        result.append(_telling(traits))
+    return result
 
 
 def _telling(traits: list[Trait]) -> tuple[Trait, ...]:
-    found = [trait for trait in traits if trait.lift >= LEAST_LIFT]
-    found.sort(key=lambda trait: (-trait.share * math.log(trait.lift), trait.label))
-    return tuple(found[:MOST_TRAITS])
+    frequent = [trait for trait in traits if trait.lift >= LEAST_LIFT]
+    frequent.sort(key=lambda trait: (-trait.share * math.log(trait.lift), trait.label))
+    return tuple(frequent[:MOST_TRAITS])

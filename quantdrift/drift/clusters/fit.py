@@ -77,13 +77,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def rows(self, chosen: Bools) -> "Sample":
         """Return the rows that are `chosen` : (n,)."""
-        places = np.flatnonzero(chosen).tolist()
+        rows = np.flatnonzero(chosen).tolist()
         return Sample(
             vectors=self.vectors[chosen],
             weights=self.weights[chosen],
-            exchanges=[self.exchanges[place] for place in places],
-            labels=[self.labels[place] for place in places],
-            attributes=[self.attributes[place] for place in places],
+            exchanges=[self.exchanges[row] for row in rows],
+            labels=[self.labels[row] for row in rows],
+            attributes=[self.attributes[row] for row in rows],
         )
 
 
@@ -124,8 +124,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     share
         Its share of the traffic, an estimate: weighted by 1 / pi, from a sample.
     radius
-        Scaled distance from the centroid beyond which it takes nothing; None where there were too few vectors to
-        tell.
+        Scaled distance from the centroid beyond which a vector is not in the cluster; None if there were too few vectors
+        to compute it.
     traits
         Declared slices that are over-represented in it.
     medoids
@@ -188,13 +188,13 @@ def fit_clusters(
     # One vector a million times as far out as the others would get its own centroid and determine the scale.
     near = _near(sample.vectors)
     placing = _half(sample.exchanges)
-    places, measured = placing & near, ~placing
+    fits_centroids, measured = placing & near, ~placing
     centre, scale = _scaling(sample.rows(near), per_column=bool(naming.columns))
     points: Float64 = (sample.vectors.astype(np.float64) - centre) / scale
     old = None if previous is None or previous.width != len(centre) else previous
     start = np.empty((0, len(centre))) if old is None else (old.anchors().centres - centre) / scale
-    centroids = _centroids(points[places], sample.weights[places], start, n_clusters, seed)
-    spreads = _spreads(points[places], sample.weights[places], centroids)
+    centroids = _centroids(points[fits_centroids], sample.weights[fits_centroids], start, n_clusters, seed)
+    spreads = _spreads(points[fits_centroids], sample.weights[fits_centroids], centroids)
     ids, former, next_id = _identities(
         centroids, spreads, old, naming, scaled=lambda raw: (raw.astype(np.float64) - centre) / scale
     )
@@ -231,7 +231,7 @@ def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> flo
     Parameters
     ----------
     scores : (n,)
-        Of vectors that did not place the centroids.
+        Scores of vectors that were not used to fit the centroids.
     weights : (n,)
         1 / pi.
     quantile
@@ -243,25 +243,25 @@ def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> flo
     mass = np.cumsum(weights[order])
     needed = quantile * (mass[-1] + weights.max())
     # The relative slack is for the rounding of the sum alone.
-    place = int(np.searchsorted(mass, needed * (1 - 1e-12)))
-    return float(scores[order][place]) if place < len(scores) else float("inf")
+    index = int(np.searchsorted(mass, needed * (1 - 1e-12)))
+    return float(scores[order][index]) if index < len(scores) else float("inf")
 
 
 def _half(exchanges: Iterable[str]) -> Bools:
     """Return which rows are used to fit the centroids: half of the exchanges, the same ones each time."""
-    return np.array([zlib.crc32(one.encode()) % 2 == 0 for one in exchanges], dtype=np.bool_)
+    return np.array([zlib.crc32(exchange.encode()) % 2 == 0 for exchange in exchanges], dtype=np.bool_)
 
 
 def _near(vectors: Float32) -> Bools:
     """Return which vectors, (n,), lie within `_FARTHEST` times the median distance from the median."""
     points = vectors.astype(np.float64)
     distance = np.sqrt(np.square(points - np.median(points, axis=0)).sum(axis=1))
-    found: Bools = distance <= _FARTHEST * max(float(np.median(distance)), _TINY)
-    return found
+    near: Bools = distance <= _FARTHEST * max(float(np.median(distance)), _TINY)
+    return near
 
 
 def _scaling(sample: Sample, *, per_column: bool) -> tuple[Float32, Float32]:
-    """Return centre and scale: of each feature its own, of an embedding one for all, which keeps its geometry."""
+    """Return centre and scale: one for each feature, or a common one for an embedding, which keeps its geometry."""
     vectors = sample.vectors.astype(np.float64)
     centre = np.average(vectors, axis=0, weights=sample.weights)
     squares = np.average((vectors - centre) ** 2, axis=0, weights=sample.weights)
@@ -288,12 +288,12 @@ def _centroids(
         for init, n_init, factor in runs:
             means = MiniBatchKMeans(k, init=init, n_init=n_init, batch_size=_BATCH, random_state=seed)
             means.fit(points, sample_weight=weights / weights.mean())
-            found: Float64 = means.cluster_centers_.astype(np.float64)
-            if (reached := _cost(points, weights, found)) < cost:
-                best, cost = found, reached * factor
+            fitted: Float64 = means.cluster_centers_.astype(np.float64)
+            if (reached := _cost(points, weights, fitted)) < cost:
+                best, cost = fitted, reached * factor
     counts = np.bincount(_squares(points, best).argmin(axis=1), minlength=k)
-    kept = counts >= min(_LEAST_IN_CLUSTER, counts.max())
-    centroids: Float64 = best[kept]
+    large_enough = counts >= min(_LEAST_IN_CLUSTER, counts.max())
+    centroids: Float64 = best[large_enough]
     return centroids
 
 
@@ -304,8 +304,8 @@ def _filled(start: npt.NDArray[Any], points: Float64, weights: Float64, k: int, 
     while len(chosen) < k:
         odds = _squares(points, chosen).min(axis=1) * weights
         even = np.full(len(points), 1 / len(points))
-        place = generator.choice(len(points), p=odds / odds.sum() if odds.sum() > 0 else even)
-        chosen = np.vstack((chosen, points[place]))
+        row = generator.choice(len(points), p=odds / odds.sum() if odds.sum() > 0 else even)
+        chosen = np.vstack((chosen, points[row]))
     return chosen
 
 
@@ -345,32 +345,35 @@ def _identities(
 ) -> tuple[tuple[int, ...], Anchors, int]:
     """Return the ids, the clusters that disappeared, and the next free id.
 
-    A centroid takes the id of the one it continues, else that of one that was gone and is back, else a new one.
+    A centroid gets the id of the old centroid that it continues, otherwise that of a former centroid that has come back,
+    otherwise a new id.
     """
     width = centroids.shape[1]
     empty = Anchors(ids=(), centres=np.empty((0, width), np.float32), spreads=np.empty(0, np.float32))
     ids: list[int] = [OTHER_ID] * len(centroids)
     gone: list[tuple[int, Float32, float]] = []
     for anchors in (empty, empty) if old is None else (old.anchors(), old.former):
-        free = [place for place, one in enumerate(ids) if one == OTHER_ID]
+        free = [index for index, cluster_id in enumerate(ids) if cluster_id == OTHER_ID]
         matched = match_centroids(scaled(anchors.centres), anchors.spreads, centroids[free], spreads[free])
-        for place, which in zip(free, matched, strict=True):
+        for index, which in zip(free, matched, strict=True):
             if which is not None:
-                ids[place] = anchors.ids[which]
+                ids[index] = anchors.ids[which]
         gone += [
-            (one, anchors.centres[which], float(anchors.spreads[which]))
-            for which, one in enumerate(anchors.ids)
-            if one not in ids
+            (cluster_id, anchors.centres[which], float(anchors.spreads[which]))
+            for which, cluster_id in enumerate(anchors.ids)
+            if cluster_id not in ids
         ]
     next_id = max(naming.next_id, 1 if old is None else old.next_id)
-    for place, one in enumerate(ids):
-        if one == OTHER_ID and next_id <= naming.most_ids:
-            ids[place], next_id = next_id, next_id + 1
-    kept = gone[:_MOST_FORMER]
+    for index, cluster_id in enumerate(ids):
+        if cluster_id == OTHER_ID and next_id <= naming.most_ids:
+            ids[index], next_id = next_id, next_id + 1
+    former_clusters = gone[:_MOST_FORMER]
     former = Anchors(
-        ids=tuple(one for one, _, _ in kept),
-        centres=np.array([at for _, at, _ in kept], np.float32).reshape(len(kept), width),
-        spreads=np.array([spread for _, _, spread in kept], np.float32),
+        ids=tuple(cluster_id for cluster_id, _, _ in former_clusters),
+        centres=np.array([at for _, at, _ in former_clusters], np.float32).reshape(
+            len(former_clusters), width
+        ),
+        spreads=np.array([spread for _, _, spread in former_clusters], np.float32),
     )
     return tuple(ids), former, next_id
 
@@ -381,14 +384,14 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
     traits = traits_of(inside, sample.weights, sample.labels, len(clustering.ids))
     distances = np.linalg.norm(clustering.scaled(sample.vectors) - clustering.centroids[positions], axis=1)
     total = float(sample.weights.sum())
-    found = []
-    for position, one in enumerate(clustering.ids):
+    clusters = []
+    for position, cluster_id in enumerate(clustering.ids):
         members = np.flatnonzero(inside == position)
         nearest = members[np.argsort(distances[members], kind="stable")]
-        exchanges = dict.fromkeys(sample.exchanges[place] for place in nearest[: 10 * _N_MEDOIDS].tolist())
-        found.append(
+        exchanges = dict.fromkeys(sample.exchanges[row] for row in nearest[: 10 * _N_MEDOIDS].tolist())
+        clusters.append(
             Cluster(
-                id=one,
+                id=cluster_id,
                 n=len(members),
                 share=float(sample.weights[members].sum()) / total,
                 radius=float(clustering.radii[position]) if np.isfinite(clustering.radii[position]) else None,
@@ -396,4 +399,4 @@ def _described(clustering: Clustering, sample: Sample) -> tuple[Cluster, ...]:
                 medoids=tuple(exchanges)[:_N_MEDOIDS],
             )
         )
-    return tuple(sorted(found, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))
+    return tuple(sorted(clusters, key=lambda cluster: (cluster.id == OTHER_ID, cluster.id)))

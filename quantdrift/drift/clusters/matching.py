@@ -17,11 +17,11 @@ def match_centroids(
     """Return for each new centroid the old one that it continues, or None.
 
     Old i and new j cost min(1, ||o_i - n_j|| / (limit * (s_i + s_j) / 2)), and the Hungarian method finds the
-    pairs, each centroid in one at most, with the smallest sum (Kuhn 1955). Only pairs that cost less than 1 count:
-    centroids further apart than `limit` spreads are two clusters. Costs are cut at 1, not infinite beyond it: else
-    clusters that have not moved would hand their ids on to their neighbours, only to make one pair more.
+    pairs with the smallest sum, each centroid in at most one (Kuhn 1955). Only pairs that cost less than 1 count: centroids
+    further from each other than `limit` spreads are two clusters. Costs are cut at 1 and not infinite beyond it. Otherwise
+    clusters that have not moved would pass their ids to their neighbours, only to make one more pair.
 
-    The result does not depend on the order of either side, but where two sums are equal.
+    The result does not depend on the order of either side, except if two sums are equal.
 
     Parameters
     ----------
@@ -32,13 +32,13 @@ def match_centroids(
     new : (k, width)
         Centroids.
     new_spreads : (k,)
-        Theirs; above 0.
+        Root mean square distances of their vectors; above 0.
     limit
         Farthest that a cluster may have moved, in spreads.
     """
-    found: list[int | None] = [None] * len(new)
+    matches: list[int | None] = [None] * len(new)
     if len(old) == 0 or len(new) == 0:
-        return found
+        return matches
     distances = np.linalg.norm(
         old[:, np.newaxis].astype(np.float64) - new[np.newaxis].astype(np.float64), axis=2
     )
@@ -46,5 +46,5 @@ def match_centroids(
     costs = np.minimum(distances / allowed, 1.0)
     for i, j in zip(*linear_sum_assignment(costs), strict=True):
         if costs[i, j] < 1.0:
-            found[int(j)] = int(i)
-    return found
+            matches[int(j)] = int(i)
+    return matches

@@ -35,19 +35,19 @@ def known_values(
     most_unseen
         Largest share of ordinary traffic with a value that was not met.
     """
-    found: dict[str, frozenset[str]] = {}
+    known: dict[str, frozenset[str]] = {}
     for key in keys:
-        there = [
+        present = [
             (value, weight)
             for of_one, weight in zip(values, weights.tolist(), strict=True)
             if (value := of_one.get(key)) is not None
         ]
-        counts = Counter(value for value, _ in there)
-        if not there or len(counts) > MOST_VALUES:
+        counts = Counter(value for value, _ in present)
+        if not present or len(counts) > MOST_VALUES:
             continue
-        total = sum(weight for _, weight in there)
-        once = sum(weight for value, weight in there if counts[value] == 1)
-        largest = max(weight for _, weight in there)
+        total = sum(weight for _, weight in present)
+        once = sum(weight for value, weight in present if counts[value] == 1)
+        largest = max(weight for _, weight in present)
         if (once + largest) / (total + largest) <= most_unseen:
-            found[key] = frozenset(counts)
-    return found
+            known[key] = frozenset(counts)
+    return known

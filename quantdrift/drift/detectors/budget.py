@@ -34,6 +34,7 @@ from quantdrift.drift.evidence.header import (
     PAGE_MASS,
     PAGING,
     SCALE,
+    TICKET_MASS,
     TICKETING,
     M,
     N,
@@ -120,6 +121,37 @@ class BudgetDetector:
         state[M] = budget
         state[RATES] = _rates(budget, state[RATES.start])
 
+    def carry(self, state: FloatArray, before: FloatArray, share: float) -> bool:
+        """Move a share of the evidence of the version before into that of a new one, both in place.
+
+        The sum of their evidence stays the same, and with it the bound: the null, the mean and the bets are the same, so the
+        evidence goes on growing on the new version's groups as it would have on the old one's. The onset is copied.
+
+        Parameters
+        ----------
+        state
+            Of the new version, which has seen nothing yet.
+        before
+            Of the version before.
+        share
+            In (0, 1].
+
+        Returns
+        -------
+        Whether anything was moved: not for another null, nor while the version before alerts.
+        """
+        same = (
+            state[M] == before[M] and state[SCALE] == before[SCALE] and (state[RATES] == before[RATES]).all()
+        )
+        if not same or before[ALERTING]:
+            return False
+        for part in (PAGE, TICKET, PAGE_MASS, TICKET_MASS):
+            state[part] = share * before[part]
+            before[part] -= state[part]
+        for part in (CUSUM, FLOOR_AT, FLOOR_N, FLOOR_W, FLOOR_X, N, W, X):
+            state[part] = before[part]
+        return True
+
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Restart both copies at this mass and time, in place."""
         header.armed(state, mass=mass)
@@ -173,6 +205,10 @@ class BudgetDetector:
     def recent(self, state: FloatArray) -> interval.Estimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
         return window.recent(state[WINDOWS], float(state[SCALE]))
+
+    def recents(self, states: FloatArray, rows: IntArray) -> FloatArray:
+        """Return mean, low, high and n of `recent` of some rows of `states`, (N, 4), to the bit; n is 0 for None."""
+        return window.recents(states[:, WINDOWS][rows], states[:, SCALE][rows])
 
     def since_change(self, state: FloatArray) -> interval.Estimate | None:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""

@@ -15,7 +15,7 @@ from quantdrift.drift.detectors.tail.detector import TailDetector
 from quantdrift.drift.evidence import group
 from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
-from quantdrift.drift.evidence.numba_cache import note_kept
+from quantdrift.drift.evidence.numba_cache import mark_complete
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
@@ -157,5 +157,6 @@ def compile_all() -> None:
         states = np.zeros((1, detector.size))
         detector.follow(states, groups)
         detector.evidences(states)
+    BUDGET.recents(np.zeros((1, BUDGET.size)), np.zeros(1, dtype=np.intp))
     group.compile_all()
-    note_kept()
+    mark_complete()

@@ -24,7 +24,7 @@ def conditions_of(items: Items, least_share: float, n_bins: int) -> Iterator[tup
     Parameters
     ----------
     items
-        What they are to hold for.
+        The items that the conditions are made from.
     least_share
         In (0, 1).
     n_bins
@@ -46,24 +46,24 @@ def edges_of(values: FloatArray, n_bins: int) -> list[float]:
 
     None where they hardly differ, or further than a float can say: one odd input must not end a search.
     """
-    known = values[np.isfinite(values)]
-    if len(known) < n_bins:
+    finite = values[np.isfinite(values)]
+    if len(finite) < n_bins:
         return []
     with np.errstate(over="ignore", invalid="ignore"):
-        low, high = np.quantile(known, (0.05, 0.95)).tolist()
-    spread = (high - low) or float(known.max()) - float(known.min())
+        low, high = np.quantile(finite, (0.05, 0.95)).tolist()
+    spread = (high - low) or float(finite.max()) - float(finite.min())
     if not _LEAST_SPREAD <= spread < math.inf:
         return []
     step = 10.0 ** math.floor(math.log10(spread / _STEPS))
-    quantiles = np.quantile(known, np.arange(1, n_bins) / n_bins)
+    quantiles = np.quantile(finite, np.arange(1, n_bins) / n_bins)
     return sorted({float(f"{round(float(q) / step) * step:g}") for q in quantiles})
 
 
 def _wanted(items: Items, least: float, n_bins: int) -> Iterator[Predicate]:
     for key, levels in sorted(items.levels.items()):
         weight = np.bincount(items.codes[key] + 1, weights=items.weight, minlength=len(levels) + 1)[1:]
-        for place in np.flatnonzero(weight >= least):
-            yield Predicate(key=key, equals=levels[place])
+        for code in np.flatnonzero(weight >= least):
+            yield Predicate(key=key, equals=levels[code])
     for key, values in sorted(items.numbers.items()):
         edges = edges_of(values, n_bins)
         for edge in edges:

@@ -13,11 +13,11 @@ Assumption: the slice was frozen before the first exchange that is counted, the 
 arrival and loss say nothing about the divergence, given the past. Exchanges that were searched must never be counted:
 there the slice is bad because it was chosen to be.
 
-Many candidates: those of one search share its allowance a evenly, each is confirmed when E has ever reached
-`threshold(n, a)` = n / a. By the union bound the expected number of false confirmations of one search is at most a,
-whatever depends on whatever, and for good: a candidate that is confirmed stays confirmed. (e-BH, Wang and Ramdas 2022,
-would confirm more at one look, but it holds for one stopping time of all candidates together and not for the largest
-value that each E ever had: Tavyrikov, Goeman, de Heide, arXiv 2501.19360.)
+Many candidates: those of one search share its allowance a evenly, and each is confirmed when E has ever reached
+`threshold(n, a)` = n / a. By the union bound the expected number of false confirmations of one search is at most a, under
+any dependence and at all times: a candidate that is confirmed stays confirmed. (e-BH, Wang and Ramdas 2022, would confirm
+more at one look. But it is valid for one stopping time of all candidates together, not for the largest value that each E
+ever had: Tavyrikov, Goeman, de Heide, arXiv 2501.19360.)
 The allowance of a search is `allowance(q, elapsed)` = q times the part of 30 days since the search before it, so that
 false confirmations stay below q per 30 days, over all models, however often one searches.
 
@@ -108,11 +108,11 @@ def null_mean(budget: float, aggregate_high: float, ratio: float) -> float:
     Parameters
     ----------
     budget
-        What the owner accepts.
+        The mean that the owner of the model accepts.
     aggregate_high
-        Upper bound of the mean over everything, at the search.
+        Upper bound of the mean over all traffic at the time of the search.
     ratio
-        How many times that a slice must have, at least 1.
+        Factor by which a slice must exceed that bound, at least 1.
     """
     return min(max(budget, ratio * aggregate_high), LARGEST_NULL)
 

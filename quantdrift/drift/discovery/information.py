@@ -1,13 +1,13 @@
-"""The information of attributes and features: a search uses the most informative ones where there are too many.
+"""The information of attributes and features: if there are too many of them, a search uses the most informative ones.
 
-The information of a key is the entropy, in nats, of what a search could make of it:
+The information of a key is the entropy, in nats, of the slices that a search could make with it:
 
     H = - sum over classes of p log p,    p a class's share of the weight
 
-The classes of an attribute are its values that hold at least the least share of a slice, and one for all else: items
-without it, and values too rare to be a slice. Those of a feature are its quantile bins, and one for items without it. So
-a key that everybody has with one value has none, a request id has none either, and ln 4 is four values of equal share.
-It says nothing of divergence: a few thousand items hold too few flips to choose by them.
+The classes of an attribute are its values that have at least the smallest share of a slice, and one class for all else:
+items without the attribute, and values too rare to be a slice. The classes of a feature are its quantile bins, and one
+for items without it. So a key with one value for all items has no information, and neither has a request id; four values
+with equal shares have ln 4. The divergence plays no part: a few thousand items have too few flips to choose by them.
 
 Source: Shannon, A mathematical theory of communication, 1948.
 """
@@ -26,12 +26,12 @@ _MOST_GLIMPSED = 1_024  # largest number of keys among them
 
 
 class Choice:
-    """Takes items as `Gathering` does; the first `GLIMPSED` of them choose the keys that have a place.
+    """The choice of the keys that a search uses, by the first `GLIMPSED` items; it takes items as `Gathering` does.
 
     Parameters
     ----------
     least_share
-        Of a slice, in (0, 1).
+        Smallest share of a slice, in (0, 1).
     n_bins
         Quantile bins of a feature, at least 2.
     first
@@ -40,7 +40,7 @@ class Choice:
 
     def __init__(self, least_share: float, n_bins: int, first: Collection[str] = ()) -> None:
         self._least_share, self._n_bins, self._first = least_share, n_bins, first
-        self._glimpsed: list[_Item] = []
+        self._first_items: list[_Item] = []
         self._gathering: Gathering | None = None
 
     def add(
@@ -55,8 +55,8 @@ class Choice:
         if self._gathering is not None:
             self._gathering.add(exchange, pi, attributes, features, signals)
             return
-        self._glimpsed.append((exchange, pi, attributes, features, signals))
-        if len(self._glimpsed) == GLIMPSED:
+        self._first_items.append((exchange, pi, attributes, features, signals))
+        if len(self._first_items) == GLIMPSED:
             self._gathering = self._chosen()
 
     def items(self) -> Items:
@@ -64,14 +64,14 @@ class Choice:
         return (self._gathering or self._chosen()).items()
 
     def _chosen(self) -> Gathering:
-        glimpse = Gathering(most_keys=_MOST_GLIMPSED)
-        for item in self._glimpsed:
-            glimpse.add(*item)
-        keys = informative_keys(glimpse.items(), self._least_share, self._n_bins, first=self._first)
+        sample = Gathering(most_keys=_MOST_GLIMPSED)
+        for item in self._first_items:
+            sample.add(*item)
+        keys = informative_keys(sample.items(), self._least_share, self._n_bins, first=self._first)
         gathering = Gathering(keys)
-        for item in self._glimpsed:
+        for item in self._first_items:
             gathering.add(*item)
-        self._glimpsed = []
+        self._first_items = []
         return gathering
 
 
@@ -88,7 +88,7 @@ def informative_keys(
     items
         A part of the traffic.
     least_share
-        Of a slice, in (0, 1).
+        Smallest share of a slice, in (0, 1).
     n_bins
         Quantile bins of a feature, at least 2.
     first
@@ -96,9 +96,9 @@ def informative_keys(
     most
         How many.
     """
-    found = {key: attribute_information(items, key, least_share) for key in items.levels}
-    found |= {key: feature_information(items, key, n_bins) for key in items.numbers}
-    best = sorted(found, key=lambda key: (key not in first, -found[key], key))
+    information = {key: attribute_information(items, key, least_share) for key in items.levels}
+    information |= {key: feature_information(items, key, n_bins) for key in items.numbers}
+    best = sorted(information, key=lambda key: (key not in first, -information[key], key))
     return tuple(best[:most])
 
 
@@ -114,9 +114,9 @@ def feature_information(items: Items, key: str, n_bins: int) -> float:
     """Return the information of a feature, nats."""
     values = items.numbers[key]
     edges = edges_of(values, n_bins)
-    place = np.searchsorted(np.array(edges), values, side="right")
-    place[np.isnan(values)] = len(edges) + 1
-    return _entropy(np.bincount(place, weights=items.weight).astype(np.float64))
+    bin_of = np.searchsorted(np.array(edges), values, side="right")
+    bin_of[np.isnan(values)] = len(edges) + 1
+    return _entropy(np.bincount(bin_of, weights=items.weight).astype(np.float64))
 
 
 def _entropy(weight: FloatArray) -> float:

@@ -1,7 +1,7 @@
 """The items of a search as columns: attributes as codes, features as numbers, divergence in [0, 1].
 
-What is remembered is bounded whatever the traffic says: so many attributes, so many distinct values of each. What
-goes beyond is counted and left out, as if the item did not have it.
+The memory is bounded for any traffic, by the number of attributes and of distinct values of each. Values above these
+limits are counted and left out, as if the item did not have them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     codes
-        Attribute to (N,) places in its `levels`; `ABSENT` where an item does not have it.
+        Attribute to (N,) indices in its `levels`; `ABSENT` if an item does not have it.
     levels
         Attribute to its values, in the order they were met.
     numbers
@@ -39,7 +39,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     n_groups
         Exchanges.
     n_left_out
-        Attributes, features and values that were too many.
+        Number of attributes, features and values above the limits.
     """
 
     codes: dict[str, IntArray]
@@ -57,10 +57,15 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
     def members(self, where: Iterable[Predicate]) -> BoolArray:
         """Return which items, (N,), meet every condition of `where`."""
-        found = np.ones(len(self), dtype=bool)
+        members = np.ones(len(self), dtype=bool)
         for condition in where:
-            found &= self._meets(condition)
-        return found
+            members &= self._meets(condition)
+        return members
+
+    def without(self, prefix: str) -> "Items":
+        """Return the same items without the attributes whose keys begin with `prefix`."""
+        codes = {key: column for key, column in self.codes.items() if not key.startswith(prefix)}
+        return msgspec.structs.replace(self, codes=codes, levels={key: self.levels[key] for key in codes})
 
     def _meets(self, condition: Predicate) -> BoolArray:
         if condition.equals is not None:
@@ -81,14 +86,15 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathering:
-    """The collection of items one by one, keeping only numbers of each.
+    """Collects items one by one and keeps only numbers of each.
 
     Parameters
     ----------
     keys
-        Attributes and features that have a place, whenever they are met.
+        Attributes and features that are always kept.
     most_keys
-        Places. Others are taken as they are met while there are more places than `keys`.
+        Largest number of attributes and features. While there is room besides `keys`, others are kept in the order in
+        which they appear.
     """
 
     def __init__(self, keys: Iterable[str] = (), most_keys: int = MOST_KEYS) -> None:
@@ -150,7 +156,7 @@ class Gathering:
         size = np.bincount(group, minlength=len(self._groups))
         return Items(
             codes={key: _filled(column, n, ABSENT).astype(np.intp) for key, column in self._codes.items()},
-            levels={key: tuple(places) for key, places in self._places.items()},
+            levels={key: tuple(codes) for key, codes in self._places.items()},
             numbers={key: _filled(column, n, np.nan) for key, column in self._numbers.items()},
             signals={metric: _filled(column, n, np.nan) for metric, column in self._signals.items()},
             weight=1.0 / (pi * size[group]),
@@ -175,17 +181,17 @@ class Gathering:
         return column
 
     def _code(self, key: str, value: str) -> int:
-        places = self._places.setdefault(key, {})
-        place = places.get(value)
-        if place is None:
-            if len(places) >= MOST_VALUES:
+        codes = self._places.setdefault(key, {})
+        code = codes.get(value)
+        if code is None:
+            if len(codes) >= MOST_VALUES:
                 self._leave_out(key, value)
                 return ABSENT
-            place = places[value] = len(places)
-        return place
+            code = codes[value] = len(codes)
+        return code
 
     def _leave_out(self, key: str, value: str) -> None:
-        # Told apart as far as a set of bounded size can.
+        # Distinct ones are counted as far as a set of bounded size allows.
         if len(self._left_out) < MOST_VALUES:
             if (key, value) in self._left_out:
                 return

@@ -8,14 +8,14 @@ share s of the traffic has the score
     alpha * (low_S / mean_all - 1) - (1 - alpha) * (1 / s - 1),        alpha = 0.99
 
 and is a candidate where its score is positive, `low_S` is above the bound of the later test, and it is large enough.
-What differs from the paper: items count with their sampling weights; `low_S` is the mean less two standard errors, so
-that a few flips do not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
-levels are complete; from the third on the slices to be joined are pruned by the paper's bound on the score of what can
-lie in them, and then to the `BEAM` best by it.
+Differences from the paper: items count with their sampling weights; `low_S` is the mean minus two standard errors, so
+that a few flips do not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two levels are
+complete. From the third level on, the slices to be joined are pruned by the paper's bound on the score of their parts,
+and then to the `BEAM` best by this bound.
 
-Slices are taken one by one, the best first, each as general as the data allow: a condition goes when the mean without
-it is not lower by more than three standard errors (many conditions were tried). The rest are scored again on the items
-outside the slices taken so far (sequential covering), so that ten descriptions of the same slice are one finding.
+Slices are chosen one by one, the best first, each as general as the data allow: a condition is dropped if the mean without
+it is not lower by more than three standard errors (many conditions were tried). The others are scored again on the items
+outside the slices chosen so far (sequential covering), so that ten descriptions of the same slice are one result.
 
 A search proves nothing: it has compared thousands of slices. `quantdrift.drift.discovery.confirmation` tests its results
 on later traffic only.
@@ -38,11 +38,11 @@ NARROWER = 3.0  # standard errors that a further condition must add
 BEAM = 128
 POOL = 1000
 N_BINS = 10
-SAME = 0.9  # share of the items of either that lie in both: the same slice in other words
+SAME = 0.9  # share of the items of two slices that are in both: from here on they count as the same slice
 _SUMS = 6
 _N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
 
-Places = tuple[int, ...]
+Indices = tuple[int, ...]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,14 +57,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     least_items
         Fewest items.
     most_conditions
-        Most conditions that are joined; those with the most divergence stay.
+        Most conditions that are joined; those with the most divergence are used.
     most_found
         Most slices.
     n_bins
         Quantile bins of a feature.
     """
 
-    depth: int = 2  # with 3, 50,000 items take twenty seconds in place of six
+    depth: int = 2  # with 3, 50,000 items take twenty seconds instead of six
     least_share: float = 0.005
     least_items: int = 100
     most_conditions: int = 256  # the time is in its square: some six seconds for 50,000 items
@@ -72,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     n_bins: int = N_BINS
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class FoundSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice on which divergence concentrates in the items searched; means are over the metric's cap.
 
     Parameters
@@ -82,15 +82,16 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     metric
         The divergence that concentrates.
     mean, low
-        Weighted mean there, and the same less two standard errors. Both are biased upwards: it was chosen by looking.
+        Weighted mean in the slice, and the mean minus two standard errors. Both are biased upwards, because the slice was
+        chosen from the same data.
     overall
         Weighted mean over everything.
     bound
-        What the mean must be above.
+        The level that the mean must exceed.
     share
-        Of the traffic, weighted.
+        Weighted share of the traffic.
     n_items
-        Items in it.
+        Number of items in the slice.
     score
         See this module.
     """
@@ -121,14 +122,14 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         Conditions, values and slices that the limits left out.
     """
 
-    found: tuple[Found, ...]
+    found: tuple[FoundSlice, ...]
     n_items: int
     n_scored: int
     n_left_out: int
 
 
 class GivenUpError(Exception):
-    """The search was told to stop."""
+    """The search stopped, because `give_up` asked for it."""
 
 
 def search(
@@ -142,14 +143,14 @@ def search(
     Parameters
     ----------
     items
-        What to look at. The time is proportional to items times the square of `most_conditions`, and the memory to
+        The items to search. The time is proportional to items times the square of `most_conditions`, and the memory to
         items times `most_conditions` times 4 bytes.
     bounds
-        Per metric the mean, over its cap, that a slice must be above.
+        By metric, the mean over its cap that a slice must exceed.
     limits
-        What bounds the search.
+        The limits of the search.
     give_up
-        Asked again and again; once it is true the search ends.
+        Called repeatedly; the search ends once it returns True.
 
     Raises
     ------
@@ -166,10 +167,10 @@ def search(
     )
 
 
-def overlap(one: BoolArray, other: BoolArray) -> float:
+def overlap(left: BoolArray, right: BoolArray) -> float:
     """Return the share of the items of either slice that lie in both; 1 where neither has any."""
-    either = int((one | other).sum())
-    return int((one & other).sum()) / either if either else 1.0
+    either = int((left | right).sum())
+    return int((left & right).sum()) / either if either else 1.0
 
 
 class _Signal:
@@ -228,7 +229,7 @@ class _Signal:
 
 
 class _Lattice:
-    """The slices of one search, as places in the list of conditions."""
+    """The slices of one search, as indices in the list of conditions."""
 
     def __init__(
         self, items: Items, bounds: Mapping[Metric, float], limits: Limits, give_up: Callable[[], bool]
@@ -248,21 +249,21 @@ class _Lattice:
             conditions.append(condition)
             sums.append(self._columns[holds].sum(axis=0, dtype=np.float64))
         first = np.array(sums).reshape(len(conditions), len(self._signals), _SUMS)
-        kept = self._weightiest(first)
-        self.n_left_out = len(conditions) - len(kept)
+        chosen = self._weightiest(first)
+        self.n_left_out = len(conditions) - len(chosen)
         self.n_scored = 0
-        self._conditions = [conditions[place] for place in kept]
+        self._conditions = [conditions[index] for index in chosen]
         self._keys = np.array([condition.key for condition in self._conditions], dtype=object)
         # Only the conditions being joined are in memory.
-        self._members = np.zeros((len(items), len(kept)), dtype=np.float32)
-        for place, condition in enumerate(self._conditions):
-            self._members[:, place] = items.members((condition,))
-        self._first = first[kept]
-        self._pool: dict[tuple[int, Places], float] = {}  # (signal, slice) to score
+        self._members = np.zeros((len(items), len(chosen)), dtype=np.float32)
+        for index, condition in enumerate(self._conditions):
+            self._members[:, index] = items.members((condition,))
+        self._first = first[chosen]
+        self._pool: dict[tuple[int, Indices], float] = {}  # (signal, slice) to score
 
     def descend(self) -> None:
         """Score every level of the lattice."""
-        level: list[Places] = [(place,) for place in range(len(self._conditions))]
+        level: list[Indices] = [(index,) for index in range(len(self._conditions))]
         self._offer(level, self._first)
         for depth in range(2, self._limits.depth + 1):
             parents, level, sums = level, [], []
@@ -277,14 +278,14 @@ class _Lattice:
                 sums.append(self._sums(inside, others))
             if not level:
                 return
-            found = np.concatenate(sums)
-            self._offer(level, found)
+            level_sums = np.concatenate(sums)
+            self._offer(level, level_sums)
             if depth < self._limits.depth:
-                level = self._prune(level, found)
+                level = self._prune(level, level_sums)
 
-    def take(self) -> list[Found]:
+    def take(self) -> list[FoundSlice]:
         """Return the slices found, the best first, each scored on the items outside the ones before it."""
-        found: list[Found] = []
+        slices: list[FoundSlice] = []
         free = np.ones(len(self._members), dtype=bool)
         while self._pool:
             if self._give_up():
@@ -293,16 +294,18 @@ class _Lattice:
             self._pool = {entry: float(verdict[0]) for entry, verdict in scored.items() if verdict[0] > 0}
             if not self._pool:
                 break
-            if len(found) == self._limits.most_found:
+            if len(slices) == self._limits.most_found:
                 self.n_left_out += 1  # and all narrower slices
                 break
             best = max(self._pool, key=lambda entry: (self._pool[entry], -len(entry[1]), entry))
-            signal, places = self._generalise(best, scored, free)
-            score, mean, low, share = (float(value) for value in self._judge(signal, places, free))
-            holds = self._holds(places)
-            found.append(
-                Found(
-                    where=tuple(sorted((self._conditions[p] for p in places), key=lambda one: one.key)),
+            signal, indices = self._generalise(best, scored, free)
+            score, mean, low, share = (float(value) for value in self._judge(signal, indices, free))
+            holds = self._holds(indices)
+            slices.append(
+                FoundSlice(
+                    where=tuple(
+                        sorted((self._conditions[p] for p in indices), key=lambda condition: condition.key)
+                    ),
                     metric=self._signals[signal].metric,
                     mean=mean,
                     low=low,
@@ -314,7 +317,7 @@ class _Lattice:
                 )
             )
             free &= ~holds
-        return found
+        return slices
 
     def _weightiest(self, sums: FloatArray) -> IntArray:
         """Return the indices, rising, of the conditions with the most divergence of either metric."""
@@ -324,7 +327,7 @@ class _Lattice:
         mass = (sums[:, :, _WX] / overall).max(axis=1)
         return np.sort(np.argsort(-mass, kind="stable")[: self._limits.most_conditions])
 
-    def _offer(self, level: Sequence[Places], sums: FloatArray) -> None:
+    def _offer(self, level: Sequence[Indices], sums: FloatArray) -> None:
         """Put the candidates of a level into the pool, which keeps the best."""
         self.n_scored += len(level)
         for index, signal in enumerate(self._signals):
@@ -337,51 +340,51 @@ class _Lattice:
             self.n_left_out += len(best) - POOL
             self._pool = {entry: self._pool[entry] for entry in best[:POOL]}
 
-    def _prune(self, level: Sequence[Places], sums: FloatArray) -> list[Places]:
+    def _prune(self, level: Sequence[Indices], sums: FloatArray) -> list[Indices]:
         """Return the slices whose parts may score, the most promising ones, each once."""
         most = np.max([signal.most(sums[:, i]) for i, signal in enumerate(self._signals)], axis=0)
-        promising: dict[Places, float] = {
+        promising: dict[Indices, float] = {
             level[row]: float(most[row]) for row in np.flatnonzero(most > 0).tolist()
         }
-        best = sorted(promising, key=lambda places: (-promising[places], places))
+        best = sorted(promising, key=lambda indices: (-promising[indices], indices))
         self.n_left_out += max(len(best) - BEAM, 0)
         return best[:BEAM]
 
     def _generalise(
-        self, entry: tuple[int, Places], scored: Mapping[tuple[int, Places], FloatArray], free: BoolArray
-    ) -> tuple[int, Places]:
+        self, entry: tuple[int, Indices], scored: Mapping[tuple[int, Indices], FloatArray], free: BoolArray
+    ) -> tuple[int, Indices]:
         """Remove every condition that the data do not require."""
-        signal, places = entry
-        while len(places) > 1:
-            _, mean, low, _ = (float(value) for value in scored[signal, places])
+        signal, indices = entry
+        while len(indices) > 1:
+            _, mean, low, _ = (float(value) for value in scored[signal, indices])
             least = mean - NARROWER / ERRORS * (mean - low)
             wider = {
                 (signal, shorter): verdict
-                for shorter in itertools.combinations(places, len(places) - 1)
+                for shorter in itertools.combinations(indices, len(indices) - 1)
                 if (verdict := self._judge(signal, shorter, free))[0] > 0 and verdict[1] >= least
             }
             if not wider:
                 break
-            signal, places = max(wider, key=lambda one: float(wider[one][0]))
+            signal, indices = max(wider, key=lambda child: float(wider[child][0]))
             scored = wider
-        return signal, places
+        return signal, indices
 
-    def _judge(self, signal: int, places: Places, free: BoolArray) -> FloatArray:
-        inside = np.flatnonzero(self._holds(places) & free)
+    def _judge(self, signal: int, indices: Indices, free: BoolArray) -> FloatArray:
+        inside = np.flatnonzero(self._holds(indices) & free)
         sums = self._signals[signal].columns[inside].sum(axis=0, dtype=np.float64)
         return self._signals[signal].judge(sums)
 
-    def _others(self, parent: Places) -> IntArray:
+    def _others(self, parent: Indices) -> IntArray:
         """Return the conditions to join with `parent`: of other keys, and for pairs each pair once."""
-        apart = ~np.isin(self._keys, [self._keys[place] for place in parent])
+        other_key = ~np.isin(self._keys, [self._keys[index] for index in parent])
         if len(parent) == 1:
-            apart[: parent[0] + 1] = False
-        return np.flatnonzero(apart)
+            other_key[: parent[0] + 1] = False
+        return np.flatnonzero(other_key)
 
-    def _holds(self, places: Places) -> BoolArray:
-        holds: BoolArray = self._members[:, places[0]] > 0
-        for place in places[1:]:
-            holds = holds & (self._members[:, place] > 0)
+    def _holds(self, indices: Indices) -> BoolArray:
+        holds: BoolArray = self._members[:, indices[0]] > 0
+        for index in indices[1:]:
+            holds = holds & (self._members[:, index] > 0)
         return holds
 
     def _sums(self, rows: IntArray, conditions: IntArray) -> FloatArray:

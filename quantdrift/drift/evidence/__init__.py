@@ -1,1 +1,1 @@
-"""What all detectors share: groups, the calendar clock, state, onset, recovery and intervals."""
+"""The common parts of all detectors: groups, the calendar clock, state, onset, recovery and intervals."""

@@ -93,6 +93,6 @@ def _evidence_above(m: float, hits: float, n: float) -> float:
     return _log_sum((n - hits) * np.log1p(-STAKES) + hits * np.log1p(STAKES * (1.0 / m - 1.0)))
 
 
-def _log_sum(won: FloatArray) -> float:
-    top = float(won.max())
-    return top + math.log(float(np.exp(won - top).sum()))
+def _log_sum(log_wealth: FloatArray) -> float:
+    top = float(log_wealth.max())
+    return top + math.log(float(np.exp(log_wealth - top).sum()))

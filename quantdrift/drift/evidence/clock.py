@@ -1,8 +1,8 @@
 """The calendar clock: the false-alarm allowance given to each detector so far.
 
 `Lambda(t) = integral ds / (30 days * N(s))`, N the number of live detectors. A detector that lives from a to b
-receives `Lambda(b) - Lambda(a)`; over the whole fleet that is at most one unit in 30 days, however detectors come
-and go, and whatever depends on whatever (an e-Bonferroni over the fleet).
+receives `Lambda(b) - Lambda(a)`. Over the whole fleet that is at most one unit in 30 days, however the number of
+detectors changes and under any dependence (an e-Bonferroni procedure over the fleet).
 """
 
 import msgspec

@@ -50,7 +50,7 @@ def group_value(x: Sequence[float], pi: Sequence[float], c: float, n_offered: in
     pi
         Their inclusion probabilities.
     c
-        Positive lower bound of every inclusion probability of the policy in force.
+        Positive lower bound of every inclusion probability of the policy in effect.
     n_offered
         Items of the group that were offered, sampled or not.
 
@@ -142,14 +142,14 @@ class Items(NamedTuple):
 
 
 class Members(NamedTuple):
-    """The items of groups, and how these were sampled.
+    """The items of each group, and how the groups were sampled.
 
     Parameters
     ----------
     item
-        Places of the items, group after group.
+        Indices of the items, group after group.
     ends
-        (groups,) where those of each group end.
+        (groups,) where the indices of each group end.
     smallest
         (groups,) c: lower bound of the inclusion probabilities.
     session
@@ -169,16 +169,16 @@ class Members(NamedTuple):
 
 
 class Means(NamedTuple):
-    """What groups show of one metric.
+    """The values of groups for one metric.
 
     Parameters
     ----------
     x
         (groups, 3) the two numbers of `GroupValue`, and c.
     seen
-        (groups,) where there are any.
+        (groups,) whether the group has a value.
     refused
-        (groups,) where there are none because a weight is above 1.
+        (groups,) whether it has none because a weight is above 1.
     """
 
     x: FloatArray
@@ -187,7 +187,7 @@ class Means(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What groups show to detectors without weights, of items thinned to a constant probability.
+    """The values of groups for detectors without weights, from items thinned to a constant probability.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ class Shares(NamedTuple):
     tail
         (groups, tail bins) share of the items in each bin of divergence.
     seen_change, seen_tail
-        (groups,) where there are any.
+        (groups,) whether the group has values.
     """
 
     change: FloatArray
@@ -206,41 +206,41 @@ class Shares(NamedTuple):
 
 
 def group_means(column: FloatArray, items: Items, members: Members) -> Means:
-    """Return `group_value` of many groups, the same bits as one by one; `column` of the items is the metric."""
+    """Return `group_value` for many groups, with the same bits; `column` has the metric of the items."""
     n = len(members.ends)
-    found = Means(np.zeros((n, 3)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
-    _means(column, items, members, found)
-    return found
+    means = Means(np.zeros((n, 3)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    _means(column, items, members, means)
+    return means
 
 
 def group_shares(items: Items, members: Members) -> Shares:
-    """Return what many groups show to detectors without weights."""
+    """Return the values of many groups for detectors without weights."""
     n = len(members.ends)
-    found = Shares(
+    shares = Shares(
         np.zeros((n, 2 * N_MARGIN_BINS)),
         np.zeros((n, N_TAIL_BINS)),
         np.zeros(n, dtype=np.bool_),
         np.zeros(n, dtype=np.bool_),
     )
-    _shares(items, members, found)
-    return found
+    _shares(items, members, shares)
+    return shares
 
 
 def compile_all() -> None:
-    """Compile what is compiled here."""
-    nothing, nowhere = np.zeros(0), np.zeros(0, dtype=np.intp)
-    items = Items(nothing, nothing, nothing, nothing, nothing, nothing, nowhere, nowhere)
-    members = Members(nowhere, nowhere, nothing, np.zeros(0, dtype=np.bool_), nothing, nothing)
-    group_means(nothing, items, members)
+    """Compile the functions of this module, by calling them with empty arrays."""
+    no_values, no_indices = np.zeros(0), np.zeros(0, dtype=np.intp)
+    items = Items(no_values, no_values, no_values, no_values, no_values, no_values, no_indices, no_indices)
+    members = Members(no_indices, no_indices, no_values, np.zeros(0, dtype=np.bool_), no_values, no_values)
+    group_means(no_values, items, members)
     group_shares(items, members)
 
 
 @compiled
-def _means(column: FloatArray, items: Items, members: Members, found: Means) -> None:
+def _means(column: FloatArray, items: Items, members: Members, means: Means) -> None:
     begin = 0
     for group in range(len(members.ends)):
         if members.session[group]:
-            _session_mean(column, items, members, group, found)
+            _session_mean(column, items, members, group, means)
             begin = members.ends[group]
             continue
         n, vx, weight = 0, 0.0, 0.0
@@ -250,15 +250,15 @@ def _means(column: FloatArray, items: Items, members: Members, found: Means) -> 
                 continue
             v = members.smallest[group] / items.pi[item]
             if not 0.0 < v <= 1.0 + ROUNDING:
-                found.refused[group] = True
+                means.refused[group] = True
             v = min(v, 1.0)
             n += 1
             vx += v * column[item]
             weight += v
-        if n > 0 and not found.refused[group]:
-            found.x[group, 0], found.x[group, 1] = vx / n, weight / n
-            found.x[group, 2] = members.smallest[group]
-            found.seen[group] = True
+        if n > 0 and not means.refused[group]:
+            means.x[group, 0], means.x[group, 1] = vx / n, weight / n
+            means.x[group, 2] = members.smallest[group]
+            means.seen[group] = True
         begin = members.ends[group]
 
 
@@ -307,29 +307,29 @@ def _second(sure: float, pi1: float) -> float:
 
 
 @compiled
-def _shares(items: Items, members: Members, found: Shares) -> None:
+def _shares(items: Items, members: Members, shares: Shares) -> None:
     begin = 0
     for group in range(len(members.ends)):
         end = members.ends[group]
         n_flips = n_tails = 0
-        for place in range(begin, end):
-            item = members.item[place]
+        for index in range(begin, end):
+            item = members.item[index]
             if _kept(items, members, group, item):
                 n_flips += not np.isnan(items.flip[item])
                 n_tails += not np.isnan(items.divergence[item])
-        for place in range(begin, end):
-            item = members.item[place]
+        for index in range(begin, end):
+            item = members.item[index]
             if not _kept(items, members, group, item):
                 continue
             if not np.isnan(items.flip[item]):
                 margin = items.margin_bin[item]
-                found.change[group, margin] += 1.0 / n_flips
-                found.change[group, N_MARGIN_BINS + margin] += items.flip[item] / n_flips
+                shares.change[group, margin] += 1.0 / n_flips
+                shares.change[group, N_MARGIN_BINS + margin] += items.flip[item] / n_flips
             if not np.isnan(items.divergence[item]):
-                found.tail[group, items.tail_bin[item]] += 1.0
-        found.seen_change[group], found.seen_tail[group] = n_flips > 0, n_tails > 0
-        for place in range(N_TAIL_BINS if n_tails > 1 else 0):
-            found.tail[group, place] /= n_tails
+                shares.tail[group, items.tail_bin[item]] += 1.0
+        shares.seen_change[group], shares.seen_tail[group] = n_flips > 0, n_tails > 0
+        for index in range(N_TAIL_BINS if n_tails > 1 else 0):
+            shares.tail[group, index] /= n_tails
         begin = end
 
 

@@ -1,4 +1,4 @@
-"""The header that begins the state of every detector, whatever its kind, and the record of an onset."""
+"""The header of a detector's state, the same for every kind of detector, and the record of an onset."""
 
 import msgspec
 
@@ -7,20 +7,20 @@ from quantdrift.drift.evidence.observations import FloatArray
 
 (
     M,  # mean that is tested against, in units of `SCALE`
-    SCALE,  # what one unit of x is in the metric's own unit
+    SCALE,  # factor from x to the metric's own unit
     MASS,  # calendar mass at the last group
     PAGING,  # 1.0 while the page copy runs
     TICKETING,  # 1.0 while the ticket copy runs
-    ALERTING,  # 1.0 while recovery is watched for
+    ALERTING,  # 1.0 during an alert, while the test for recovery runs
     PAGE_MASS,  # mass given to the page copy since its reset
     TICKET_MASS,  # the same of the ticket copy
-    N_TOTAL,  # groups ever
-    N,  # groups since it was last armed
+    N_TOTAL,  # all groups so far
+    N,  # groups since `armed` was called last
     W,  # sum of v over these
     X,  # sum of vx over these
     LAST_AT,  # event time of the last group, microseconds
     CREATED_AT,  # event time of the first group, microseconds
-    POLICY,  # the keeper's number of the policy of the last group; carried, never read by a detector
+    POLICY,  # id of the policy of the last group; stored for the fold, never read by a detector
 ) = range(15)
 HEADER = 15
 
@@ -33,9 +33,9 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True):
     onset_us
         Estimated onset, microseconds since 1970.
     before
-        What was observed before it, or None where nothing lies before it.
+        Mean before the onset, or None if there is no group before it.
     after
-        What has been since (biased upwards: the onset was chosen by looking), or None.
+        Mean since the onset, or None; biased upwards, because the onset was chosen from the same data.
     n_after
         Groups since the onset.
     n_before
@@ -59,16 +59,16 @@ def opened(state: FloatArray, *, mass: float, at_us: int) -> None:
 def spend(state: FloatArray, mass: float, at_us: float, live: float) -> float:
     """Advance the calendar clock of a signal to an observed group, in place; return the mass given to the page copy.
 
-    Groups that were not observed leave their mass to the next one. One that does not take part, `live` 0, is given
-    nothing.
+    The mass of a group that was not observed goes to the next group. A signal with `live` 0 does not take part and gets no
+    mass.
     """
     now = max(mass, state[MASS])
-    given: float = (now - state[MASS]) * state[PAGING] * live
+    allowance: float = (now - state[MASS]) * state[PAGING] * live
     state[MASS] = now
-    state[PAGE_MASS] += given
+    state[PAGE_MASS] += allowance
     state[TICKET_MASS] = state[PAGE_MASS] * state[TICKETING]
     state[LAST_AT] = max(state[LAST_AT], at_us)
-    return given
+    return allowance
 
 
 def armed(state: FloatArray, *, mass: float) -> None:

@@ -1,4 +1,4 @@
-"""A time-uniform 95 % interval of the mean, shown beside every estimate.
+"""A time-uniform 95 % interval of the mean, shown with every estimate.
 
 Assumption: the sampling probabilities are known, and the mean is the same through the window. Bound: with
 probability at least 0.95 the interval holds the mean at all times of its window at once, so it may be looked at as
@@ -147,16 +147,16 @@ def _add_zero(sums: FloatArray, v: float) -> None:
 
 
 @compiled
-def _along(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray) -> None:
+def _add_groups(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray) -> None:
     for group in range(len(v)):
         if seen[group]:
             advance(sums, v[group], vx[group])
 
 
-def along(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
+def estimate_of_groups(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
     """Return the mean and interval of one series of groups, all (groups,), or None where nothing was observed."""
     sums = np.zeros(SUMS)
-    _along(sums, vx, v, seen)
+    _add_groups(sums, vx, v, seen)
     return estimate(sums)
 
 
@@ -182,6 +182,29 @@ def _missing(weight: float, n: float) -> int:
             needed = middle
     each = weight / n if weight > 0.0 else 1.0
     return max(1, math.ceil((needed - weight) / each))
+
+
+def estimates(sums: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return mean, low, high, n and missing of `estimate` of many windows, (N, 5), to the bit; n is 0 where nothing was observed."""
+    found = np.zeros((len(sums), 5))
+    _estimates(sums, scale, found)
+    for row in np.flatnonzero(found[:, 4]).tolist():
+        found[row, 4] = _missing(sums.item(row, _W) - sums.item(row, _X), found.item(row, 3))
+    return found
+
+
+@compiled
+def _estimates(sums: FloatArray, scale: FloatArray, found: FloatArray) -> None:
+    for row in range(len(sums)):
+        if sums[row, _N] > 0.0:
+            mean, low, high = _bounds(sums[row])
+            found[row, 0], found[row, 1], found[row, 2] = (
+                mean * scale[row],
+                low * scale[row],
+                high * scale[row],
+            )
+            found[row, 3] = sums[row, _N]
+            found[row, 4] = high == 1.0 and low < _TELLS_LITTLE
 
 
 @compiled

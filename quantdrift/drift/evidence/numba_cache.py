@@ -35,8 +35,8 @@ _COMPLETE: Final = "complete"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def kept_in(root: Path) -> Path | None:
-    """Return the folder below `root` where machine code of these sources is kept, or a copy of it, or None.
+def folder_for(root: Path) -> Path | None:
+    """Return the folder below `root` with the machine code of these sources, or a private copy of it, or None.
 
     Parameters
     ----------
@@ -46,34 +46,34 @@ def kept_in(root: Path) -> Path | None:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(source.read_bytes())
-    place = root / f"compiled-{digest.hexdigest()[:16]}"
+    folder = root / f"compiled-{digest.hexdigest()[:16]}"
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(place):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder):
             return None
-        with tempfile.TemporaryFile(dir=place):
-            return place
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError:
-        if not place.is_dir() or not _is_ours(place):
+        if not folder.is_dir() or not _is_ours(folder):
             return None
     try:
         copy = tempfile.mkdtemp(prefix=_COPY)  # nobody else may write there: code is loaded from it
         atexit.register(shutil.rmtree, copy, ignore_errors=True)
-        return Path(shutil.copytree(place, Path(copy) / place.name))
+        return Path(shutil.copytree(folder, Path(copy) / folder.name))
     except OSError:
         return None
 
 
-def _is_ours(place: Path) -> bool:
-    status = place.stat()
+def _is_ours(folder: Path) -> bool:
+    status = folder.stat()
     return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022
 
 
 def user_cache() -> Path | None:
-    """Return this user's folder for what can be made again, or None where others could put another in its place."""
+    """Return this user's cache folder, or None if other users could replace it."""
     try:
-        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        root = ((given if given.is_absolute() else Path.home() / ".cache") / "quantdrift").resolve()
+        configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        root = ((configured if configured.is_absolute() else Path.home() / ".cache") / "quantdrift").resolve()
         above = root
         while not above.exists():
             above = above.parent
@@ -90,36 +90,36 @@ def _is_sticky(folder: Path) -> bool:
     return status.st_uid in {0, os.geteuid()} and bool(status.st_mode & stat.S_ISVTX)
 
 
-def _place() -> Path | None:
+def _cache_folder() -> Path | None:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        return kept_in(Path(chosen))
-    next_to_sources = kept_in(Path(__file__).parent / "__pycache__")
-    return next_to_sources or ((own := user_cache()) and kept_in(own))
+        return folder_for(Path(chosen))
+    next_to_sources = folder_for(Path(__file__).parent / "__pycache__")
+    return next_to_sources or ((own := user_cache()) and folder_for(own))
 
 
-_KEPT_IN = _place()
-if _KEPT_IN:
-    vars(numba.config)["CACHE_DIR"] = str(_KEPT_IN)
+_FOLDER = _cache_folder()
+if _FOLDER:
+    vars(numba.config)["CACHE_DIR"] = str(_FOLDER)
 
 
-def is_kept() -> bool:
+def is_complete() -> bool:
     """Return whether everything has been compiled and is in this process's cache."""
     try:
-        return _KEPT_IN is not None and (_KEPT_IN / _COMPLETE).read_text("utf-8") == _made_for()
+        return _FOLDER is not None and (_FOLDER / _COMPLETE).read_text("utf-8") == _made_for()
     except OSError:
         return False
 
 
-def others_find_it() -> bool:
-    """Return whether other processes of this user find the code that this process compiles."""
-    return _KEPT_IN is not None and not _KEPT_IN.parent.name.startswith(_COPY)
+def is_shared() -> bool:
+    """Return whether other processes of this user can load the code that this process compiles."""
+    return _FOLDER is not None and not _FOLDER.parent.name.startswith(_COPY)
 
 
-def note_kept() -> None:
+def mark_complete() -> None:
     """Mark the cache as complete."""
-    if _KEPT_IN is not None:
+    if _FOLDER is not None:
         with contextlib.suppress(OSError):  # a full disk: it is compiled again another time
-            (_KEPT_IN / _COMPLETE).write_text(_made_for(), "utf-8")
+            (_FOLDER / _COMPLETE).write_text(_made_for(), "utf-8")
 
 
 def _made_for() -> str:
@@ -131,19 +131,19 @@ def _made_for() -> str:
 
 def compiled(function: _Function) -> _Function:
     """Return the function compiled, for each type of arguments when it is first called with them."""
-    return cast("_Function", numba.njit(cache=_KEPT_IN is not None, error_model="numpy")(function))
+    return cast("_Function", numba.njit(cache=_FOLDER is not None, error_model="numpy")(function))
 
 
 @compiled
-def dot(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+def dot(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
     """Return the sum of the products, added up in four lanes: a single one would wait for every addition."""
-    n = len(one)
+    n = len(left)
     a = b = c = d = 0.0
-    for place in range(0, n - 3, 4):
-        a += one[place] * other[place]
-        b += one[place + 1] * other[place + 1]
-        c += one[place + 2] * other[place + 2]
-        d += one[place + 3] * other[place + 3]
-    for place in range(n - n % 4, n):
-        a += one[place] * other[place]
+    for index in range(0, n - 3, 4):
+        a += left[index] * right[index]
+        b += left[index + 1] * right[index + 1]
+        c += left[index + 2] * right[index + 2]
+        d += left[index + 3] * right[index + 3]
+    for index in range(n - n % 4, n):
+        a += left[index] * right[index]
     return (a + b) + (c + d)

@@ -10,7 +10,7 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.intp]
 
-STEPS = 32  # what one call is commonly given
+STEPS = 32  # usual number of steps in one call
 
 
 class ObservationBlock(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class ObservationBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupSequence(NamedTuple):
-    """Groups of many signals of one kind, signal after signal; neither mass nor time falls along one.
+    """Groups of many signals of one kind, signal after signal. Mass and time never fall within a signal.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What many signals of one kind go through, group by group, and where it leaves them."""
+"""The run of a detector over the groups of many signals: the evidence after each group, and the final states."""
 
 from collections.abc import Callable
 
@@ -15,15 +15,15 @@ N_ROWS = 5
 
 
 class SequenceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What signals go through along a trail.
+    """The result of a run over a `GroupSequence`.
 
     Parameters
     ----------
     course
-        (5, groups) after each: evidence of the page copy and the mass given to it since its reset, the same of the
-        ticket copy, and the evidence that an alert is over, infinite for what does not stand in its way.
+        (5, groups) after each group: evidence of the page copy and the mass given to it since its reset; the same of the
+        ticket copy; and the evidence that an alert is over, infinite for a signal that does not prevent its end.
     states
-        (N, size) after the last.
+        (N, size) after the last group.
     """
 
     course: FloatArray
@@ -32,7 +32,7 @@ class SequenceRun(msgspec.Struct, frozen=True, kw_only=True):
 
 @compiled
 def note(course: FloatArray, group: int, state: FloatArray, page: float, recovery: float) -> None:
-    """Write down what one signal has come to after a group."""
+    """Write the figures of one signal after a group."""
     course[PAGE, group] = page
     course[PAGE_MASS, group] = state[header.PAGE_MASS]
     # The ticket copy is the page copy until it is paused: it is reset only together with that, or to be paused.
@@ -45,16 +45,16 @@ Follow = Callable[[FloatArray, GroupSequence], SequenceRun]
 
 
 class BlockRun:
-    """What N signals go through along a block; arrays are (steps, N).
+    """A run of N signals over an `ObservationBlock`; arrays are (steps, N).
 
     Parameters
     ----------
     follow
-        Of the detector.
+        The detector's run over a `GroupSequence`.
     states
-        (N, size) before.
+        (N, size) before the block.
     block
-        What they are given.
+        The observations.
     """
 
     def __init__(self, follow: Follow, states: FloatArray, block: ObservationBlock) -> None:
@@ -73,11 +73,11 @@ class BlockRun:
     def _go(self, step: IntArray) -> SequenceRun:
         block = self._block
         rows, steps = np.nonzero(np.arange(len(block.seen)) <= step[:, None])
-        trail = GroupSequence(
+        sequence = GroupSequence(
             ends=np.cumsum(step + 1),
             x=block.x[steps, rows],
             seen=block.seen[steps, rows],
             mass=block.mass[steps, rows],
             at_us=block.at_us[steps, rows],
         )
-        return self._follow(self._start.copy(), trail)
+        return self._follow(self._start.copy(), sequence)

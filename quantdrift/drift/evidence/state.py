@@ -6,6 +6,7 @@ CRC-32 of everything else (4 bytes), values (float64).
 
 import struct
 import zlib
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -24,9 +25,18 @@ def dump_state(kind: str, state: FloatArray) -> bytes:
     return b"".join((head, zlib.crc32(body, check).to_bytes(4, "little"), body))
 
 
+def dump_rows(kind: str, states: FloatArray, rows: Sequence[int]) -> list[bytes]:
+    """Return `dump_state` of some rows of `states`, (N, size) next to each other in memory."""
+    n = states.shape[1]
+    head, check = _head(kind, n)
+    body, step, crc32 = np.asarray(states, dtype="<f8").data.cast("B"), 8 * n, zlib.crc32
+    parts = [body[row * step : (row + 1) * step] for row in rows]
+    return [b"".join((head, crc32(part, check).to_bytes(4, "little"), part)) for part in parts]
+
+
 @cache
 def _head(kind: str, n: int) -> tuple[bytes, int]:
-    """Return what stands before the checksum, and the checksum of it."""
+    """Return the bytes before the checksum, and their checksum."""
     name = kind.encode("ascii")
     head = _MAGIC + bytes((VERSION, len(name))) + name + struct.pack("<I", n)
     return head, zlib.crc32(head)

@@ -48,8 +48,15 @@ def recent(part: FloatArray, scale: float) -> interval.Estimate | None:
 
 
 def since_change(part: FloatArray, scale: float) -> interval.Estimate | None:
-    """Return the same since the last change of verdict."""
+    """Return mean and interval since the last change of verdict, times `scale`."""
     return interval.estimate(part.reshape(N_WINDOWS, -1)[SINCE], scale)
+
+
+def recents(parts: FloatArray, scale: FloatArray) -> FloatArray:
+    """Return mean, low, high, n and missing of `recent` of many signals with windows `parts`, (N, size): (N, 5), n 0 for None."""
+    size = parts.shape[1] // N_WINDOWS
+    older = np.ascontiguousarray(parts[:, OLDER * size : (OLDER + 1) * size])
+    return interval.estimates(older, scale)
 
 
 def _newer(part: slice) -> int:

@@ -1,16 +1,16 @@
 """Numeric damage or input shift: more divergence on inputs that are as hard as before, or more hard inputs.
 
-The margin is the gap between the two top probabilities of the *reference*: quantisation cannot move it, so it is a
-property of the input alone. (The candidate's own margin follows the damage, and would hide it.) With strata of
-margin as cells of `quantdrift.drift.explain.mix`,
+The margin is the gap between the two top probabilities of the *reference*. Quantisation cannot change it, so it depends
+only on the input. (The candidate's own margin changes with the damage and would hide it.) With strata of the margin as
+cells of `quantdrift.drift.explain.mix`, a move has three parts:
 
 - within the bins, at equal margins: the outputs differ more on inputs that are as hard as before. Range or resolution
   was lost: numeric damage;
 - by the mix of bins: there are more inputs near the decision boundary, and the model behaves on them as before: input
   shift;
-- in bins that were empty before: there is nothing to compare with. It is neither, and is reported separately.
+- in bins that were empty before: there is nothing to compare with. This part is neither, and is reported separately.
 
-Limit: it does not say whether the damaged inputs are new. A clipped activation is damage even where only a new kind of
+Limit: it is not known whether the damaged inputs are new. A clipped activation is damage even if only a new kind of
 input reaches it.
 """
 
@@ -23,10 +23,10 @@ from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split, summed
 
-_STRANGE = 0.05  # share of the later window at margins that are rare in the earlier one
-_NEXT_TO_NONE = 5  # items
+_MANY = 0.05  # share of the later window at margins that are rare in the earlier one
+_ALMOST_NONE = 5  # items
 _NEAR = 2  # bins: a factor of 2.5 in the margin
-LOW_MARGIN = 0.1  # a close call: an edge of the margin bins
+LOW_MARGIN = 0.1  # inputs below it are near the decision boundary; it is an edge of the margin bins
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +35,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     x
-        Divergence; nan where there is none.
+        Divergence; NaN if the item has none.
     margin
-        Of the reference, in [0, 1]; nan where there is none.
+        Margin of the reference, in [0, 1]; NaN if the item has none.
     weight, cluster
         As in `mix.Sample`.
     """
@@ -107,25 +107,26 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
 def damage(before: Window, after: Window) -> Damage | None:
     """Return the split of a slice's move by margin, or None where a window has no item with margin and divergence."""
-    known = [_known(window) for window in (before, after)]
-    bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in known]
-    stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], known[1].weight, N_BINS))
+    windows = [_known(window) for window in (before, after)]
+    bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in windows]
+    stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], windows[1].weight, N_BINS))
     samples = [
-        Sample(x=window.x, weight=window.weight, cell=stratum[place], cluster=window.cluster)
-        for window, place in zip(known, bins, strict=True)
+        Sample(x=window.x, weight=window.weight, cell=stratum[bin_], cluster=window.cluster)
+        for window, bin_ in zip(windows, bins, strict=True)
     ]
-    found = split(samples[0], samples[1], N_BINS)
-    if found is None:
+    parts = split(samples[0], samples[1], N_BINS)
+    if parts is None:
         return None
-    low = [float(window.weight[window.margin < LOW_MARGIN].sum() / window.weight.sum()) for window in known]
-    return Damage(split=found, low_margin_before=low[0], low_margin_after=low[1])
+    low = [float(window.weight[window.margin < LOW_MARGIN].sum() / window.weight.sum()) for window in windows]
+    return Damage(split=parts, low_margin_before=low[0], low_margin_after=low[1])
 
 
 def strata(before: IntArray, after: FloatArray) -> IntArray:
     """Return the stratum of each margin bin, (bins,): neighbours are merged until the earlier window has enough items.
 
-    Where it has almost none and the later one has many, the bins stay separate: merging close calls that never occurred
-    before with clear ones would count them as damage. A few items near the stratum below are merged with it.
+    If the earlier window has almost no items in a bin and the later one has many, the bin stays separate. Otherwise inputs
+    near the decision boundary that did not occur before would be merged with clear ones and counted as damage. A few items
+    near the stratum below are merged with it.
 
     Parameters
     ----------
@@ -135,33 +136,33 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
         (bins,) weight of the later one.
     """
     total = float(after.sum()) or 1.0
-    found = np.zeros(len(before), dtype=np.int64)
+    stratum_of = np.zeros(len(before), dtype=np.int64)
     number, held, share = 0, 0, 0.0
     last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
     first = len(before)
-    for place, (n, weight) in enumerate(zip(before, after, strict=True)):
-        strange = held < LEAST and share >= _STRANGE
-        apart = held < _NEXT_TO_NONE or place - last > _NEAR
-        if held >= LEAST or (strange and apart and n >= LEAST):
+    for bin_, (n, weight) in enumerate(zip(before, after, strict=True)):
+        no_history = held < LEAST and share >= _MANY
+        far = held < _ALMOST_NONE or bin_ - last > _NEAR
+        if held >= LEAST or (no_history and far and n >= LEAST):
             if held < LEAST and number and first - below <= _NEAR:
-                found[found == number] = number - 1
+                stratum_of[stratum_of == number] = number - 1
             else:
                 number += 1
             held, share, first, below = 0, 0.0, len(before), last
-        found[place] = number
+        stratum_of[bin_] = number
         held, share = held + int(n), share + float(weight) / total
         if n:
-            first, last = min(first, place), place
-    if held < LEAST and share < _STRANGE and number:
-        found[found == number] = number - 1
-    return found
+            first, last = min(first, bin_), bin_
+    if held < LEAST and share < _MANY and number:
+        stratum_of[stratum_of == number] = number - 1
+    return stratum_of
 
 
 def _known(window: Window) -> Window:
-    kept = np.isfinite(window.x) & np.isfinite(window.margin)
+    complete = np.isfinite(window.x) & np.isfinite(window.margin)
     return Window(
-        x=window.x[kept],
-        margin=window.margin[kept],
-        weight=window.weight[kept],
-        cluster=window.cluster[kept],
+        x=window.x[complete],
+        margin=window.margin[complete],
+        weight=window.weight[complete],
+        cluster=window.cluster[complete],
     )

@@ -31,31 +31,31 @@ def decided(deciding: Decided, since: str) -> str:
     if deciding.after is None:
         return ""
     share = deciding.metric is Metric.FLIP
-    seen = (
+    observed = (
         f"{percent(deciding.after)} of decisions changed"
         if share
         else f"mean {_amount(deciding, deciding.after)}"
     )
-    seen = f"{seen} since {since} ({count_of(deciding.n_after, 'exchange')})"
+    observed = f"{observed} since {since} ({count_of(deciding.n_after, 'exchange')})"
     if deciding.kind == Kind.CHANGE:
         before = "" if deciding.before is None else f", {_value(deciding, deciding.before)} before"
-        return f"{seen}{before}"
+        return f"{observed}{before}"
     if deciding.budget is None:
-        return seen
+        return observed
     noise = f" and {_value(deciding, deciding.noise)} for noise" if deciding.noise else ""
-    return f"{seen}, {_value(deciding, deciding.budget)} accepted{noise}"
+    return f"{observed}, {_value(deciding, deciding.budget)} accepted{noise}"
 
 
-def aggregate(whole: Aggregate, metric: Metric, unit: str) -> str:
+def aggregate(all_traffic: Aggregate, metric: Metric, unit: str) -> str:
     """Return the state of the aggregate as a clause, for use after `while` or alone."""
-    at = "" if whole.mean is None else f" at {_plain(metric, whole.mean, unit)}"
-    match whole.state:
+    at = "" if all_traffic.mean is None else f" at {_plain(metric, all_traffic.mean, unit)}"
+    match all_traffic.state:
         case AggregateState.FINE:
             return f"the aggregate is fine{at}"
         case AggregateState.UNKNOWN:
             return f"it is not known whether the aggregate is within its budget{f' ({at.strip()})' if at else ''}"
-        case AggregateState.QUIET if whole.mean is not None and whole.accepted is not None:
-            return f"the aggregate{at} is above its budget of {_plain(metric, whole.accepted, unit)} too, without an alert yet"
+        case AggregateState.QUIET if all_traffic.mean is not None and all_traffic.accepted is not None:
+            return f"the aggregate{at} is above its budget of {_plain(metric, all_traffic.accepted, unit)} too, without an alert yet"
         case AggregateState.QUIET:
             return f"the aggregate does not alert{at and f' ({at.strip()})'}"
         case AggregateState.ALERTING:

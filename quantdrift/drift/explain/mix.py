@@ -7,23 +7,23 @@ m_h of the cells h of a partition, and the whole earlier mean m,
     after - before = sum_h s_h after * (m_h after - m_h before)  +  sum_h (s_h after - s_h before) * (m_h before - m)
                      within the cells                               by the mix of traffic
 
-exactly. The first sum is what was seen, less the earlier means standardised directly to the later mix. Kitagawa's
-symmetric form would need the later means cell by cell; at an alarm the later window may hold a dozen exchanges, and
-this form asks of it only where they lie and what they sum up to.
+exactly. The first sum is the observed mean minus the earlier means, standardised directly to the later mix. Kitagawa's
+symmetric form would need the later mean of each cell. At an alarm the later window may contain only a dozen exchanges,
+and this form needs only their cells and their sum.
 
-A cell with almost no items before has no mean to compare with: whether its items are worse than before is not known, so
-they are neither a mix nor a change within. Both sums leave it out, and a third one over such cells,
+A cell with almost no items before has no mean to compare with. Whether its items are worse than before is not known, so
+they count neither as mix nor as a change within. Both sums leave such cells out, and a third sum over them,
 
     sum_h s_h after * (m_h after - m) - s_h before * (m_h before - m),
 
 is the contribution of traffic that did not occur before (`unmatched` is its share).
 
-Standard errors are linearised and clustered: each item contributes what it moves the part by (its influence), those of
-one exchange are added up, and the variance is the sum of the squares (Binder, International Statistical Review 51,
-1983). A cell in which every earlier item showed the same 0 or 1 is given the variance of half an observation more of
-the other kind: twenty items without a flip do not prove that none flips. The errors are valid for weights 1 / pi and do
-not account for the choice of the windows: an onset is chosen from the same data, which makes the move as a whole look
-larger than it is.
+Standard errors are linearised and clustered: each item contributes its influence on the part, the influences of one
+exchange are added up, and the variance is the sum of the squares (Binder, International Statistical Review 51, 1983). If
+all earlier items of a cell have the same 0 or 1, the cell gets the variance of half an observation more of the other
+kind: twenty items without a flip do not prove that none flips. The errors are valid for weights 1 / pi. They do not
+account for the choice of the windows: an onset is chosen from the same data, which makes the whole move look larger than
+it is.
 """
 
 import math
@@ -88,7 +88,7 @@ class MovePart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def risen(self) -> bool:
-        """Whether it is above zero beyond chance, at 2.5 %; a standard error of 0 means that nothing is known of it."""
+        """Whether it is above zero beyond chance, at 2.5 %; a standard error of 0 means that it is unknown."""
         return self.se > 0 and self.value > Z * self.se
 
 
@@ -124,7 +124,7 @@ class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
             return Cause.TOO_FEW
         parts = {Cause.WITHIN: self.within, Cause.MIX: self.mix, Cause.UNSEEN: self.unseen}
         risen = [part.value for part in parts.values() if part.risen]
-        cause, largest = max(parts.items(), key=lambda one: one[1].value)
+        cause, largest = max(parts.items(), key=lambda part: part[1].value)
         if not largest.risen:
             return Cause.UNDECIDED
         return cause if largest.value >= _DOMINANT * sum(risen) else Cause.BOTH
@@ -179,7 +179,7 @@ def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
     unseen_variance = _variance(after, _influence(after, strange_new)) + _variance(
         before, _influence(before, strange_old) + shifted
     )
-    move_variance = sum(_variance(one, _influence(one, one.x)) for one in (before, after))
+    move_variance = sum(_variance(window, _influence(window, window.x)) for window in (before, after))
     return MixSplit(
         before=whole_old,
         after=whole_new,

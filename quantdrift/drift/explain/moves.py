@@ -71,14 +71,14 @@ def moves(before: Measured, after: Measured) -> Moves:
         old, new = _mean(before, name), _mean(after, name)
         if old.n >= FEWEST_BEFORE and new.n >= FEWEST_AFTER:
             looked.append((name, old, new))
-    found = []
+    moved = []
     for name, old, new in looked:
         variance = max(old.variance * old.n, new.variance * new.n) * (1 / old.n + 1 / new.n)
         least = float(stats.t.isf(LEVEL / 2 / len(looked), min(old.n, new.n) - 1))
         if abs(new.value - old.value) > least * math.sqrt(variance):
-            found.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
-    found.sort(key=lambda one: -abs(one.after - one.before) / one.se if one.se else -math.inf)
-    return Moves(found=tuple(found), n_measures=len(looked))
+            moved.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
+    moved.sort(key=lambda move: -abs(move.after - move.before) / move.se if move.se else -math.inf)
+    return Moves(found=tuple(moved), n_measures=len(looked))
 
 
 class _Mean(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,15 +89,15 @@ class _Mean(msgspec.Struct, frozen=True, kw_only=True):
 
 def _mean(window: Measured, name: str) -> _Mean:
     values = window.values[name]
-    known: BoolArray = np.isfinite(values)
-    if not known.any():
+    finite: BoolArray = np.isfinite(values)
+    if not finite.any():
         return _Mean(value=math.nan, variance=math.inf, n=0)
-    weight = window.weight[known] / window.weight[known].sum()
-    value = float(weight @ values[known])
-    _, cluster = np.unique(window.cluster[known], return_inverse=True)
+    weight = window.weight[finite] / window.weight[finite].sum()
+    value = float(weight @ values[finite])
+    _, cluster = np.unique(window.cluster[finite], return_inverse=True)
     # Perplexities reach the largest float: their variance becomes infinite, so they never count as moved.
     with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.bincount(cluster, weights=weight * (values[known] - value))
+        sums = np.bincount(cluster, weights=weight * (values[finite] - value))
         squares = float(sums @ sums)
     n = len(sums)
     variance = squares * n / (n - 1) if n > 1 and math.isfinite(squares) else math.inf

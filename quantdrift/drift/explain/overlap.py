@@ -1,24 +1,25 @@
 """The overlapping slices that explain an alert: the smallest one, or few, without whose items no excess is left.
 
-Let the mean of a slice lie above what it is measured against, `level`, by an excess. Take out the items that also lie
-in a smaller slice; what is left, the rest, has its own excess, and carries a part of the whole's in proportion to its
-share of the weight. The smaller slice explains the whole where
+The excess of a slice is the difference between its mean and the `level` that it is compared with. Remove the items that
+are also in a smaller slice. The remaining items, the rest, have an excess of their own; its part of the whole excess is
+in proportion to the rest's share of the weight. The smaller slice explains the larger one if
 
 1. the rest shows no excess: it is not above the level beyond chance (one-sided, 5 %), and
-2. that is not for lack of data: by the upper bound (95 %) of the rest's excess, its part is less than half of the
-   whole's.
+2. this is not for lack of data: by the upper bound (95 %) of the rest's excess, its part is less than half of the
+   whole excess.
 
-The second condition concerns a rest of a few exchanges, which never shows an excess: it counts as clean only where its
-weight is too small to matter or it has enough data. Its standard error is at least that implied by the spread of the
-whole slice and its own number, so that a few zeros are no certainty.
+The second condition is for a rest of a few exchanges, which never shows an excess: it counts as clean only if its weight
+is too small to matter or if it has enough data. Its standard error is at least the one that follows from the spread of
+the whole slice and the number of its own items, because a few zeros prove nothing.
 
-Where no single smaller slice explains the whole, several may do so together: two damaged stores explain the alert of their
-city. The slice that takes the most excess out of what is left is added until the rest shows none (at most `MOST_TOGETHER`),
-and members that are not needed are left out again. Together they hold at most three quarters of the whole, or of a single slice that explains it: if
-everything is damaged, every slice alerts and all of them leave no rest, but then the whole is the finding. Of two slices with the same items a declared one counts as the smaller.
+If no single smaller slice explains the larger one, several may do so together: two damaged stores explain the alert of
+their city. The slice that takes the most excess out of the rest is added until the rest shows none (at most `MOST_TOGETHER`
+slices), and slices that are not needed are left out again. Together they hold at most three quarters of the larger slice, or of
+a single slice that explains it: if everything is damaged, every slice alerts and all of them together leave no rest, but then the
+larger slice is the finding. Of two slices with the same items a declared one counts as the smaller.
 
-It says where the excess lies, not why. Under "the rest has an excess of as much as half of the whole's" a slice is
-wrongly folded with a probability of about 5 %, per pair; with several slices at each number of them that is tried.
+The result says where the excess is, not why. If the excess of the rest is half of the whole, the probability of a wrong
+explanation is about 5 % per pair; with several slices it is that at each number of them that is tried.
 """
 
 import math
@@ -55,18 +56,18 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remainder(msgspec.Struct, frozen=True, kw_only=True):
-    """What is left of a slice without the items of another.
+    """The rest of a slice: its items without those of another slice.
 
     Parameters
     ----------
     share
-        Its share of the slice's weight, in [0, 1].
+        Share of the slice's weight, in [0, 1].
     mean, se
-        Its mean and standard error; 0 where nothing is left.
+        Mean and standard error; 0 if no items remain.
     excess
         The whole slice's mean over the level.
     level
-        What both are measured against.
+        The level that both means are compared with.
     """
 
     share: float
@@ -81,12 +82,12 @@ class Remainder(msgspec.Struct, frozen=True, kw_only=True):
         if self.excess <= 0.0:
             return False
         over = self.mean - self.level
-        left = self.share * (over + Z * self.se)
-        return over <= Z * self.se and left < MOST_LEFT * self.excess
+        excess_left = self.share * (over + Z * self.se)
+        return over <= Z * self.se and excess_left < MOST_LEFT * self.excess
 
 
 def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
-    """Return what is left of a slice without the items where `out`, (n,), holds.
+    """Return the rest of a slice without the items for which `out`, (n,), is True.
 
     Parameters
     ----------
@@ -95,48 +96,48 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
     out
         Which of them also lie in the other slice.
     level
-        What the slice is measured against: its budget, or its mean before.
+        The level that the slice is compared with: its budget, or its mean before.
     """
     total = float(items.weight.sum())
-    whole = float(items.weight @ items.x) / total
-    left = items.weight * ~out
-    weight = float(left.sum())
+    overall_mean = float(items.weight @ items.x) / total
+    rest_weight = items.weight * ~out
+    weight = float(rest_weight.sum())
     if weight <= 0.0:
-        return Remainder(share=0.0, mean=0.0, se=0.0, excess=whole - level, level=level)
-    mean = float(left @ items.x) / weight
-    clusters = np.bincount(items.cluster, weights=left * (items.x - mean)) / weight
-    groups = np.bincount(items.cluster, weights=left) / weight
-    spread = float(items.weight @ np.square(items.x - whole)) / total
+        return Remainder(share=0.0, mean=0.0, se=0.0, excess=overall_mean - level, level=level)
+    mean = float(rest_weight @ items.x) / weight
+    clusters = np.bincount(items.cluster, weights=rest_weight * (items.x - mean)) / weight
+    groups = np.bincount(items.cluster, weights=rest_weight) / weight
+    spread = float(items.weight @ np.square(items.x - overall_mean)) / total
     variance = max(float(clusters @ clusters), spread * float(groups @ groups))
     return Remainder(
-        share=weight / total, mean=mean, se=math.sqrt(variance), excess=whole - level, level=level
+        share=weight / total, mean=mean, se=math.sqrt(variance), excess=overall_mean - level, level=level
     )
 
 
 def explaining(
-    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, Size], whole: int
+    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, Size], larger: int
 ) -> tuple[int, ...]:
-    """Return the smallest slice that explains the excess of slice `whole`, else several that do, or none.
+    """Return the smallest slice that explains the excess of slice `larger`, else several that do, or none.
 
     Of several the first takes out the most excess.
 
     Parameters
     ----------
     items, level
-        Of `whole`, since the onset.
+        Those of `larger`, since the onset.
     others
         Per other slice that alerts, which of the items lie in it, (n,).
     sizes
-        Size of each slice, `whole` among them; only a smaller one explains. Of two that are equal in both respects, the
-        one with the lower number is the smaller, so that neither explains itself by the other in turn.
-    whole
-        Which slice is to be explained.
+        Size of each slice, including `larger`. Only a smaller slice can explain. Of two slices that are equal in both
+        respects the one with the lower id counts as smaller, so that they do not explain each other.
+    larger
+        Id of the slice to be explained.
     """
     if not len(items.x):
         return ()
-    mine = (sizes[whole], whole)
+    own_order = (sizes[larger], larger)
     smaller = sorted(
-        (other for other in others if (sizes[other], other) < mine and others[other].any()),
+        (other for other in others if (sizes[other], other) < own_order and others[other].any()),
         key=lambda other: (sizes[other], other),
     )
     weight = float(items.weight.sum())

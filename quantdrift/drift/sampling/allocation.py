@@ -1,25 +1,25 @@
 """The allocation of replays to slices: traffic, evidence and margins determine a sampling policy.
 
-The replay budget is divided so:
+The replay budget is divided as follows:
 
-- a tenth is a uniform base rate: everything is looked at, also what no slice describes;
-- of the rest half goes to the slices by the square root of their traffic (or equally: that found rare slices no
-  earlier, and large ones later than a uniform sample), and half in proportion to their evidence on the scale of
-  logarithms (see `urgency`);
-- inside a slice it is spread over margin bins (`quantdrift.drift.sampling.stratification`).
+- A tenth is a uniform base rate, so that traffic outside of all slices is sampled too.
+- Half of the rest goes to the slices by the square root of their traffic. (With equal shares, rare slices were not found
+  earlier, and large ones later than with a uniform sample.) The other half goes by the logarithm of their evidence (see
+  `urgency`).
+- Inside a slice the samples are spread over margin bins (`quantdrift.drift.sampling.stratification`).
 
 A slice becomes a boost: body strata with its conditions and falling rates over nested margin intervals, `margin < e1`,
 `margin < e2`, ... and, last, any margin. An exchange gets the largest rate of the strata that it is in, so boosts that
-overlap do not add up. One factor for everything is then found by bisection, so that a recent sample of items, each
-with all its slices, would be replayed at the budget. The same factor hands out what a slice cannot use because its
-traffic is too small.
+overlap do not add up. Then all rates are multiplied by one factor, found by bisection, with which the replay of a recent
+sample of items, each with all its slices, would use the budget. If a slice has too little traffic to use its share, the
+same factor gives the rest to the others.
 
-What is not known at capture (input features, the reference's embedding) cannot be boosted; the share of such a
-slice goes to the base rate.
+A slice that is not known at capture (by input features, by the reference's embedding) cannot be boosted; its share goes to
+the base rate.
 
-Assumption: the recent sample stands for the traffic to come. Where it does not, the sidecars' own caps hold.
-No estimate is biased and no false-alarm bound is touched by a bad policy: probabilities are stored, and fixed before
-the reference runs, whatever they were computed from. A bad policy costs delay.
+Assumption: the recent sample is like the future traffic. If it is not, the sidecars' own caps limit the samples. A bad
+policy biases no estimate and breaks no false-alarm bound, because probabilities are stored and are fixed before the
+reference runs. A bad policy makes detection slower.
 """
 
 import math
@@ -203,12 +203,12 @@ def allocate(
     layout
         Header strata of the first phase, and margin bins. A header stratum whose rate is 0 is left at 0.
     budget
-        What may be spent.
+        The budget of the fleet.
     epoch
         Name of a new policy.
     previous
-        The policy in force. It is kept where it costs no more than the budget and no slice would get more than
-        twice its samples from a new one; on another day it is the caller's to rename.
+        The policy in effect. It is kept if it costs no more than the budget and no slice would get more than twice its
+        samples from a new one. The caller renames it on another day.
 
     Raises
     ------
@@ -306,8 +306,8 @@ class _Plan:
             )
             if needed.sum() < self._budget.n_strata:
                 return rates
-            kept = np.cumsum(needed[self._rank]) < self._budget.n_strata
-            self._boosted[self._rank[~kept & (needed[self._rank] > 0)]] = False
+            within_limit = np.cumsum(needed[self._rank]) < self._budget.n_strata
+            self._boosted[self._rank[~within_limit & (needed[self._rank] > 0)]] = False
 
     def _spent(self, ceiling: FloatArray) -> Rates:
         aim = HEADROOM * self._budget.replays_per_s
@@ -381,14 +381,14 @@ def _boosts(demands: Sequence[Demand], layout: Layout) -> tuple[Boosts, IntArray
     """Return the boosts, and the index of each demand's boost, -1 where it cannot have one."""
     rows: dict[tuple[Predicate, ...], int] = {}
     names: list[str] = []
-    found = np.full(len(demands), -1, dtype=np.intp)
+    boost_rows = np.full(len(demands), -1, dtype=np.intp)
     for index, demand in enumerate(demands):
         if boostable(demand.where):
             if demand.where not in rows:
                 rows[demand.where] = len(rows)
                 names.append(demand.name)
-            found[index] = rows[demand.where]
-    return Boosts(names=tuple(names), wheres=tuple(rows), layout=layout), found
+            boost_rows[index] = rows[demand.where]
+    return Boosts(names=tuple(names), wheres=tuple(rows), layout=layout), boost_rows
 
 
 def _portion(weights: FloatArray) -> FloatArray:

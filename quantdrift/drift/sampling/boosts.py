@@ -40,7 +40,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     header_strata
-        Of the first phase, in order, the last being `default`. Of their rates only 0 is read: take nothing.
+        Header strata of the first phase, in order; `default` is the last. Of their rates only 0 (take nothing) is read.
     edges
         Rising edges of the margin bins: those of the baseline, so that unweighted detectors lose no samples, else
         `stratification.margin_edges`. Empty: margins do not count.
@@ -75,15 +75,17 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
     def reach(self) -> BoolArray:
         """Return which header strata the items of each boost may fall into, (boosts, header strata)."""
         skeleton = Policy(epoch="", header_strata=self.layout.header_strata, body_strata=())
-        found = np.zeros((len(self.wheres), len(self.layout.header_strata)), dtype=bool)
+        reached = np.zeros((len(self.wheres), len(self.layout.header_strata)), dtype=bool)
         for row, where in enumerate(self.wheres):
             reachable = reachable_strata(where, skeleton)
-            found[row] = [any(stratum is one for one in reachable) for stratum in self.layout.header_strata]
-        return found
+            reached[row] = [
+                any(stratum is candidate for candidate in reachable) for stratum in self.layout.header_strata
+            ]
+        return reached
 
     def strata(self, row: int, rates: Rates) -> list[BodyStratum]:
         """Return the body strata of one boost, without those that the base rate or a wider stratum covers."""
-        found = []
+        strata = []
         own = rates.boost[row]
         for h in range(self.layout.n_bins):
             last = h == len(self.layout.edges)
@@ -93,8 +95,8 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
             if not last:
                 name = f"{name} margin<{self.layout.edges[h]:g}"
                 where = (*where, Predicate(key=MARGIN, high=self.layout.edges[h]))
-            found.append(BodyStratum(name=name, rate=float(own[h]), where=where))
-        return found
+            strata.append(BodyStratum(name=name, rate=float(own[h]), where=where))
+        return strata
 
     def policy(self, rates: Rates, epoch: str) -> Policy:
         """Return `rates` as the policy of an epoch."""

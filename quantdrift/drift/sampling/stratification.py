@@ -7,8 +7,8 @@ tenths of the samples follow it, three tenths are spread evenly:
 
     shape_h = 0.7 s_h / sum_g(w_g s_g) + 0.3        with mean sum_h(w_h shape_h) = 1
 
-The even part is insurance: the next drift need not flip where the last one did, and with weights c / pi a bin that is
-sampled at 0.3 of the mean rate costs at most a factor of 3.3, whatever happens there.
+The even part makes sure that flips elsewhere are found too: the next drift may flip at other margins than the last one.
+With weights c / pi, a bin that is sampled at 0.3 of the mean rate costs at most a factor of 3.3.
 
 The shape never rises with the margin. An exchange of many items is drawn by its smallest margin, so an item's
 probability is that of its own margin or of a smaller one. Only if smaller margins never have smaller rates is the
@@ -62,9 +62,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         level = mean.copy()
         for _ in range(self.shape.shape[1]):
             full = level[:, None] * self.shape >= 1.0
-            room = mean - (self.share * full).sum(axis=1)
-            rest = (self.share * self.shape * ~full).sum(axis=1)
-            level = np.where(rest > 0, np.maximum(room / np.maximum(rest, _TINY), level), level)
+            unassigned = mean - (self.share * full).sum(axis=1)
+            remaining = (self.share * self.shape * ~full).sum(axis=1)
+            level = np.where(
+                remaining > 0, np.maximum(unassigned / np.maximum(remaining, _TINY), level), level
+            )
         return np.minimum(1.0, level[:, None] * self.shape)
 
 
@@ -110,17 +112,17 @@ def margin_edges(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
     Parameters
     ----------
     margin
-        (items,), in [0, 1]; not a number where there is none.
+        (items,), in [0, 1]; NaN if the item has none.
     weight
         (items,), inverse inclusion probabilities.
     """
-    known = np.isfinite(margin)
-    if not known.any():
+    finite = np.isfinite(margin)
+    if not finite.any():
         return ()
-    order = np.argsort(margin[known])
-    heights = np.cumsum(weight[known][order])
-    places = np.searchsorted(heights, np.array(QUANTILES) * heights[-1])
-    edges = rounded_down(margin[known][order][places])
+    order = np.argsort(margin[finite])
+    heights = np.cumsum(weight[finite][order])
+    indices = np.searchsorted(heights, np.array(QUANTILES) * heights[-1])
+    edges = rounded_down(margin[finite][order][indices])
     return tuple(float(edge) for edge in np.unique(edges) if edge > 0)
 
 
@@ -145,7 +147,7 @@ def profile_of(
     """
     n_slices, n_bins = shape
     cell = owner * n_bins + bins
-    seen = np.isfinite(flip)
+    with_flip = np.isfinite(flip)
 
     def total(values: FloatArray, of: BoolArray | None = None) -> FloatArray:
         where = cell if of is None else cell[of]
@@ -153,23 +155,25 @@ def profile_of(
         return np.asarray(sums.reshape(shape), dtype=np.float64)
 
     traffic, count = total(weight), total(np.ones(len(bins)))
-    known, n_known = total(weight[seen], seen), total(np.ones(int(seen.sum())), seen)
-    flips = total((weight * np.where(seen, flip, 0.0))[seen], seen)
+    known, n_known = total(weight[with_flip], with_flip), total(np.ones(int(with_flip.sum())), with_flip)
+    flips = total((weight * np.where(with_flip, flip, 0.0))[with_flip], with_flip)
 
     overall = (flips.sum() + 0.5 * _mean(weight)) / (known.sum() + _mean(weight))
-    common = _drawn(flips.sum(axis=0), known.sum(axis=0), n_known.sum(axis=0), overall)
+    common = _shrunk(flips.sum(axis=0), known.sum(axis=0), n_known.sum(axis=0), overall)
     share = traffic.sum(axis=0) / traffic.sum() if traffic.sum() > 0 else np.full(n_bins, 1.0 / n_bins)
     n = count.sum(axis=1, keepdims=True)
-    whole = traffic.sum(axis=1, keepdims=True)
-    own = np.divide(traffic, whole, out=np.zeros(shape), where=whole > 0)
+    in_slice = traffic.sum(axis=1, keepdims=True)
+    own = np.divide(traffic, in_slice, out=np.zeros(shape), where=in_slice > 0)
     return Profile(
         share=(n * own + PRIOR_ITEMS * share) / (n + PRIOR_ITEMS),
-        flip=_drawn(flips, known, n_known, common),
+        flip=_shrunk(flips, known, n_known, common),
     )
 
 
-def _drawn(part: FloatArray, whole: FloatArray, n: FloatArray, towards: FloatArray | float) -> FloatArray:
-    rate = np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+def _shrunk(
+    part: FloatArray, total_count: FloatArray, n: FloatArray, towards: FloatArray | float
+) -> FloatArray:
+    rate = np.divide(part, total_count, out=np.zeros_like(total_count), where=total_count > 0)
     mixed: FloatArray = (n * rate + PRIOR_ITEMS * towards) / (n + PRIOR_ITEMS)
     return mixed
 

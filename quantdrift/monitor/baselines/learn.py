@@ -1,6 +1,7 @@
 """A baseline learned from stored rows: the same that a signal would have learned from them alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.evidence.header import LAST_AT, N_TOTAL
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import exchanges, scale_of, shown, slices_of
+from quantdrift.monitor.fold.groups import SIGNALS, Columns, Observation, exchanges, scale_of, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
@@ -60,13 +61,17 @@ class Learning:
 
     def add(self, rows: Sequence[ComparisonRow]) -> None:
         """Learn from more rows; the items of one exchange must be in one call."""
+        observed: list[Observation] = []
         for exchange in exchanges(rows):
-            first = exchange.rows[0]
-            if first.group_key:
-                self._sessions.add(exchange.rows, first.captured_us)
-                self._group(self._sessions.due(first.captured_us))
+            at_us = exchange.rows[0].captured_us
+            if exchange.rows[0].group_key:
+                self._sessions.add(exchange.rows, at_us)
+                over = self._sessions.due(at_us)
+                observed += [Observation(exchange.order, items, at_us, closed=True) for items in over]
             else:
-                self._group([exchange.rows])
+                observed.append(Observation(exchange.order, exchange.rows, at_us, closed=False))
+        if observed:
+            self._learn(observed)
 
     def result(self) -> list[Learned]:
         """Return what has been learned so far, by slice and signal."""
@@ -89,18 +94,25 @@ class Learning:
             )
         return found
 
-    def _group(self, groups: Iterable[Sequence[ComparisonRow]]) -> None:
-        for rows in groups:
-            for slice_id, items in slices_of(rows).items():
-                rates = self._rates.of(self._catalog, slice_id, rows[0].policy_id)
-                for signal, value in shown(slice_id, items, rates, self._budget).items():
-                    if signal.kind not in LEARNERS:
-                        continue
-                    key = (slice_id, signal)
-                    waiting = self._waiting.setdefault(key, [])
-                    waiting.append((value, rows[0].captured_us))
+    def _learn(self, observed: Sequence[Observation]) -> None:
+        columns = Columns(observed)
+        groups = slice_groups(
+            observed,
+            columns,
+            np.ones(len(columns.ends), dtype=np.bool_),
+            np.full(len(columns.rows), self._budget.cap),
+            partial(self._rates.of, self._catalog),
+        )
+        for number, (_, slice_id) in enumerate(groups.keys):
+            for signal in SIGNALS:
+                if signal.kind not in LEARNERS:
+                    continue
+                values, observations = groups.values(number, signal)
+                for value, observation in zip(values, observations.tolist(), strict=True):
+                    waiting = self._waiting.setdefault((slice_id, signal), [])
+                    waiting.append((value, observed[observation].rows[0].captured_us))
                     if len(waiting) == STEPS:
-                        self._run(key)
+                        self._run((slice_id, signal))
 
     def _run(self, key: tuple[int, SignalKey]) -> None:
         waiting = self._waiting.pop(key, [])

@@ -1,1 +1,1 @@
-"""The nightly work: searching slices, fitting clusters, confirming and retiring what was found."""
+"""The nightly work: searching slices, fitting clusters, confirming and retiring slices."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,9 +16,9 @@ from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.discovery.confirmation import N_BETS, Trial
 from quantdrift.drift.discovery.items import Items
-from quantdrift.drift.discovery.search import SAME, Found, overlap
+from quantdrift.drift.discovery.search import SAME, FoundSlice, overlap
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import cap_of, shown, slices_of
+from quantdrift.monitor.fold.groups import Columns, Observation, cap_of, slice_groups
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
@@ -32,7 +33,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    found
+    slices_found
         The result of the search.
     key
         Its text and name; those of a stored slice with the same items, where there is one.
@@ -42,7 +43,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         Whether it is already a slice or under test.
     """
 
-    found: Found
+    found: FoundSlice
     key: SliceKey
     known: DiscoveryRow | None
     watched: bool
@@ -75,7 +76,6 @@ def with_traffic(
     until
         Captures before this time are tested afterwards. A multiple of `session_us` since 1970: no session is cut.
     """
-    begins_us = [to_us(row.tested_at) for row in candidates]
     groups: dict[tuple[int, int, str], list[ComparisonRow]] = {}
     n_unknown = 0
     for row in rows:
@@ -87,32 +87,34 @@ def with_traffic(
     catalog = Catalog(
         versions={},
         slices={
-            place: SliceRow(
-                id=place, model=row.model, name=row.name, predicate=row.predicate, where=row.where
+            index: SliceRow(
+                id=index, model=row.model, name=row.name, predicate=row.predicate, where=row.where
             )
-            for place, row in enumerate(candidates)
+            for index, row in enumerate(candidates)
         },
         policies=dict(policies),
     )
-    rates = Rates()
-    # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
-    budgets = [
-        msgspec.structs.replace(budget, cap=row.scale) if row.metric is Metric.DIVERGENCE else budget
-        for row in candidates
-    ]
-    values: list[list[tuple[float, float]]] = [[] for _ in candidates]
-    for (_, policy_id, _), items in sorted(groups.items(), key=lambda group: group[0]):
-        for place, inside in slices_of(items).items():
-            if inside[0].captured_us < begins_us[place]:
-                continue
-            found = shown(place, inside, rates.of(catalog, place, policy_id), budgets[place])
-            value = found.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
-            if value is not None:
-                values[place].append((float(value[0]), float(value[1])))
-    after = [
-        _after(row, np.array(seen, dtype=np.float64).reshape(-1, 2), until)
-        for row, seen in zip(candidates, values, strict=True)
-    ]
+    values = [np.zeros((0, 2))] * len(candidates)
+    if groups:
+        observed = [
+            Observation(order, items, items[0].captured_us, closed=bool(items[0].group_key))
+            for order, (_, items) in enumerate(sorted(groups.items(), key=lambda group: group[0]))
+        ]
+        columns, rates = Columns(observed), Rates()
+        first_us = columns.captured_us[columns.item[np.append(0, columns.ends)[:-1]]]
+        later = first_us >= np.array([to_us(row.tested_at) for row in candidates])[columns.slice_id]
+        # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
+        caps = [row.scale if row.metric is Metric.DIVERGENCE else budget.cap for row in candidates]
+        for cap in set(caps):
+            places = [place for place, of in enumerate(caps) if of == cap]
+            which = later & np.isin(columns.slice_id, places)
+            found = slice_groups(
+                observed, columns, which, np.full(len(columns.rows), cap), partial(rates.of, catalog)
+            )
+            for number, (_, place) in enumerate(found.keys):
+                signal = SignalKey(candidates[place].metric.value, BUDGET.kind)
+                values[place], _ = found.values(number, signal)
+    after = [_after(row, seen, until) for row, seen in zip(candidates, values, strict=True)]
     return after, n_unknown
 
 
@@ -132,33 +134,33 @@ def decide(
     limits
         The option `most_slices`.
     """
-    found = [_over(row, retiring, now) for row in rows]
+    decided = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
-    for row in (one.row for one in found):
+    for row in (stored.row for stored in decided):
         n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
     waiting: dict[str, int] = {}
-    order = sorted(range(len(found)), key=lambda place: (-rows[place].evidence_ratio, rows[place].id))
-    for place in order:
-        row = found[place].row
+    order = sorted(range(len(decided)), key=lambda index: (-rows[index].evidence_ratio, rows[index].id))
+    for index in order:
+        row = decided[index].row
         if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
             continue
         if n_slices[row.model] < limits.most_slices:
             n_slices[row.model] += 1
-            found[place] = _confirmed(row, now)
+            decided[index] = _confirmed(row, now)
         elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
-            found[place] = _ended(
+            decided[index] = _ended(
                 row, now, f"no place among discovery.most_slices became free within {EXPIRE_DAYS} days"
             )
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
             row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
-            found[place] = StoredRow(row=row)
-    return found, waiting
+            decided[index] = StoredRow(row=row)
+    return decided, waiting
 
 
 def origins(
     model: str,
-    found: Sequence[Found],
+    slices_found: Sequence[FoundSlice],
     items: Items,
     slices: Sequence[SliceKey],
     discoveries: Sequence[DiscoveryRow],
@@ -170,7 +172,7 @@ def origins(
 
     Parameters
     ----------
-    found
+    slices_found
         Results of the search.
     items
         The items that were searched.
@@ -185,15 +187,15 @@ def origins(
     ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
     known = {row.predicate: row for row in discoveries}
     result = []
-    for one in found:
-        holds, key = items.members(one.where), slice_of(model, one.where)
+    for slice_ in slices_found:
+        holds, key = items.members(slice_.where), slice_of(model, slice_.where)
         same = [other for other, members in watched if overlap(holds, members) >= SAME]
         gone = [row for row, members in ended if overlap(holds, members) >= SAME]
         if same:
             key = same[0]
         elif gone and key.predicate not in known:
             key = gone[0].key
-        result.append(Origin(found=one, key=key, known=known.get(key.predicate), watched=bool(same)))
+        result.append(Origin(found=slice_, key=key, known=known.get(key.predicate), watched=bool(same)))
     return result
 
 
@@ -207,8 +209,8 @@ def new_candidate(
     frozen_at: datetime,
 ) -> DiscoveryRow:
     """Return a new candidate, or a stored discovery as a candidate again; its test starts empty at `frozen_at`."""
-    found, known = origin.found, origin.known
-    scale = cap_of(found.metric, budget)
+    slice_, known = origin.found, origin.known
+    scale = cap_of(slice_.metric, budget)
     return DiscoveryRow(
         id=known.id if known else 0,
         model=version.model,
@@ -218,11 +220,11 @@ def new_candidate(
         status=Status.CANDIDATE,
         slice_id=known.slice_id if known else None,
         model_version_id=version.id,
-        metric=found.metric,
-        found_mean=found.mean * scale,
-        overall_mean=found.overall * scale,
-        found_share=found.share,
-        null_mean=found.bound * scale,
+        metric=slice_.metric,
+        found_mean=slice_.mean * scale,
+        overall_mean=slice_.overall * scale,
+        found_share=slice_.share,
+        null_mean=slice_.bound * scale,
         scale=scale,
         log_threshold=math.log(threshold),
         log_wealth=(0.0,) * N_BETS,

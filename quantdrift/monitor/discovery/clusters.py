@@ -87,8 +87,8 @@ class ClusterFits:
             As `refit_due`.
         """
         now = self._clock.now()
-        lately = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
-        if self._config.clusters.enabled and self._leads() and not lately:
+        checked_recently = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
+        if self._config.clusters.enabled and self._leads() and not checked_recently:
             self._looked_at = now  # set first: after an error the database must not be read in a tight loop
             try:
                 await asyncio.to_thread(self._in_thread, now)
@@ -98,11 +98,11 @@ class ClusterFits:
         await self._stop.wait(self._config.monitor.interval_s)
 
     def _in_thread(self, now: datetime) -> None:
-        async def in_a_loop_of_its_own() -> None:
+        async def in_own_loop() -> None:
             async with Database(self._dsn, self._storage) as database:
                 await refit_due(self._config, database, now, least_vectors=self._least_vectors)
 
-        asyncio.run(in_a_loop_of_its_own())
+        asyncio.run(in_own_loop())
 
 
 async def refit_due(
@@ -120,32 +120,32 @@ async def refit_due(
     before = now - timedelta(days=config.storage.retention_days)
     await prune(database, before=before, most=MOST_VECTORS)
     async with database.begin() as connection:
-        there = await spaces(connection)
-    made = []
-    for space in due(config, there, now, least_vectors=least_vectors):
+        known_spaces = await spaces(connection)
+    fits = []
+    for space in due(config, known_spaces, now, least_vectors=least_vectors):
         try:
-            made.append(await refit(config, database, space, made_by=MONITOR))
+            fits.append(await refit(config, database, space, made_by=MONITOR))
         except OperatorError as error:
             _LOG.error("the learned slices of %s were not refitted: %s", space.model, error)
-    return made
+    return fits
 
 
-def configured(config: Config, there: Sequence[Space]) -> Iterator[Space]:
+def configured(config: Config, known_spaces: Sequence[Space]) -> Iterator[Space]:
     """Yield the spaces that the configuration names, of those that have vectors."""
     wanted = {model.name: space_of(config, model)[0] for model in config.models}
-    for space in there:
+    for space in known_spaces:
         if space.space and wanted.get(space.model) == space.space:
             yield space
 
 
 def due(
-    config: Config, there: Sequence[Space], now: datetime, *, least_vectors: int = LEAST_VECTORS
+    config: Config, known_spaces: Sequence[Space], now: datetime, *, least_vectors: int = LEAST_VECTORS
 ) -> list[Space]:
     """Return the spaces to be fitted: enough vectors, the last fit long enough ago, and new vectors since.
 
     Parameters
     ----------
-    there
+    known_spaces
         Spaces with vectors.
     now
         Aware.
@@ -158,7 +158,7 @@ def due(
     every = timedelta(days=clusters.refit_days)
     return [
         space
-        for space in configured(config, there)
+        for space in configured(config, known_spaces)
         if space.n_vectors >= least_vectors
         and (space.fitted_at is None or now - space.fitted_at >= every)
         and (space.fitted_to is None or space.last_at > space.fitted_to)
@@ -180,7 +180,7 @@ async def refit(
     Parameters
     ----------
     made_by
-        Who asked for it.
+        Name of the person who asked for the fit, or `monitor`.
     anew
         Ignore the previous clustering and keep no id.
     dry_run

@@ -6,7 +6,7 @@ A slice is **quiet** when over the last `discovery.retire_days`
 2. for flips and for the capped divergence, where it has any, the upper bound of its mean is not above
    `max(budget, discovery.least_ratio * mean of the rest of the traffic)`, the level that a candidate must be shown to
    exceed;
-3. no candidate version on its own is shown to be above that level.
+3. no single candidate version is proved to be above that level.
 
 The bounds are those of `quantdrift.drift.evidence.bound`, at `DELTA` each, from the hourly sums: all versions that were compared
 together, weighted, with Kish's effective number of exchanges. With that number they are approximate, and exchanges of one
@@ -74,7 +74,7 @@ def reason_to_retire(
     texts = [_quiet(metric, watched.versions, budget, config.discovery) for metric in WATCHED]
     if not any(texts) or None in texts:
         return ""
-    return f"quiet for {config.discovery.retire_days} days: " + "; ".join(one for one in texts if one)
+    return f"quiet for {config.discovery.retire_days} days: " + "; ".join(text for text in texts if text)
 
 
 def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow:
@@ -125,10 +125,10 @@ def restored(
             row=msgspec.structs.replace(back, status=Status.EXPIRED, expired_at=now),
             reason=reason or "may be found again",
         )
-    taken = sum(one.status is Status.CONFIRMED and one.model == row.model for one in rows)
-    if taken >= limits.most_slices:
+    n_confirmed = sum(other.status is Status.CONFIRMED and other.model == row.model for other in rows)
+    if n_confirmed >= limits.most_slices:
         raise OperatorError(
-            f"{taken} discovered slices of {row.model} are monitored, which is discovery.most_slices:"
+            f"{n_confirmed} discovered slices of {row.model} are monitored, which is discovery.most_slices:"
             " retire another one first, or raise it"
         )
     return StoredRow(
@@ -140,20 +140,22 @@ def restored(
 def _quiet(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: Discovery) -> str | None:
     """Return as text that a metric is quiet; empty where the slice does not have it, None where that is not shown."""
     cap, accepted = cap_of(metric, budget), budget_of(metric, budget)
-    seen = [one for one in versions if one.inside.weight_of(metric) > 0]
-    if not seen:
+    with_traffic = [version for version in versions if version.inside.weight_of(metric) > 0]
+    if not with_traffic:
         return ""
 
-    def bound(of: Sequence[VersionSums]) -> float:
-        return null_mean(accepted, _rest(metric, of) / cap, limits.least_ratio)
+    def bound(some_versions: Sequence[VersionSums]) -> float:
+        return null_mean(accepted, _rest(metric, some_versions) / cap, limits.least_ratio)
 
-    together = Sums.together(one.inside for one in seen)
-    mean, high = _mean(metric, together) / cap, _high(metric, together, cap)
-    if high > bound(seen) or any(_low(metric, one.inside, cap) > bound([one]) for one in seen):
+    sums = Sums.together(version.inside for version in with_traffic)
+    mean, high = _mean(metric, sums) / cap, _high(metric, sums, cap)
+    if high > bound(with_traffic) or any(
+        _low(metric, version.inside, cap) > bound([version]) for version in with_traffic
+    ):
         return None
     return (
         f"mean {metric.value} {number(mean * cap, 3)}, at most {number(high * cap, 3)}, below the level of"
-        f" {number(bound(seen) * cap, 3)}"
+        f" {number(bound(with_traffic) * cap, 3)}"
     )
 
 
@@ -163,8 +165,10 @@ def _mean(metric: Metric, sums: Sums) -> float:
 
 def _rest(metric: Metric, versions: Sequence[VersionSums]) -> float:
     """Return the mean over the rest of the traffic; 0 where there is none."""
-    weight = sum(one.everything.weight_of(metric) - one.inside.weight_of(metric) for one in versions)
-    total = sum(one.everything.of(metric) - one.inside.of(metric) for one in versions)
+    weight = sum(
+        version.everything.weight_of(metric) - version.inside.weight_of(metric) for version in versions
+    )
+    total = sum(version.everything.of(metric) - version.inside.of(metric) for version in versions)
     return max(total / weight, 0.0) if weight > 0 else 0.0
 
 

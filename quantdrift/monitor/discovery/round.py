@@ -4,22 +4,22 @@ It reads at most `discovery.most_rows` items per version for the tests and as ma
 written in one transaction, and only if no other round was written in the meantime.
 """
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric, Policy
-from quantdrift.core.slices import is_declared
+from quantdrift.core.slices import TIME, is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
 from quantdrift.drift.discovery.information import Choice
 from quantdrift.drift.discovery.items import Items
-from quantdrift.drift.discovery.search import N_BINS, GivenUpError, Limits, Search, search
-from quantdrift.drift.evidence.interval import along
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.discovery.search import N_BINS, FoundSlice, GivenUpError, Limits, Search, search
 from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import WATCHED, budget_of
@@ -46,6 +46,9 @@ SEARCH_DAYS: Final = 7
 """How far back a search looks: a whole week, so that no day of the week counts twice."""
 MOST_CANDIDATES: Final = 20
 """Candidates of a model that are tested at a time: they share the allowance of false confirmations."""
+
+
+_NORMAL: Final = 1.959964  # the normal distribution's 97.5 % quantile
 
 
 class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,23 +154,25 @@ async def discover(
         if row.status is Status.CONFIRMED
     }
     stored, waiting = decide(after_tests, retiring, now, config.discovery)
-    discoveries = [one.row for one in stored]
+    discoveries = [change.row for change in stored]
     searches = [await work.search(version, discoveries) for version in state.versions]
     elapsed_s = (now - state.searched_at).total_seconds() if state.searched_at else EVERY_S
     allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
-    new, left = _freeze(config, discoveries, searches, allowed, now, most_candidates=most_candidates)
-    for model, count in left.items():
+    new, waiting_by_model = _freeze(
+        config, discoveries, searches, allowed, now, most_candidates=most_candidates
+    )
+    for model, count in waiting_by_model.items():
         waiting[model] = waiting.get(model, 0) + count
     before = {row.id: row for row in state.discoveries}
     if not dry_run and (searches or discoveries):
         # A discovery that ended in this round and was found again is written twice: its history has both changes.
-        changed = [one for one in stored if one.row != before[one.row.id]]
+        changed = [change for change in stored if change.row != before[change.row.id]]
         async with database.begin() as connection:
             await store_round(
                 connection,
                 after=state.mark,
                 discoveries=[*changed, *(StoredRow(row=row, reason="found by a search") for row in new)],
-                searches=[_row(found, new, allowed, now) for found in searches],
+                searches=[_row(version_search, new, allowed, now) for version_search in searches],
             )
     return Round(
         at=now,
@@ -178,7 +183,7 @@ async def discover(
             if before[row.id].status is Status.CANDIDATE and row.tested_at > before[row.id].tested_at
         ),
         settled=tuple(row for row in discoveries if row.status is not before[row.id].status),
-        reasons={one.row.id: one.reason for one in stored if one.reason},
+        reasons={change.row.id: change.reason for change in stored if change.reason},
         searches=tuple(searches),
         frozen=tuple(new),
         waiting=waiting,
@@ -201,6 +206,7 @@ class _Work:
     ) -> None:
         self._database, self._config, self._state = database, config, state
         self._now, self._give_up, self._most_candidates = now, give_up, most_candidates
+        self._zone = ZoneInfo(config.capture.time_zone)
         self.unknown: dict[str, int] = {}
 
     async def test(self) -> list[DiscoveryRow]:
@@ -210,14 +216,14 @@ class _Work:
         until = _floor(self._now - timedelta(seconds=self._config.stream.max_age_s), session_s)
         by_version: dict[int, list[DiscoveryRow]] = {}
         for row in self._state.discoveries:
-            # A candidate that waits for a place has passed its test: more traffic adds nothing.
+            # A candidate that waits for a free place has passed its test: more traffic adds nothing.
             if row.status is Status.CANDIDATE and row.waits_since is None and row.tested_at < until:
                 by_version.setdefault(row.model_version_id, []).append(row)
         after = {row.id: row for row in self._state.discoveries}
         for version_id, candidates in by_version.items():
             model = candidates[0].model
             rows, policies = await self._rows(version_id, candidates, until)
-            done, n_unknown = with_traffic(
+            tested, n_unknown = with_traffic(
                 candidates,
                 rows,
                 policies,
@@ -227,11 +233,15 @@ class _Work:
             )
             if n_unknown:
                 self.unknown[model] = self.unknown.get(model, 0) + n_unknown
-            after |= {row.id: row for row in done}
+            after |= {row.id: row for row in tested}
         return list(after.values())
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
-        """Return the search of the newest traffic of `version`."""
+        """Return the search of the newest traffic of `version`.
+
+        Within one week a day of the week cannot be told from a fault that has just begun. A slice by time is therefore only
+        returned if it was as bad in the week before.
+        """
         limits, budget = self._config.discovery, self._config.budget(version.model)
         of_model = [row for row in discoveries if row.model == version.model]
         # A discovery that has ended but is declared is still watched.
@@ -242,7 +252,8 @@ class _Work:
         # Slices that are watched or tested must be recognised when they are found.
         watched = [*slices, *(row.key for row in of_model)]
         used = {condition.key for one in watched for condition in one.where}
-        items = await self._items(version, budget.cap, used)
+        week = timedelta(days=SEARCH_DAYS)
+        items = await self._items(version, budget.cap, used, self._now)
         bounds = {
             metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
             for metric in WATCHED
@@ -252,11 +263,19 @@ class _Work:
             least_share=limits.least_share,
             most_found=self._most_candidates,
         )
-        found = search(items, bounds, wanted, self._give_up)
+        result = search(items.without(TIME), bounds, wanted, self._give_up)
+        if len(earlier := await self._items(version, budget.cap, used, self._now - week)):
+            again = search(items, bounds, wanted, self._give_up)
+            by_time = tuple(one for one in again.found if _is_weekly(one, earlier))
+            result = msgspec.structs.replace(
+                result,
+                found=(result.found + by_time)[: self._most_candidates],
+                n_scored=result.n_scored + again.n_scored,
+            )
         return VersionSearch(
             version=version,
-            search=found,
-            origins=tuple(origins(version.model, found.found, items, slices, of_model)),
+            search=result,
+            origins=tuple(origins(version.model, result.found, items, slices, of_model)),
         )
 
     async def _rows(
@@ -270,20 +289,23 @@ class _Work:
             share = min(sum(row.found_share for row in candidates), 1.0)
             expected = await n_items(connection, window) * share
             window = msgspec.structs.replace(window, share=_kept(most, expected))
-            async for item in tested_items(connection, window, [row.where for row in candidates], 2 * most):
+            async for item in tested_items(
+                connection, window, [row.where for row in candidates], 2 * most, self._zone
+            ):
                 rows.append(item)
                 self._go_on()
             # After the rows: a policy is written before the first of its rows, so all of them are visible now.
             return rows, await policies_of(connection, {row.policy_id for row in rows})
 
-    async def _items(self, version: SearchedVersion, cap: float, used: set[str]) -> Items:
+    async def _items(self, version: SearchedVersion, cap: float, used: set[str], end: datetime) -> Items:
+        """Return the items of the week before `end`."""
         limits = self._config.discovery
-        window = Window(version_id=version.id, begin=self._now - timedelta(days=SEARCH_DAYS), end=self._now)
+        window = Window(version_id=version.id, begin=end - timedelta(days=SEARCH_DAYS), end=end)
         choice = Choice(limits.least_share, N_BINS, used)
         async with self._database.begin() as connection:
             share = _kept(limits.most_rows, await n_items(connection, window))
             window = msgspec.structs.replace(window, share=share)
-            async for row in searched_items(connection, window, 2 * limits.most_rows):
+            async for row in searched_items(connection, window, 2 * limits.most_rows, self._zone):
                 self._go_on()
                 signals = {
                     Metric.FLIP: None if row.flip is None else float(row.flip),
@@ -300,23 +322,37 @@ class _Work:
 
 
 def aggregate_high(items: Items, metric: Metric) -> float | None:
-    """Return the upper 97.5 % bound of the mean over everything, over the metric's cap; None without items."""
+    """Return the upper 97.5 % bound of the mean over everything, over the metric's cap; None without items.
+
+    That of a score interval (Wilson 1927) for the effective number of exchanges. The order of the items does not matter:
+    they may come from a week whose weekend is bad.
+    """
     signal = items.signals.get(metric)
     if signal is None or not len(items):
         return None
     seen = ~np.isnan(signal)
     if not seen.any():
         return None
-    v = np.where(seen, items.pi.min() / items.pi, 0.0)
-    count = np.bincount(items.group, weights=seen, minlength=items.n_groups)
-    each = np.maximum(count, 1.0)
+    weight = np.bincount(items.group, weights=np.where(seen, items.weight, 0.0), minlength=items.n_groups)
+    total = float(weight.sum())
+    mean = float((items.weight[seen] * signal[seen]).sum()) / total
+    n = total**2 / float((weight**2).sum())
+    square = _NORMAL**2 / n
+    # Wilson's: a variable in [0, 1] varies at most as much as a yes or no with the same mean.
+    return (mean + square / 2 + math.sqrt(square * (mean * (1 - mean) + square / 4))) / (1 + square)
 
-    def of_groups(values: FloatArray) -> FloatArray:
-        means: FloatArray = np.bincount(items.group, weights=values, minlength=items.n_groups) / each
-        return means
 
-    found = along(of_groups(np.where(seen, v * signal, 0.0)), of_groups(v), count > 0)
-    return found.high if found else None
+def _is_weekly(found: FoundSlice, earlier: Items) -> bool:
+    """Return whether a slice is one by time, and its mean was above the bound in the week before, too."""
+    if not any(condition.key.startswith(TIME) for condition in found.where):
+        return False
+    signal = earlier.signals.get(found.metric)
+    if signal is None:
+        return False
+    inside = earlier.members(found.where) & ~np.isnan(signal)
+    return (
+        bool(inside.any()) and float(np.average(signal[inside], weights=earlier.weight[inside])) > found.bound
+    )
 
 
 def _freeze(
@@ -328,52 +364,52 @@ def _freeze(
     *,
     most_candidates: int,
 ) -> tuple[list[DiscoveryRow], dict[str, int]]:
-    """Return the new candidates, as many as there are places, and per model how many had none."""
-    places: dict[str, int] = {}
+    """Return the new candidates, up to the limit, and per model how many were above it."""
+    n_tested: dict[str, int] = {}
     for row in discoveries:
         if row.status is Status.CANDIDATE and row.waits_since is None:
-            places[row.model] = places.get(row.model, 0) + 1
+            n_tested[row.model] = n_tested.get(row.model, 0) + 1
     chosen: list[tuple[VersionSearch, Origin]] = []
-    left: dict[str, int] = {}
-    taken = set()
-    for found in searches:
-        model = found.version.model
-        for origin in found.new():
-            if (model, origin.key.predicate) in taken:
+    n_above_limit: dict[str, int] = {}
+    frozen = set()
+    for version_search in searches:
+        model = version_search.version.model
+        for origin in version_search.new():
+            if (model, origin.key.predicate) in frozen:
                 continue  # found in two versions: it is tested on the first
-            if places.get(model, 0) >= most_candidates:
-                left[model] = left.get(model, 0) + 1
+            if n_tested.get(model, 0) >= most_candidates:
+                n_above_limit[model] = n_above_limit.get(model, 0) + 1
                 continue
-            places[model] = places.get(model, 0) + 1
-            taken.add((model, origin.key.predicate))
-            chosen.append((found, origin))
+            n_tested[model] = n_tested.get(model, 0) + 1
+            frozen.add((model, origin.key.predicate))
+            chosen.append((version_search, origin))
     if not chosen or allowed <= 0:
-        return [], left
+        return [], n_above_limit
     at_stake = threshold(len(chosen), allowed)
     frozen_at = _floor(now, config.monitor.session_s) + timedelta(seconds=config.monitor.session_s)
     return [
         new_candidate(
             origin,
-            found.version,
-            config.budget(found.version.model),
+            version_search.version,
+            config.budget(version_search.version.model),
             threshold=at_stake,
             now=now,
             frozen_at=frozen_at,
         )
-        for found, origin in chosen
-    ], left
+        for version_search, origin in chosen
+    ], n_above_limit
 
 
-def _row(found: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
+def _row(version_search: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
     return SearchRow(
-        model_version_id=found.version.id,
+        model_version_id=version_search.version.id,
         searched_at=now,
         allowance=allowed,
-        n_items=found.search.n_items,
-        n_scored=found.search.n_scored,
-        n_found=len(found.search.found),
-        n_frozen=sum(row.model_version_id == found.version.id for row in new),
-        n_left_out=found.search.n_left_out,
+        n_items=version_search.search.n_items,
+        n_scored=version_search.search.n_scored,
+        n_found=len(version_search.search.found),
+        n_frozen=sum(row.model_version_id == version_search.version.id for row in new),
+        n_left_out=version_search.search.n_left_out,
     )
 
 

@@ -86,7 +86,7 @@ class Discoverer:
         # Set first: after an error the database must not be read in a tight loop.
         self._due_at = now + min(self._every(), _LOOK_AGAIN)
         try:
-            found = await asyncio.to_thread(self._in_thread, now)
+            result = await asyncio.to_thread(self._in_thread, now)
         except GivenUpError:
             if not self._stop.is_set():
                 _LOG.warning(
@@ -97,10 +97,10 @@ class Discoverer:
         except RetryError:
             self._due_at = None  # another process may have searched
             raise
-        if found.searches:
+        if result.searches:
             self._due_at = now + self._every()
         self._time.record(self._clock.monotonic_s() - begun_s)
-        self._report(found)
+        self._report(result)
 
     def _in_thread(self, now: datetime) -> Round:
         ends_s = self._clock.monotonic_s() + LIMIT_S
@@ -110,7 +110,7 @@ class Discoverer:
             statement_timeout_s=max(self._config.storage.statement_timeout_s, LIMIT_S),
         )
 
-        async def in_a_loop_of_its_own() -> Round:
+        async def in_own_loop() -> Round:
             async with Database(self._dsn, storage) as database:
                 return await discover(
                     database,
@@ -119,22 +119,25 @@ class Discoverer:
                     give_up=lambda: self._stop.is_set() or self._clock.monotonic_s() >= ends_s,
                 )
 
-        return asyncio.run(in_a_loop_of_its_own())
+        return asyncio.run(in_own_loop())
 
-    def _report(self, found: Round) -> None:
-        for row in found.settled:
-            reason = found.reasons.get(row.id, "")
+    def _report(self, result: Round) -> None:
+        for row in result.settled:
+            reason = result.reasons.get(row.id, "")
             _LOG.info("discovered slice %s of %s: %s: %s", row.predicate, row.model, row.status, reason)
             self._discovered.add(1, {"model": row.model, "status": row.status.value})
-        for row in found.frozen:
+        for row in result.frozen:
             _LOG.info("under test on later traffic: %s of %s", row.predicate, row.model)
             self._discovered.add(1, {"model": row.model, "status": row.status.value})
-        for model, count in found.waiting.items():
+        for model, count in result.waiting.items():
             self._overflow.add(count, {"model": model, "limit": "slices"})
-        for model, count in found.unknown.items():
+        for model, count in result.unknown.items():
             self._overflow.add(count, {"model": model, "limit": "policies"})
-        for one in found.searches:
-            self._overflow.add(one.search.n_left_out, {"model": one.version.model, "limit": "conditions"})
+        for version_search in result.searches:
+            self._overflow.add(
+                version_search.search.n_left_out,
+                {"model": version_search.version.model, "limit": "conditions"},
+            )
 
     def _every(self) -> timedelta:
         return timedelta(seconds=EVERY_S)

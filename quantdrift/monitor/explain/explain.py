@@ -21,11 +21,10 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import ALL, EVERYTHING, is_declared
-from quantdrift.core.tasks import Task
+from quantdrift.core.slices import ALL, is_declared
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.damage import DamageCause
-from quantdrift.drift.explain.diagnosis import Aggregate, Begin
+from quantdrift.drift.explain.diagnosis import Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.explain.moves import Moves
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
@@ -42,7 +41,8 @@ from quantdrift.monitor.explain.sample import (
     new_versions,
     versions_around,
 )
-from quantdrift.monitor.fold.alert_text import advice, sentences
+from quantdrift.monitor.fold.alert_event import with_advice
+from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.explanation import Explanation
@@ -131,10 +131,10 @@ class Explainer:
                 async with evidence.bounded(STATEMENT_S):
                     found = await self._explained(evidence, row, alerting, catalog)
             except RetryError as error:
-                _LOG.warning("alert of %s is not explained: %s", row.details.get("slice"), error)
+                _LOG.warning("alert of %s is not explained: %s", row.alert.slice.name, error)
                 why, outcome = "the database did not answer in time", "late"
             except Exception:  # noqa: BLE001 - an observer: an alert goes out, explained or not
-                _LOG.exception("alert of %s could not be explained", row.details.get("slice"))
+                _LOG.exception("alert of %s could not be explained", row.alert.slice.name)
                 why, outcome = "an error in quantdrift; see the monitor's log", "failed"
         self._count(outcome)
         return _Found(explanation=Explanation(unexplained=why)) if why else found
@@ -149,7 +149,7 @@ class Explainer:
             if one.model == version.model and one.name == ALL and not one.where
         )
         cap = self._config.budget(version.model).cap
-        measure = measure_of(row.details, cap)
+        measure = measure_of(row.alert.evidence, cap)
         before_window = await find_before_window(evidence, row, catalog.versions)
         before, past = WindowSample(before_window.items), WindowSample(before_window.past)
         after = await _items_since(evidence, row, row.slice_id)
@@ -386,29 +386,12 @@ def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Expl
 
 def with_explanation(row: TransitionRow, explanation: Explanation) -> TransitionRow:
     """Return an alert with its explanation, as figures and as sentences, and with the advice that follows from it."""
-    details = row.details
-    task = Task(details.get("task", Task.CLASSIFICATION))
-    texts = sentences(explanation, row.metric, details.get("detector", BUDGET.kind), task)
-    begin = explanation.begin or details.get("begin", Begin.CHANGED)
-    explanation = msgspec.structs.replace(explanation, begin=begin)
-    attributes = {
-        "advice": advice(
-            row.metric,
-            task,
-            Aggregate(
-                verdict=Verdict(details["aggregate_verdict"]),
-                mean=details.get("aggregate_mean"),
-                accepted=details.get("aggregate_accepted"),
-                itself=details["predicate"] == EVERYTHING,
-            ),
-            details["onset"],
-            begin=Begin(begin),
-            n_before=details.get("n_history", 0),
-            version=details["version"],
-            cause=explanation.cause,
-            explained_by=explanation.explained_by,
-        )
-    }
-    incident = explanation.incident or explanation.explained_by or details["slice"]
-    attributes |= msgspec.structs.replace(explanation, explanation=texts, incident=incident).attributes()
-    return msgspec.structs.replace(row, details={**details, **attributes})
+    event = row.alert
+    explanation = msgspec.structs.replace(
+        explanation,
+        begin=explanation.begin or event.explanation.begin or Begin.CHANGED,
+        explanation=sentences(explanation, row.metric, event.evidence.detector, event.slice.task),
+        incident=explanation.incident or explanation.explained_by or event.slice.name,
+    )
+    explained = with_advice(msgspec.structs.replace(event, explanation=explanation))
+    return msgspec.structs.replace(row, event=explained)

@@ -12,8 +12,8 @@ from quantdrift.drift.explain.overlap import Items, Size, explaining
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
-from quantdrift.storage.monitor.explanation import Explanation, explanation_of
-from quantdrift.storage.monitor.rows import AlertNote, Episode, TransitionRow
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.monitor.rows import AlertNote, Episode, ExplainedBy, Explains, TransitionRow
 
 _RANK = {Verdict.WARNING: 1, Verdict.FIRING: 2}
 AlertsBySlice = Mapping[int, Alerting]  # the open alerts of one version
@@ -44,7 +44,12 @@ class AlertingSlices:
             if change.episode is Episode.CLOSE:
                 alerts.pop(key, None)
             else:
-                alerts[key] = _alerting(change)
+                alerts[key] = Alerting(
+                    model_version_id=key[0],
+                    slice_id=key[1],
+                    severity=change.to_verdict,
+                    event=change.alert,
+                )
         return {key[1]: one for key, one in alerts.items() if key[0] == row.model_version_id}
 
     def larger(
@@ -83,13 +88,13 @@ class AlertingSlices:
         Parameters
         ----------
         larger
-            Their slices, and the names of what explains them.
+            Their slices, and the names of the slices that explain each.
         """
         return [
             AlertNote(
                 model_version_id=row.model_version_id,
                 slice_id=slice_id,
-                more={"explained_by": by, "explained_by_id": row.slice_id, "incident": name},
+                change=ExplainedBy(explained_by=by, explained_by_id=row.slice_id, incident=name),
             )
             for slice_id, by in larger.items()
             if not self._superseded(row, slice_id)
@@ -98,14 +103,14 @@ class AlertingSlices:
     def stored_explanation(self, key: Key) -> Explanation:
         """Return the explanation of an alert that was open before the fold; an empty one where there was none."""
         known = self._known.get(key)
-        return explanation_of(known.details) if known else Explanation()
+        return known.event.explanation if known else Explanation()
 
     def notes_on_explaining(self, row: TransitionRow, by: int, explanation: Explanation) -> list[AlertNote]:
         """Return the note on an earlier alert, of slice `by`, with all that it explains since the alert of `row`."""
         if self._superseded(row, by):
             return []
-        more = {"explains": list(explanation.explains), "explains_ids": list(explanation.explains_ids)}
-        return [AlertNote(model_version_id=row.model_version_id, slice_id=by, more=more)]
+        explains = Explains(explains=explanation.explains, explains_ids=explanation.explains_ids)
+        return [AlertNote(model_version_id=row.model_version_id, slice_id=by, change=explains)]
 
     def _superseded(self, row: TransitionRow, other: int) -> bool:
         """Return whether a later change in the same fold replaces what is known of one of the two slices."""
@@ -126,10 +131,10 @@ class AlertingSlices:
             AlertNote(
                 model_version_id=key[0],
                 slice_id=key[1],
-                more={"explained_by": None, "explained_by_id": None, "incident": alert.details.get("slice")},
+                change=ExplainedBy(explained_by=None, explained_by_id=None, incident=alert.event.slice.name),
             )
             for key, alert in sorted(self._known.items())
-            if (key[0], alert.details.get("explained_by_id")) in ended
+            if (key[0], alert.event.explanation.explained_by_id) in ended
         ]
 
 
@@ -165,7 +170,7 @@ def smallest(
     alert = alerts.get(slice_id)
     if alert is None:
         return ()
-    values = window.values(measure_of(alert.details, cap))
+    values = window.values(measure_of(alert.event.evidence, cap))
     known = np.isfinite(values)
     others = {
         other_id: window.inside(other_id)[known]
@@ -174,7 +179,7 @@ def smallest(
     }
     items = Items(x=values[known], weight=window.weight[known], cluster=window.cluster[known])
     of_all = {known_id: _size(known_id, sizes, declared) for known_id in (slice_id, *others)}
-    return explaining(items, level_of(alert.details, tolerance), others, of_all, slice_id)
+    return explaining(items, level_of(alert.event.evidence, tolerance), others, of_all, slice_id)
 
 
 def _size(slice_id: int, sizes: Mapping[int, float], declared: Collection[int]) -> Size:
@@ -203,12 +208,3 @@ def explains(
     """
     found = smallest(window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance, declared=declared)
     return found if slice_id in found else ()
-
-
-def _alerting(change: TransitionRow) -> Alerting:
-    return Alerting(
-        model_version_id=change.model_version_id,
-        slice_id=change.slice_id,
-        severity=change.to_verdict,
-        details=change.details,
-    )

@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +13,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.damage import Damage, Window, damage
 from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
+from quantdrift.storage.monitor.events import AlertEvidence
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Catalog, TransitionRow, VersionRow, from_us
 
@@ -58,21 +58,19 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         return min(value, self.cap) if self.above is None else float(value > self.above)
 
 
-def measure_of(details: Mapping[str, Any], cap: float) -> Measure:
-    """Return the measure that decided an alert, from its details; for a tail without a level, the mean."""
-    metric = Metric(details["metric"])
-    kind = details.get("detector", BUDGET.kind)
-    above = details.get("tail_level") if kind == TAIL.kind else None
+def measure_of(evidence: AlertEvidence, cap: float) -> Measure:
+    """Return the measure that decided an alert; for a tail without a level, the mean."""
+    metric, kind = evidence.metric, evidence.detector
+    above = evidence.tail_level if kind == TAIL.kind else None
     return Measure(metric=metric, kind=kind, cap=cap if metric is Metric.DIVERGENCE else 1.0, above=above)
 
 
-def level_of(details: Mapping[str, Any], tolerance: float) -> float:
+def level_of(evidence: AlertEvidence, tolerance: float) -> float:
     """Return the level that the measure of an alert exceeds: its budget, or its baseline with the tolerance."""
-    kind = details.get("detector", BUDGET.kind)
-    before = details.get("before") if kind != TAIL.kind else details.get("tail_before")
-    if kind == BUDGET.kind or before is None:
-        return float(details["budget"])
-    return float((1.0 + tolerance) * before)
+    before = evidence.tail_before if evidence.detector == TAIL.kind else evidence.before
+    if evidence.detector == BUDGET.kind or before is None:
+        return evidence.budget
+    return (1.0 + tolerance) * before
 
 
 class WindowSample:

@@ -1,7 +1,6 @@
-"""The event of a change of verdict: its attributes, its row, and its one-line summary."""
+"""The event of an alert: how it follows from the states at a change of verdict, its advice, and its one-line summary."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -15,104 +14,21 @@ from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.explain.diagnosis import Aggregate, Decided, begin_of
+from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, begin_of
 from quantdrift.drift.explain.diagnosis_text import decided
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.monitor.fold.alert_text import advice
+from quantdrift.storage.monitor.events import (
+    AggregateEvidence,
+    AlertEvent,
+    AlertEvidence,
+    AlertSlice,
+    VerdictChange,
+)
+from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
-
-
-class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of verdict, flat, as it is stored and sent; `None` is left out of the event.
-
-    Parameters
-    ----------
-    model, version, reference
-        Candidate, its version, the digest of its reference.
-    slice, predicate
-        The slice's name and its canonical text.
-    task
-        The model's task: it defines what a flip is, and the graded divergence.
-    metric, measure, unit, budget
-        The metric with the most evidence, its name for people, its unit (empty: none) and the accepted mean.
-    noise
-        The allowance added to the budget because reference or candidate differ from themselves.
-    before, after
-        The mean before and since the estimated onset: the figures that decided. `after` is biased upwards, because the
-        onset is chosen from the same data. `before` is left out below 30 exchanges.
-    mean, low, high, n_recent
-        The mean over the recent window with its time-uniform 95 % interval, and the window's exchanges. These figures
-        did not decide.
-    onset
-        Estimated onset, ISO 8601.
-    n_groups, n_since_onset, n_history
-        Exchanges compared in this slice so far, and those that the deciding signal observed since the onset and before
-        it.
-    begin
-        The state of the slice before the onset; `new_version` only where the alert could be explained.
-    evidence, threshold
-        Evidence at the change (summed over the slice's signals; for the end of an alert the least of their evidence
-        of recovery), and the threshold it had to reach.
-    aggregate_verdict, aggregate_mean, aggregate_low, aggregate_high
-        The same metric over all of the version's traffic, recent window: it shows whether only this slice drifts.
-    aggregate_accepted
-        The accepted mean there, noise allowance included.
-    detector
-        The kind of detector with the most evidence: `budget` (the mean is above the accepted mean), `change` (flips
-        are above their learned baseline) or `tail` (the upper tail of the divergence is above its learned baseline;
-        `mean`, `low`, `high`, `before` and `after` are then its 99 % quantile).
-    tail_level, tail_before, tail_after
-        For a tail: a level, and the share of items above it before and since the onset, where that rose beyond chance.
-    examples, traces
-        The most divergent recent exchanges, and links to their production traces.
-    """
-
-    model: str
-    version: str
-    reference: str
-    slice: str
-    predicate: str
-    from_verdict: Verdict
-    verdict: Verdict
-    reason: str
-    task: Task = Task.CLASSIFICATION
-    metric: Metric
-    measure: str = ""
-    unit: str
-    budget: float
-    noise: float | None = None
-    before: float | None = None
-    after: float | None = None
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
-    n_recent: int
-    n_groups: int
-    evidence: float
-    threshold: float
-    aggregate_verdict: Verdict
-    aggregate_mean: float | None = None
-    aggregate_low: float | None = None
-    aggregate_high: float | None = None
-    aggregate_accepted: float | None = None
-    onset: str | None = None
-    n_since_onset: int | None = None
-    n_history: int | None = None
-    begin: str | None = None
-    advice: str
-    detector: str = BUDGET.kind
-    tail_level: float | None = None
-    tail_before: float | None = None
-    tail_after: float | None = None
-    examples: tuple[str, ...] = ()
-    traces: tuple[str, ...] = ()
-
-    def attributes(self) -> dict[str, Any]:
-        """Return it as plain JSON types, without unknown values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: value for name, value in plain.items() if value is not None}
 
 
 def transition_row(
@@ -136,7 +52,7 @@ def transition_row(
     budget: float | None = None,
     noise: float = 0.0,
 ) -> TransitionRow:
-    """Return the row of a change of verdict, with the attributes of its event.
+    """Return the row of a change of verdict that opens, escalates or closes an alert, with its event.
 
     Parameters
     ----------
@@ -147,7 +63,7 @@ def transition_row(
     metric, kind, state
         The metric and the kind of detector that decided, and that detector's state.
     n_groups, evidence, threshold
-        As in `AlertEvent`.
+        As `n_groups`, `total` and `threshold` in `AlertEvidence`.
     moved
         The estimated onset with the means around it; None where an alert has ended.
     aggregate
@@ -160,63 +76,47 @@ def transition_row(
     recent = DETECTORS[kind].recent(state)
     tail = exceedance(state) if moved and kind == TAIL.kind else None
     mean, low, high = interval_of(recent)
-    aggregate_mean, aggregate_low, aggregate_high = interval_of(aggregate[1])
     n_history = max(int(state[fields.N_TOTAL]) - moved.n_after, 0) if moved else 0
     begin = begin_of(n_history)
-    whole = Aggregate(
-        verdict=aggregate[0],
-        mean=aggregate_mean,
-        accepted=aggregate[2],
-        itself=place.predicate == EVERYTHING,
-    )
+    verdict, estimate, accepted = aggregate
+    aggregate_mean, aggregate_low, aggregate_high = interval_of(estimate)
     event = AlertEvent(
-        model=version.model,
-        version=version.candidate_version,
-        reference=version.reference_digest,
-        slice=place.name,
-        predicate=place.predicate,
-        from_verdict=change[0],
-        verdict=change[1],
-        reason=reason,
-        task=task,
-        metric=metric,
-        measure=measure_of(metric, task),
-        unit=unit_of(metric, task),
-        budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
-        noise=noise or None,
-        before=moved.before if moved and moved.n_before >= FEWEST_BEFORE else None,
-        after=moved.after if moved else None,
-        mean=mean,
-        low=low,
-        high=high,
-        n_recent=recent.n if recent else 0,
-        n_groups=n_groups,
-        evidence=evidence,
-        threshold=threshold,
-        aggregate_verdict=aggregate[0],
-        aggregate_mean=aggregate_mean,
-        aggregate_low=aggregate_low,
-        aggregate_high=aggregate_high,
-        aggregate_accepted=aggregate[2],
-        onset=iso(moved.onset_us) if moved else None,
-        n_since_onset=moved.n_after if moved else None,
-        n_history=n_history if moved else None,
-        begin=begin if moved else None,
-        advice=advice(
-            metric,
-            task,
-            whole,
-            iso(moved.onset_us),
-            begin=begin,
-            n_before=n_history,
+        slice=AlertSlice(
+            model=version.model,
             version=version.candidate_version,
-        )
-        if moved
-        else ended(change[1]),
-        detector=kind,
-        tail_level=tail.level if tail else None,
-        tail_before=tail.before if tail else None,
-        tail_after=tail.after if tail else None,
+            reference=version.reference_digest,
+            name=place.name,
+            predicate=place.predicate,
+            task=task,
+        ),
+        change=VerdictChange(before=change[0], after=change[1], reason=reason, advice=ended(change[1])),
+        evidence=AlertEvidence(
+            metric=metric,
+            measure=measure_of(metric, task),
+            unit=unit_of(metric, task),
+            budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
+            noise=noise or None,
+            detector=kind,
+            total=evidence,
+            threshold=threshold,
+            before=moved.before if moved and moved.n_before >= FEWEST_BEFORE else None,
+            after=moved.after if moved else None,
+            onset=iso(moved.onset_us) if moved else None,
+            n_groups=n_groups,
+            n_since_onset=moved.n_after if moved else None,
+            n_history=n_history if moved else None,
+            mean=mean,
+            low=low,
+            high=high,
+            n_recent=recent.n if recent else 0,
+            tail_level=tail.level if tail else None,
+            tail_before=tail.before if tail else None,
+            tail_after=tail.after if tail else None,
+        ),
+        aggregate=AggregateEvidence(
+            verdict=verdict, mean=aggregate_mean, low=aggregate_low, high=aggregate_high, accepted=accepted
+        ),
+        explanation=Explanation(begin=begin if moved else None),
     )
     return TransitionRow(
         model_version_id=version.id,
@@ -228,8 +128,31 @@ def transition_row(
         episode=episode,
         metric=metric,
         onset_us=moved.onset_us if moved else at_us,
-        details=event.attributes(),
+        reason=reason,
+        event=with_advice(event) if moved else event,
     )
+
+
+def with_advice(event: AlertEvent) -> AlertEvent:
+    """Return the event of an alert that opens or escalates with the advice that follows from what is known of it."""
+    whole, explanation = event.aggregate, event.explanation
+    text = advice(
+        event.evidence.metric,
+        event.slice.task,
+        Aggregate(
+            verdict=whole.verdict,
+            mean=whole.mean,
+            accepted=whole.accepted,
+            itself=event.slice.predicate == EVERYTHING,
+        ),
+        event.evidence.onset or "",
+        begin=Begin(explanation.begin or Begin.CHANGED),
+        n_before=event.evidence.n_history or 0,
+        version=event.slice.version,
+        cause=explanation.cause,
+        explained_by=explanation.explained_by,
+    )
+    return msgspec.structs.replace(event, change=msgspec.structs.replace(event.change, advice=text))
 
 
 def iso(at_us: int) -> str:
@@ -260,44 +183,47 @@ def ended(verdict: Verdict) -> str:
 
 def summary(event: AlertEvent) -> str:
     """Return one line for people: the slice, the verdicts, and the figures that decided."""
-    where = f"{event.model} {event.version}, {event.slice}: {event.from_verdict} -> {event.verdict}"
-    if event.verdict is Verdict.OK:
-        return f"{where}: {_recovered(event)}"
-    figures = decided(_decided(event), _moment(event.onset)) if event.onset else ""
+    where, change, evidence = event.slice, event.change, event.evidence
+    line = f"{where.model} {where.version}, {where.name}: {change.before} -> {change.after}"
+    if change.after is Verdict.OK:
+        return f"{line}: {_recovered(evidence)}"
+    figures = decided(_decided(evidence, where.task), _moment(evidence.onset)) if evidence.onset else ""
     if not figures:
-        return f"{where} ({event.reason})"
-    return f"{where}: {figures}" if event.detector == BUDGET.kind else f"{where}: {figures} ({event.reason})"
-
-
-def _decided(event: AlertEvent) -> Decided:
-    return Decided(
-        task=event.task,
-        metric=event.metric,
-        kind=event.detector,
-        after=event.after,
-        n_after=event.n_since_onset or 0,
-        before=event.before,
-        budget=event.budget,
-        noise=event.noise or 0.0,
-        tail_level=event.tail_level,
-        tail_before=event.tail_before,
-        tail_after=event.tail_after,
+        return f"{line} ({change.reason})"
+    return (
+        f"{line}: {figures}" if evidence.detector == BUDGET.kind else f"{line}: {figures} ({change.reason})"
     )
 
 
-def _recovered(event: AlertEvent) -> str:
+def _decided(evidence: AlertEvidence, task: Task) -> Decided:
+    return Decided(
+        task=task,
+        metric=evidence.metric,
+        kind=evidence.detector,
+        after=evidence.after,
+        n_after=evidence.n_since_onset or 0,
+        before=evidence.before,
+        budget=evidence.budget,
+        noise=evidence.noise or 0.0,
+        tail_level=evidence.tail_level,
+        tail_before=evidence.tail_before,
+        tail_after=evidence.tail_after,
+    )
+
+
+def _recovered(evidence: AlertEvidence) -> str:
     """Return what ended an alert: the evidence of recovery. The recent window still contains the drift, so it is left out."""
-    share = event.metric is Metric.FLIP
-    what = "the flip rate" if share else f"the mean {event.measure}"
+    share = evidence.metric is Metric.FLIP
+    what = "the flip rate" if share else f"the mean {evidence.measure}"
     against = "its learned baseline"
-    if event.detector == TAIL.kind:
-        what = f"the upper tail of {event.measure}"
-    elif event.detector == BUDGET.kind:
-        against = f"its budget of {percent(event.budget) if share else number(event.budget)}"
-        against += "" if share or not event.unit else f" {event.unit}"
+    if evidence.detector == TAIL.kind:
+        what = f"the upper tail of {evidence.measure}"
+    elif evidence.detector == BUDGET.kind:
+        against = f"its budget of {percent(evidence.budget) if share else number(evidence.budget)}"
+        against += "" if share or not evidence.unit else f" {evidence.unit}"
     return (
         f"{what} is within {against} again; the evidence of recovery is "
-        f"{number(event.evidence, 3)}, and {number(event.threshold, 3)} is needed"
+        f"{number(evidence.total, 3)}, and {number(evidence.threshold, 3)} is needed"
     )
 
 

@@ -9,7 +9,7 @@ Which signals a slice has, and what one group shows of each.
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
+from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
-from quantdrift.drift.detectors.tail.quantile import bin_of
 from quantdrift.drift.evidence.group import (
     Items,
     Members,
@@ -30,7 +30,6 @@ from quantdrift.drift.evidence.group import (
     session_value,
 )
 from quantdrift.drift.evidence.margin import EDGES as MARGIN_EDGES
-from quantdrift.drift.evidence.margin import N_BINS, margin_bin
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
 from quantdrift.monitor.fold.inclusion import SliceRates
@@ -64,80 +63,10 @@ def scale_of(signal: SignalKey, budget: Budget) -> float:
     return 1.0 if signal.kind == TAIL.kind else cap_of(Metric(signal.metric), budget)
 
 
-def shown(
-    slice_id: int, items: Sequence[ComparisonRow], rates: SliceRates, budget: Budget
-) -> dict[SignalKey, FloatArray]:
-    """Return what one group shows in a slice: per signal its values, (width,). What shows nothing is left out.
-
-    Parameters
-    ----------
-    slice_id
-        The slice, for the log.
-    items
-        The items of an exchange or of a closed session that lie in it.
-    rates
-        How the slice is sampled under their policy.
-    budget
-        With the caps.
-    """
-    session = bool(items[0].group_key)
-    part = [item for item in items if rates.has(item)] if session else items
-    found: dict[SignalKey, FloatArray] = {}
-    for metric in WATCHED:
-        cap = cap_of(metric, budget)
-        seen = [(item, x / cap) for item in part if (x := clipped(metric, item, cap)) is not None]
-        if not seen:
-            continue
-        value = _weighted(slice_id, seen, rates, session=session)
-        if value is not None:
-            found[_BUDGETS[metric]] = value
-    found |= _learned(items, rates, session=session)
-    return found
-
-
-def _learned(
-    items: Sequence[ComparisonRow], rates: SliceRates, *, session: bool
-) -> dict[SignalKey, FloatArray]:
-    """Return what the detectors without weights see: items thinned to a constant probability."""
-    kept = [item for item in items if (rates.keeps_part(item) if session else rates.keeps(item))]
-    found = {}
-    flips = [(item, x) for item in kept if (x := clipped(Metric.FLIP, item, 1.0)) is not None]
-    if flips:
-        value = np.zeros(CHANGE.width)
-        for item, x in flips:
-            place = margin_bin(item.candidate_margin)
-            value[place] += 1.0 / len(flips)
-            value[N_BINS + place] += x / len(flips)
-        found[_CHANGE] = value
-    tail = [x for item in kept if (x := clipped(Metric.DIVERGENCE, item, math.inf)) is not None]
-    if tail:
-        value = np.zeros(TAIL.width)
-        for x in tail:
-            value[bin_of(x)] += 1.0
-        found[_TAIL] = value / len(tail)
-    return found
-
-
 def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float | None:
     """Return a metric of an item, at most `cap`; None where it is undefined."""
     value = item.divergence if metric is Metric.DIVERGENCE else item.flip
     return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
-
-
-def _weighted(
-    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], rates: SliceRates, *, session: bool
-) -> FloatArray | None:
-    x, c = [value for _, value in seen], rates.session if session else rates.smallest
-    try:
-        if session:
-            value = session_value(x, [item.pi1 for item, _ in seen], rates.sure, c)
-        else:
-            value = group_value(x, [item.pi for item, _ in seen], c, len(seen))
-    except ValueError as error:
-        # What its sidecar said of its sampling does not fit together: no observation, whatever it shows.
-        _LOG.warning("exchange %s says nothing of slice %d: %s", seen[0][0].exchange_id, slice_id, error)
-        return None
-    return np.array([value.vx, value.v, c])
 
 
 _COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie")
@@ -145,11 +74,6 @@ _ROW = attrgetter(*_COLUMNS)
 _EXCHANGE = attrgetter("exchange_id")
 _MARGINS = np.array(MARGIN_EDGES)
 _VERSION_BITS = 32
-# By the sum of 2 ** place.
-_SOME = [
-    tuple(signal for place, signal in enumerate(SIGNALS) if code >> place & 1)
-    for code in range(2 ** len(SIGNALS))
-]
 
 
 class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,12 +97,6 @@ def exchanges(rows: Sequence[ComparisonRow]) -> Iterator[ExchangeRows]:
         yield ExchangeRows(order=order, rows=tuple(found))
 
 
-def slices_of(items: Sequence[ComparisonRow]) -> dict[int, tuple[ComparisonRow, ...]]:
-    """Return per slice, ascending, the items that lie in it."""
-    ids = sorted({slice_id for row in items for slice_id in row.slice_ids})
-    return {slice_id: tuple(row for row in items if slice_id in row.slice_ids) for slice_id in ids}
-
-
 class Observation(NamedTuple):
     """Items that count once.
 
@@ -199,11 +117,6 @@ class Observation(NamedTuple):
     rows: Sequence[ComparisonRow]
     now_us: int
     closed: bool
-
-    @property
-    def counts(self) -> bool:
-        """Whether the detectors are given it: an exchange of a session is not, the session is."""
-        return self.closed or not self.rows[0].group_key
 
 
 class Columns:
@@ -355,13 +268,17 @@ class SliceGroups:
             zip(version[self.starts].tolist(), slice_id[self.starts].tolist(), strict=True)
         )
 
-    def shown(self) -> list[tuple[SignalKey, ...]]:
-        """Return per key the signals that it shows at all."""
-        seen = self._seen
-        if not self.keys or seen.all():
-            return [SIGNALS] * len(self.keys)
-        code = 1 << np.arange(len(SIGNALS))
-        return [_SOME[one] for one in (code @ np.logical_or.reduceat(seen, self.starts, axis=1)).tolist()]
+    def codes(self) -> IntArray:
+        """Return for each key the sum of 2 ** place of the signals that it shows at all, in the order of `SIGNALS`."""
+        if not self.keys or self._seen.all():
+            return np.full(len(self.keys), 2 ** len(SIGNALS) - 1)
+        some = np.logical_or.reduceat(self._seen, self.starts, axis=1)
+        return np.asarray((1 << np.arange(len(SIGNALS))) @ some)
+
+    def shown(self, number: int) -> list[SignalKey]:
+        """Return the signals that the key with this number shows at all."""
+        some = np.any(self._seen[:, self.starts[number] : self.ends[number]], axis=1)
+        return [signal for signal, one in zip(SIGNALS, some.tolist(), strict=True) if one]
 
     def first(self, number: int, signal: SignalKey) -> int:
         """Return the place of the first group of a key that shows a signal."""
@@ -403,3 +320,76 @@ class SliceGroups:
             at_us=np.array([one.now_us for one in observed], dtype=np.float64)[of],
             series=series,
         )
+
+    def values(self, number: int, signal: SignalKey) -> tuple[FloatArray, IntArray]:
+        """Return what the key with this number shows of a signal, (groups, width), and the observation of each."""
+        place = slice(int(self.starts[number]), int(self.ends[number]))
+        row = SIGNALS.index(signal)
+        seen = self._seen[row, place]
+        return self._x[row][place][seen], self.observation[place][seen]
+
+
+def slice_groups(
+    observed: Sequence[Observation],
+    columns: Columns,
+    which: BoolArray,
+    cap: FloatArray,
+    rates: Callable[[int, int], SliceRates],
+) -> SliceGroups:
+    """Return what groups of a batch show; what does not fit to its sampling is left out, and logged.
+
+    Parameters
+    ----------
+    observed, columns
+        The observations, and their items.
+    which
+        (groups of `columns`,) those that are asked for.
+    cap
+        (items,) of the divergence.
+    rates
+        Returns how a slice is sampled under a policy.
+    """
+    item, ends = columns.groups(which)
+    slice_id, observation = columns.slice_id[which], columns.observation[which]
+    policy_id = np.array([one.rows[0].policy_id for one in observed], dtype=np.int64)[observation]
+    closed = np.array([one.closed for one in observed])[observation]
+    starts = changes(slice_id, policy_id)
+    found = [rates(*key) for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)]
+    of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
+    smallest, sure, least = (
+        np.array([getattr(one, name) for one in found], dtype=np.float64)[of]
+        for name in ("smallest", "sure", "session")
+    )
+    weighted, of_sessions = (
+        np.array([getattr(one, name) for one in found], dtype=np.bool_)[of]
+        for name in ("weighted", "session_weighted")
+    )
+    members = Members(item, ends, smallest, closed, sure, least)
+    groups = SliceGroups(
+        columns,
+        which=which,
+        members=members,
+        items=columns.items(cap),
+        policy_id=policy_id,
+        weighted=np.where(closed, of_sessions, weighted),
+    )
+    _log_refused(columns, members, slice_id, groups.refused)
+    return groups
+
+
+def _log_refused(columns: Columns, members: Members, slice_id: IntArray, refused: BoolArray) -> None:
+    """Log which groups are no observations: their sampling probabilities contradict their policy."""
+    for group in np.flatnonzero(refused).tolist():
+        places = members.item[members.ends[group - 1] if group else 0 : members.ends[group]].tolist()
+        rows = [columns.rows[place] for place in places]
+        try:
+            if members.session[group]:
+                sure = members.sure[group]
+                rows = [row for row in rows if row.u2 < second_rate(sure, row.pi1)]
+                session_value([0.0] * len(rows), [row.pi1 for row in rows], sure, members.least[group])
+            else:
+                group_value([0.0] * len(rows), [row.pi for row in rows], members.smallest[group], len(rows))
+        except ValueError as error:
+            _LOG.warning(
+                "exchange %s is left out of slice %d: %s", rows[0].exchange_id, slice_id[group], error
+            )

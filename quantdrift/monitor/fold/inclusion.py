@@ -8,12 +8,10 @@ from quantdrift.core.sampling.inclusion import (
     largest_rate,
     of_model,
     reachable_strata,
-    second_rate,
     smallest_rate,
     sure_rate,
 )
-from quantdrift.drift.evidence.group import ROUNDING
-from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
+from quantdrift.storage.monitor.rows import Catalog
 
 
 class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +33,11 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
         weights of all parts together are at most 1.
     session_weighted
         Whether these probabilities differ.
+
+    Detectors without weights are given the items that have at least probability `smallest`, thinned to it: every item
+    of the slice with the same probability. Not with a rate for each margin bin: when a policy moves these, the mix of
+    margins moves, and a tail or a stratum that holds several bins would see drift where there is none. The same holds for the
+    parts of sessions.
     """
 
     smallest: float
@@ -43,30 +46,6 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
     sure: float
     session: float
     session_weighted: bool
-
-    def keeps(self, item: ComparisonRow) -> bool:
-        """Return whether a detector without weights sees `item`: every item of the slice with probability `smallest`.
-
-        Not with a rate for each margin bin: when a policy moves these, the mix of margins moves, and a tail or a
-        stratum that holds several bins would see drift where there is none.
-        """
-        least = self.smallest * (
-            1.0 - ROUNDING
-        )  # a sidecar that says less follows another policy than it says
-        return item.pi >= least and item.u2 < second_rate(self.smallest, item.pi1)
-
-    def has(self, item: ComparisonRow) -> bool:
-        """Return whether the part of a session that `item` belongs to is in; it is the same for all items of the part."""
-        return item.u2 < second_rate(self.sure, item.pi1)
-
-    def keeps_part(self, item: ComparisonRow) -> bool:
-        """Return whether a detector without weights sees that part: every part with probability `smallest`.
-
-        Where no body rate is below a header rate, as by default, the bound is the same for all parts: then it sees whole
-        sessions.
-        """
-        second = second_rate(self.sure, item.pi1)
-        return second > 0 and item.u1 < self.smallest / second and item.u2 < second
 
 
 MOST_KNOWN = 65_536  # policies change daily: what is remembered for years of them must not grow

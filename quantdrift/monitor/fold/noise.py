@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
@@ -14,6 +13,7 @@ from quantdrift.drift.evidence.group import group_value
 from quantdrift.drift.noise import Noise, Sums, added, exceeds, window_of
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
+from quantdrift.storage.monitor.events import NoiseEvent
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the gap between budget and 1: the mean that a detector tests against stays below 1
@@ -156,53 +156,13 @@ class NoiseFloors:
                     exceeds=after.exceeds,
                     at_us=at_us,
                     fold_seq=fold_seq,
-                    details=_details(after, subject, noise, self._bound),
+                    event=_event(after, subject, noise, self._bound),
                 )
             )
 
 
-class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of noise, flat, as it is stored and sent.
-
-    Parameters
-    ----------
-    model, version, reference
-        Candidate, its version, the digest of its reference.
-    side
-        The side that differs from itself: `reference` or `candidate`.
-    metric, measure, unit
-        The metric, its name for people, and its unit (empty: none).
-    exceeds
-        Whether the noise is too high from now on; false: it was shown to be below the limit again.
-    mean, low, high, n_recent
-        Mean divergence of the side from itself, its time-uniform bounds, and the number of exchanges behind them.
-    budget, limit
-        The accepted mean, and the part of it that noise may reach.
-    added
-        The allowance that is added to every budget of the version.
-    """
-
-    model: str
-    version: str
-    reference: str
-    side: Side
-    metric: Metric
-    measure: str
-    unit: str
-    exceeds: bool
-    mean: float
-    low: float
-    high: float
-    n_recent: int
-    budget: float
-    limit: float
-    added: float
-    advice: str
-
-
-def noise_summary(details: Mapping[str, Any]) -> str:
+def noise_summary(event: NoiseEvent) -> str:
     """Return one line for people: the version, the side, and its noise against the limit."""
-    event = msgspec.convert(details, NoiseEvent)
     what = "differs from itself too much" if event.exceeds else "differs from itself little enough again"
     return (
         f"{event.model} {event.version}: the {event.side.value} {what}: {event.measure} {number(event.mean, 3)} "
@@ -210,10 +170,10 @@ def noise_summary(details: Mapping[str, Any]) -> str:
     )
 
 
-def _details(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> dict[str, Any]:
+def _event(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> NoiseEvent:
     version, task = subject.version, subject.task
     metric, scale = Metric(row.metric), row.scale
-    event = NoiseEvent(
+    return NoiseEvent(
         model=version.model,
         version=version.candidate_version,
         reference=version.reference_digest,
@@ -231,8 +191,6 @@ def _details(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -
         added=row.added * scale,
         advice=_ADVICE[row.side] if row.exceeds else "Nothing: its slices have verdicts again.",
     )
-    plain: dict[str, Any] = msgspec.to_builtins(event)
-    return plain
 
 
 _ADVICE = {

@@ -1,5 +1,7 @@
 """What a batch adds to the hourly and daily sums."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
@@ -17,6 +19,8 @@ _MEAN = 5
 _OF_MEAN = _MEAN + len(_MEANS)
 _BINS = _OF_MEAN + len(_MEANS)
 _SIZE = _BINS + DIVERGENCE_BINS
+_ZEROS = [0.0] * DIVERGENCE_BINS
+_SPARSE = 8
 _MEMBER = [_N_INFINITE, *range(_MEAN, _BINS)]  # what members add beside their bin
 
 
@@ -104,34 +108,29 @@ class Rollup:
 
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
+        if not self._rows:
+            return []
         keys = sorted(self._rows)
-        sums = self._sums[[self._rows[key] for key in keys]].tolist()
-        return [
-            RollupRow(
-                model_version_id=version,
-                slice_id=slice_id,
-                hour_us=hour_us,
-                n_items=int(row[_N_ITEMS]),
-                n_groups=int(row[_N_GROUPS]),
-                weight=row[_WEIGHT],
-                weight_sq=row[_WEIGHT_SQ],
-                flip=row[_MEAN],
-                topk=row[_MEAN + 1],
-                js=row[_MEAN + 2],
-                divergence=row[_MEAN + 3],
-                margin=row[_MEAN + 4],
-                flip_weight=row[_OF_MEAN],
-                topk_weight=row[_OF_MEAN + 1],
-                js_weight=row[_OF_MEAN + 2],
-                divergence_weight=row[_OF_MEAN + 3],
-                margin_weight=row[_OF_MEAN + 4],
-                tie=row[_MEAN + 5],
-                tie_weight=row[_OF_MEAN + 5],
-                n_infinite=int(row[_N_INFINITE]),
-                divergence_bins=tuple(row[_BINS:]),
+        sums = self._sums[[self._rows[key] for key in keys]]
+        sum_of = sums[:, :_BINS].T.tolist()
+        n_items, n_groups, n_infinite = sums[:, :_WEIGHT].astype(np.int64).T.tolist()
+        (*means, tie), (*weights, tie_weight) = sum_of[_MEAN:_OF_MEAN], sum_of[_OF_MEAN:]
+        return list(
+            map(
+                RollupRow,
+                *zip(*keys, strict=True),
+                n_items,
+                n_groups,
+                sum_of[_WEIGHT],
+                sum_of[_WEIGHT_SQ],
+                *means,
+                *weights,
+                n_infinite,
+                _tuples(sums[:, _BINS:]),
+                tie,
+                tie_weight,
             )
-            for (version, slice_id, hour_us), row in zip(keys, sums, strict=True)
-        ]
+        )
 
     def _row(self, version: IntArray, slice_id: IntArray, hour_us: IntArray) -> IntArray:
         """Return the rows of `_sums` of groups."""
@@ -148,3 +147,19 @@ class Rollup:
 def _add(sums: FloatArray, row: IntArray, column: int, values: FloatArray) -> None:
     """Add to a column, value after value."""
     np.add.at(sums.reshape(-1), row * _SIZE + column, values)
+
+
+def _tuples(bins: FloatArray) -> Iterator[tuple[float, ...]]:
+    """Yield rows as tuples. Those of a single batch are nearly all zeros, which need not be made one by one."""
+    filled = bins != 0.0
+    if filled.sum() * _SPARSE > filled.size:
+        yield from map(tuple, bins.tolist())
+        return
+    ends = filled.sum(axis=1).cumsum().tolist()
+    places, values, begin = np.nonzero(filled)[1].tolist(), bins[filled].tolist(), 0
+    for end in ends:
+        row = _ZEROS.copy()
+        for place in range(begin, end):
+            row[places[place]] = values[place]
+        yield tuple(row)
+        begin = end

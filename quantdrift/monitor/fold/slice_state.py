@@ -1,32 +1,108 @@
-"""One slice of one candidate version, as the fold holds it."""
+"""One slice of one candidate version in the fold, and the rows that are written of many."""
 
+import itertools
 from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.interval import Estimate
-from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.evidence.state import dump_state
-from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.evidence.state import dump_rows
+from quantdrift.drift.watch import SignalKey, SliceTable, SliceWatch, Thresholds, doubled
 from quantdrift.storage.monitor.rows import RETIRED_AFTER, DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
 Key = tuple[int, int]  # model_version_id, slice_id
+UNJUDGED = 0
+
+
+class FoldTable(SliceTable):
+    """The columns of the slices of a fold: beside their states, what changes with each batch that touches them.
+
+    Attributes
+    ----------
+    last_us
+        (rows,) capture time of the last comparison, at most that of storing it.
+    updated_us, fold_seq
+        (rows,) time and batch of the last verdict.
+    stale
+        (rows,) whether the row of the verdict has to be made again.
+    unweighed
+        (rows,) whether its evidence has to be that of the states now.
+    judged
+        (rows,) by which case of `quantdrift.monitor.fold.verdict` the verdict was found; `UNJUDGED` where it has to be
+        found again.
+    checked
+        (rows,) the `FoldState.generation` for which budgets were last seen to be those of today; -1 for none.
+    sampled_under
+        (rows,) policy that all signals were last sampled under; -1 where they differ, or it is not known.
+    version_id
+        (rows,) candidate version.
+    counted, counted_under
+        (rows,) number of the strata and model whose losses count for the slice, as sampled under a policy; -1 for
+        a policy that is not known.
+    noise
+        Per signal (rows,) the part of the mean it tests against that was added for noise, over the cap.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last_us: IntArray = np.zeros(1, dtype=np.intp)
+        self.updated_us: IntArray = np.zeros(1, dtype=np.intp)
+        self.fold_seq: IntArray = np.zeros(1, dtype=np.intp)
+        self.stale: BoolArray = np.zeros(1, dtype=np.bool_)
+        self.unweighed: BoolArray = np.zeros(1, dtype=np.bool_)
+        self.judged: IntArray = np.zeros(1, dtype=np.intp)
+        self.checked: IntArray = np.zeros(1, dtype=np.intp)
+        self.sampled_under: IntArray = np.zeros(1, dtype=np.intp)
+        self.version_id: IntArray = np.zeros(1, dtype=np.intp)
+        self.counted: IntArray = np.zeros(1, dtype=np.intp)
+        self.counted_under: IntArray = np.zeros(1, dtype=np.intp)
+        self.noise: dict[SignalKey, FloatArray] = {}
+
+    def add_row(self) -> int:
+        """Return the number of a row that nothing is known of."""
+        row = super().add_row()
+        self.stale[row] = self.unweighed[row] = False
+        self.judged[row] = UNJUDGED
+        self.checked[row] = self.sampled_under[row] = self.counted_under[row] = -1
+        for added in self.noise.values():
+            added[row] = 0.0
+        return row
+
+    def put(self, row: int, key: SignalKey, state: FloatArray) -> None:
+        """Write the state of a signal, (size,), which the row may not have yet."""
+        super().put(row, key, state)
+        if key not in self.noise:
+            self.noise[key] = np.zeros(len(self.total))
+
+    def remove(self, row: int, key: SignalKey) -> None:
+        """Remove a signal of a row, if it has it."""
+        super().remove(row, key)
+        self.noise[key][row] = 0.0
+
+    def _double(self) -> None:
+        super()._double()
+        self.noise = {key: doubled(column) for key, column in self.noise.items()}
+
+
+SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 
 
 class SliceState:
-    """Its watch and what is said of it now.
+    """The watch of a slice, and the verdict on it.
 
     Parameters
     ----------
     watch
         Phase and detector states.
     verdict
-        The row in the store, as it stands or will stand.
+        The row in the store, as it is or will be.
     thresholds
         When evidence is an alarm.
 
@@ -34,31 +110,26 @@ class SliceState:
     ----------
     said, reason
         The verdict and why.
-    last_us
-        Capture time of its last comparison, at most that of storing it; the row follows.
-    noise
-        Per signal the part of the mean it tests against that was added for noise, over the cap.
     judged_by
         What its last verdict rested on, where nothing was compared since; else what an earlier one did, or None.
-    checked
-        The `FoldState.generation` for which its budgets were last seen to be those of today; -1 for none.
-    sampled_under
-        Policy that all of its signals were last sampled under; -1 where they differ, or it is not known.
     """
 
     def __init__(self, watch: SliceWatch, verdict: VerdictRow, thresholds: Thresholds) -> None:
-        self.noise: dict[SignalKey, float] = {}
-        self.watch = watch
+        assert isinstance(watch.table, FoldTable)
+        self.watch, self.table, self.row = watch, watch.table, watch.row
         self.key: Key = (verdict.model_version_id, verdict.slice_id)
         self.said, self.reason = verdict.verdict, verdict.reason
-        self.last_us = verdict.last_us
-        self.checked = self.sampled_under = -1
         self.judged_by: object = None
+        self.written = verdict
+        self.since_us = verdict.since_us
+        self.table.last_us[self.row], self.table.updated_us[self.row] = verdict.last_us, verdict.updated_us
+        self.table.fold_seq[self.row], self.table.version_id[self.row] = verdict.fold_seq, self.key[0]
         self._thresholds = thresholds
-        self._row = verdict
-        self._since_us, self._updated_us = verdict.since_us, verdict.updated_us
-        self._fold_seq = verdict.fold_seq
-        self._stale = self._unweighed = False
+
+    @property
+    def last_us(self) -> int:
+        """Capture time of its last comparison, at most that of storing it; the row follows."""
+        return self.table.last_us.item(self.row)
 
     @property
     def verdict(self) -> VerdictRow:
@@ -66,28 +137,7 @@ class SliceState:
 
         Whoever changes a state without saying something of it asks for the row before.
         """
-        if self._stale:
-            self._stale = False
-            row, survey = self._row, self.watch.survey()
-            evidence, threshold = row.evidence, row.threshold
-            if self._unweighed:
-                self._unweighed = False
-                evidence, threshold = survey.total, self.watch.page_threshold(self._thresholds)
-            self._row = VerdictRow(
-                model_version_id=self.key[0],
-                slice_id=self.key[1],
-                verdict=self.said,
-                reason=self.reason,
-                since_us=self._since_us,
-                n_groups=survey.n_groups,
-                evidence=evidence,
-                threshold=threshold,
-                estimate=self.estimates(),
-                last_us=self.last_us,
-                updated_us=self._updated_us,
-                fold_seq=self._fold_seq,
-            )
-        return self._row
+        return verdict_rows(self.table, [self], self._thresholds)[0]
 
     @property
     def n_groups(self) -> int:
@@ -99,21 +149,27 @@ class SliceState:
         """Policy of its last exchange; 0 before the first."""
         return self.watch.survey().policy_id
 
+    def compared(self, at_us: int) -> None:
+        """Note the time of a comparison."""
+        self.table.last_us[self.row] = max(self.last_us, at_us)
+
     def say(self, verdict: Verdict, reason: str, *, at_us: int, fold_seq: int) -> None:
         """Say `verdict` of it, and all that its states show now.
 
         An alarm resets the evidence: until it is over, what it was then says more than nothing.
         """
+        table, row = self.table, self.row
         if not verdict is Verdict.FIRING is self.said:
-            self._unweighed = True
+            table.unweighed[row] = True
         if verdict is not self.said:
-            self._since_us = at_us
-        self.said, self.reason, self._updated_us, self._fold_seq = verdict, reason, at_us, fold_seq
-        self._stale = True
+            self.since_us = at_us
+        self.said, self.reason = verdict, reason
+        table.updated_us[row], table.fold_seq[row] = at_us, fold_seq
+        table.stale[row], table.judged[row] = True, UNJUDGED
 
     def alert(self, verdict: Verdict, reason: str, *, at_us: int, evidence: float, threshold: float) -> None:
         """Say what an alarm says, or the end of one; the rest of the row stays."""
-        self._row = msgspec.structs.replace(
+        self.written = msgspec.structs.replace(
             self.verdict,
             verdict=verdict,
             reason=reason,
@@ -121,11 +177,17 @@ class SliceState:
             evidence=evidence,
             threshold=threshold,
         )
-        self.said, self.reason, self._since_us = verdict, reason, at_us
+        self.said, self.reason, self.since_us = verdict, reason, at_us
+        self.table.judged[self.row] = UNJUDGED
 
     def state(self, metric: Metric) -> FloatArray | None:
         """Return the state of a metric's budget detector, or None where it was never observed."""
         return self.watch.states.get(SignalKey(metric.value, BUDGET.kind))
+
+    def noise(self, signal: SignalKey) -> float:
+        """Return the part of the mean that a signal tests against that was added for noise, over the cap."""
+        column = self.table.noise.get(signal)
+        return 0.0 if column is None else column.item(self.row)
 
     def loudest(self) -> SignalKey:
         """Return the signal with the most evidence."""
@@ -136,35 +198,6 @@ class SliceState:
         """Return a metric's mean and interval over the recent window, or None where nothing was observed."""
         state = self.state(metric)
         return None if state is None else BUDGET.recent(state)
-
-    def estimates(self) -> dict[str, dict[str, float]]:
-        """Return per metric the recent mean with its interval, the budget and the noise added to it; the severity of alerts.
-
-        What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`. An interval that would
-        hold every value is left out: `missing` is how many exchanges one needs.
-        """
-        found: dict[str, dict[str, float]] = {}
-        learned = self.watch.survey().missing == 0
-        for signal, state in self.watch.ordered():
-            if signal.kind != BUDGET.kind:
-                if not learned and (missing := DETECTORS[signal.kind].missing(state)):
-                    found.setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
-                continue
-            noise, scale = self.noise.get(signal, 0.0), state.item(fields.SCALE)
-            shown = found.setdefault(signal.metric, {})
-            shown["budget"] = (state.item(fields.M) - noise) * scale
-            if noise:
-                shown["noise"] = noise * scale
-            if recent := BUDGET.recent(state):
-                shown["mean"] = recent.mean
-                if recent.missing:
-                    shown["missing"] = recent.missing
-                else:
-                    shown["low"], shown["high"] = recent.low, recent.high
-                shown["n"] = recent.n
-            if self.watch.phase is not Phase.WATCHING and (since := BUDGET.since_change(state)):
-                shown["severity"] = since.low
-        return found
 
     def silent(self, now_us: int) -> list[SignalKey]:
         """Return the signals that have seen nothing for 30 days."""
@@ -180,51 +213,34 @@ class SliceState:
 
     def seen(self, at_us: int) -> None:
         """Note that a version without a reference still serves."""
-        self._row = msgspec.structs.replace(self.verdict, last_us=at_us)
-        self.last_us = at_us
+        self.written = msgspec.structs.replace(self.verdict, last_us=at_us)
+        self.table.last_us[self.row] = at_us
 
     def retire(self, signals: Sequence[SignalKey], now_us: int, fold_seq: int) -> list[DetectorRow]:
-        """Watch `signals` no more and return their last rows: retired now, or when they had been silent for 30 days."""
-        self._row = self.verdict  # as its states show it now
+        """Remove `signals` and return their last rows: retired now, or when they had been silent for 30 days."""
+        _ = self.verdict  # as its states show it now
         rows = [
             msgspec.structs.replace(
                 row, retired_us=min(row.last_us + RETIRED_AFTER_US, now_us), fold_seq=fold_seq, evidence=0.0
             )
-            for row in self.rows()
+            for row in detector_rows(self.table, [self])
             if SignalKey(row.metric, row.kind) in signals
         ]
         for signal in signals:
             del self.watch.states[signal]
-            self.noise.pop(signal, None)
         self.watch.touched()
         return rows
 
-    def rows(self) -> list[DetectorRow]:
-        """Return its detectors as they are stored, by metric and kind."""
-        version_id, slice_id = self.key
-        evidence, noise, fold_seq = self.watch.survey().evidence, self.noise, self._fold_seq
-        return [
-            DetectorRow(
-                model_version_id=version_id,
-                slice_id=slice_id,
-                metric=signal.metric,
-                kind=signal.kind,
-                state=dump_state(signal.kind, state),
-                budget=state.item(fields.M),
-                n_groups=int(state.item(fields.N)),
-                evidence=weight,
-                fold_seq=fold_seq,
-                created_us=int(state.item(fields.CREATED_AT)),
-                last_us=int(state.item(fields.LAST_AT)),
-                retired_us=None,
-                noise=noise.get(signal, 0.0) if noise else 0.0,
-            )
-            for (signal, state), weight in zip(self.watch.ordered(), evidence, strict=True)
-        ]
-
 
 def new_slice(
-    key: Key, *, reason: str, at_us: int, last_us: int, thresholds: Thresholds, fold_seq: int
+    key: Key,
+    table: FoldTable,
+    *,
+    reason: str,
+    at_us: int,
+    last_us: int,
+    thresholds: Thresholds,
+    fold_seq: int,
 ) -> SliceState:
     """Return a slice that nothing is known of yet: `unknown`."""
     verdict = VerdictRow(
@@ -241,4 +257,128 @@ def new_slice(
         updated_us=at_us,
         fold_seq=fold_seq,
     )
-    return SliceState(SliceWatch(), verdict, thresholds)
+    return SliceState(SliceWatch(table=table), verdict, thresholds)
+
+
+def detector_rows(table: FoldTable, slices: Sequence[SliceState]) -> list[DetectorRow]:
+    """Return the detectors of slices as they are stored, slice after slice, by metric and kind."""
+    rows = np.array([one.row for one in slices], dtype=np.intp)
+    table.survey_all(rows)
+    of_signals = [_rows_of_signal(table, rows, slices, signal) for signal in table.keys]
+    if all(len(of) == len(rows) for of in of_signals):
+        return list(itertools.chain.from_iterable(zip(*of_signals, strict=True)))
+    have = [iter(of) for of in of_signals]
+    columns = np.array([table.has[signal][rows] for signal in table.keys]).T.tolist()
+    return [next(of) for of_slice in columns for of, has in zip(have, of_slice, strict=True) if has]
+
+
+def _rows_of_signal(
+    table: FoldTable, rows: IntArray, slices: Sequence[SliceState], signal: SignalKey
+) -> list[DetectorRow]:
+    """Return the detectors of one signal, of those slices that have it."""
+    has, states = table.has[signal][rows], table.states[signal]
+    keys = [one.key for one in slices] if has.all() else [one.key for one in itertools.compress(slices, has)]
+    rows = rows[has]
+    header = states[:, : fields.HEADER][rows]
+    whole = header[:, [fields.N, fields.CREATED_AT, fields.LAST_AT]].astype(np.int64).T.tolist()
+    return list(
+        map(
+            DetectorRow,
+            [version_id for version_id, _ in keys],
+            [slice_id for _, slice_id in keys],
+            itertools.repeat(signal.metric),
+            itertools.repeat(signal.kind),
+            dump_rows(signal.kind, states, rows.tolist()),
+            header[:, fields.M].tolist(),
+            whole[0],
+            table.evidence[signal][rows].tolist(),
+            table.fold_seq[rows].tolist(),
+            whole[1],
+            whole[2],
+            itertools.repeat(None),
+            table.noise[signal][rows].tolist(),
+        )
+    )
+
+
+def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thresholds) -> list[VerdictRow]:
+    """Return the verdicts on slices as they are stored; rows that are not up to date are made."""
+    every = np.array([one.row for one in slices], dtype=np.intp)
+    stale = table.stale[every]
+    if stale.any():
+        rows, old = every[stale], list(itertools.compress(slices, stale.tolist()))
+        table.survey_all(rows)
+        evidence, threshold = table.total[rows], table.page_thresholds(rows, thresholds)
+        for place in np.flatnonzero(~table.unweighed[rows]).tolist():
+            evidence[place], threshold[place] = old[place].written.evidence, old[place].written.threshold
+        made = map(
+            VerdictRow,
+            [one.key[0] for one in old],
+            [one.key[1] for one in old],
+            [one.said for one in old],
+            [one.reason for one in old],
+            [one.since_us for one in old],
+            table.n_groups[rows].tolist(),
+            evidence.tolist(),
+            threshold.tolist(),
+            _estimates(table, rows),
+            table.last_us[rows].tolist(),
+            table.updated_us[rows].tolist(),
+            table.fold_seq[rows].tolist(),
+        )
+        for one, row in zip(old, made, strict=True):
+            one.written = row
+        table.stale[rows] = table.unweighed[rows] = False
+    return [one.written for one in slices]
+
+
+def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, float]]]:
+    """Return per metric the recent mean with its interval, the budget and the noise added to it; the severity of alerts.
+
+    What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`. An interval that would hold
+    every value is left out: `missing` is how many exchanges it needs.
+    """
+    found: list[dict[str, dict[str, float]]] = [{} for _ in range(len(rows))]
+    learns = table.missing[rows] > 0
+    for signal in table.keys:
+        has, states = table.has[signal][rows], table.states[signal]
+        if signal.kind == BUDGET.kind:
+            of_those = itertools.compress(found, has.tolist())
+            for of_slice, shown in zip(of_those, _means(table, rows[has], signal), strict=True):
+                of_slice[signal.metric] = shown
+        elif len(lacking := np.flatnonzero(has & learns)):
+            n = DETECTORS[signal.kind].missings(states[rows[lacking]])
+            for place, missing in zip(lacking.tolist(), n.tolist(), strict=True):
+                if missing:
+                    found[place].setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
+    return found
+
+
+def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str, float]]:
+    """Return what a budget's signal shows of each row; all have it."""
+    states, added = table.states[signal], table.noise[signal][rows]
+    scale, recent = states[:, fields.SCALE][rows], BUDGET.recents(states, rows)
+    budget, n = (states[:, fields.M][rows] - added) * scale, recent[:, 3].astype(np.int64)
+    shown: list[dict[str, float]] = [
+        {"budget": accepted, "mean": mean, "low": low, "high": high, "n": groups}
+        for accepted, (mean, low, high, *_), groups in zip(
+            budget.tolist(), recent.tolist(), n.tolist(), strict=True
+        )
+    ]
+    missing = recent[:, 4].astype(np.int64)
+    unusual = (n == 0) | (missing > 0) | (added != 0) | (table.phase[rows] != 0)
+    for place in np.flatnonzero(unusual).tolist():
+        usual = shown[place]
+        shown[place] = own = {"budget": usual["budget"]}
+        if added[place]:
+            own["noise"] = float(added[place] * scale[place])
+        if n[place]:
+            own["mean"] = usual["mean"]
+            if missing[place]:
+                own["missing"] = int(missing[place])
+            else:
+                own |= {name: usual[name] for name in ("low", "high")}
+            own["n"] = usual["n"]
+        if table.phase[rows[place]] and (since := BUDGET.since_change(states[rows[place]])):
+            own["severity"] = since.low
+    return shown

@@ -1,83 +1,155 @@
-"""The slices under watch with their signals, what these are measured against, and the clock that they share."""
+"""All that the fold remembers from one batch to the next, and what of it is still to be written."""
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.evidence import header
-from quantdrift.drift.evidence.clock import CalendarClock
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.clock import MICROSECONDS, CalendarClock
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
 from quantdrift.monitor.fold.groups import SIGNALS, budget_of, cap_of, scale_of
+from quantdrift.monitor.fold.inclusion import Rates, SliceRates
+from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
-from quantdrift.monitor.fold.slice_state import Key, SliceState, new_slice
-from quantdrift.monitor.fold.versions import VersionActivity
-from quantdrift.storage.monitor.rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
+from quantdrift.monitor.fold.rollup import Rollup
+from quantdrift.monitor.fold.sessions import Sessions
+from quantdrift.monitor.fold.slice_state import (
+    SUPERSEDED,
+    FoldTable,
+    Key,
+    SliceState,
+    detector_rows,
+    new_slice,
+    verdict_rows,
+)
+from quantdrift.storage.monitor.rows import (
+    BaselineRow,
+    Catalog,
+    DetectorRow,
+    Outcome,
+    Position,
+    Snapshot,
+    Source,
+    TransitionRow,
+    VerdictRow,
+)
+
+CARRIED = 0.9
+"""Share of a budget's evidence that goes on to a new version. The rest stays with the version before: where that goes on serving
+beside a canary, it is ln 10 = 2.3 nats behind; a release costs ln(1 / 0.9) = 0.1."""
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
 _LOG = logging.getLogger(__name__)
 
 
 class FoldState:
-    """What is watched.
+    """The state of the fold. A batch changes it in place; `take` returns what has to be written of it.
 
     Parameters
     ----------
     config
-        Budgets and the tolerance of learned baselines.
+        Budgets and limits.
     snapshot
-        Where the record stands.
+        The stored state.
 
     Attributes
     ----------
-    slices
-        Per candidate version and slice.
+    fold_seq
+        Number of the last batch.
     clock
         The fold's time.
-    succession
-        When each version was last compared.
+    catalog
+        What the numbers in its rows stand for.
+    slices
+        Per candidate version and slice.
+    table
+        Their detector states, and what changes with each batch.
+    sessions
+        The open sessions.
+    losses
+        What was lost in the recent hour.
     noise
         What is added to budgets for noise.
+    retired
+        Discovered slices that were retired.
     thresholds
         When evidence is an alarm.
+    limits
+        When a slice is `unknown`: the options of `[monitor]`.
+    count_classes
+        Header strata and models whose losses count for some slice.
+    rollup
+        Sums since the last `take`.
+    dirty
+        Slices whose rows are to be written.
+    transitions
+        Changes of verdict that are.
     """
 
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
         self._config = config
-        monitor = config.monitor
+        self.limits = monitor = config.monitor
         self.thresholds = Thresholds(
             page=1.0 / monitor.pages_per_30_days, ticket=1.0 / monitor.tickets_per_30_days
         )
         position = snapshot.position
+        self.fold_seq = position.fold_seq
         self.clock = CalendarClock(
             at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
         )
-        self.slices: dict[Key, SliceState] = {
-            (row.model_version_id, row.slice_id): SliceState(
-                SliceWatch(_ALERTS.get(row.verdict, Phase.WATCHING)), row, self.thresholds
-            )
-            for row in snapshot.verdicts
-        }
-        for stored in snapshot.detectors:
-            states = self.slices[stored.model_version_id, stored.slice_id].watch.states
-            signal = SignalKey(stored.metric, stored.kind)
-            states[signal] = _state(stored)
-            if stored.noise:
-                self.slices[stored.model_version_id, stored.slice_id].noise[signal] = stored.noise
-        self.succession = VersionActivity(config.monitor.stale_after_s, self.slices.values())
-        self.noise = NoiseFloors(config.monitor.noise_bound, snapshot.floors)
+        self.catalog = Catalog(versions={}, slices={}, policies={})
+        self.table = FoldTable()
+        self.slices = self._slices(snapshot)
+        self.sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
+        self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
+        self.noise = NoiseFloors(monitor.noise_bound, snapshot.floors)
+        self.retired = set(snapshot.retired)
+        watched = [entry for entry in self.slices.values() if entry.watch.states]
+        self._paused = {entry.key[0] for entry in watched}
+        self._paused -= {entry.key[0] for entry in watched if entry.reason != SUPERSEDED}
+        self._declared: dict[int, bool] = {}
+        self._everything: dict[str, int] = {}
+        self._rates = Rates()
+        self._last_us: dict[int, int] = {}
+        self.recount_versions()
         self._imported: dict[tuple[int, int, str], float] = {}
         self._n_imports = 0
         for row in snapshot.imported:
             self._import(row)
+        # Worked out at most once a batch.
+        self._doubts: dict[int, tuple[bool, str]] = {}
+        self._counts: dict[tuple[tuple[str, ...], str], RecentCounts] = {}
+        self.count_classes: list[tuple[tuple[str, ...], str]] = []
+        self._count_class: dict[tuple[tuple[str, ...], str], int] = {}
+        # Since the last `take`.
+        self.rollup = Rollup()
+        self.dirty: set[Key] = set()
+        self.transitions: list[TransitionRow] = []
         self._learned: list[BaselineRow] = []
+        self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
+        self._gone_verdicts: dict[Key, VerdictRow] = {}
+
+    # --- time and numbers
+
+    @property
+    def position(self) -> Position:
+        """How far the fold has come."""
+        return Position(
+            fold_seq=self.fold_seq,
+            event_us=self.clock.at_us,
+            mass=self.clock.mass,
+            n_detectors=self.clock.n_detectors,
+        )
 
     @property
     def now_us(self) -> int:
@@ -85,47 +157,202 @@ class FoldState:
         assert self.clock.at_us is not None
         return self.clock.at_us
 
+    def pass_time(self, event_us: int) -> None:
+        """Move the clock on to an event; an earlier one changes nothing."""
+        self.clock = self.clock.seen(event_us)
+
+    def learn(self, catalog: Catalog) -> None:
+        """Take over versions, slices and policies."""
+        self.catalog = catalog
+        self._everything = {
+            row.model: row.id for row in catalog.slices.values() if row.name == ALL and not row.where
+        }
+
+    def everything(self, model: str) -> int | None:
+        """Return the slice of all of a model's traffic; None before anything was stored of it."""
+        return self._everything.get(model)
+
+    def model(self, version_id: int) -> str:
+        """Return the model of a version."""
+        return self.catalog.versions[version_id].model
+
+    def budget(self, version_id: int) -> Budget:
+        """Return what the owner of a version's model accepts."""
+        return self._config.budget(self.model(version_id))
+
+    def task(self, model: str) -> Task:
+        """Return what a model gives."""
+        found = self._config.model(model)
+        return found.task if found else Task.CLASSIFICATION
+
+    def rates(self, slice_id: int, policy_id: int) -> SliceRates:
+        """Return how a slice is sampled under a policy."""
+        return self._rates.of(self.catalog, slice_id, policy_id)
+
+    # --- slices
+
     def sorted(self) -> Iterator[tuple[Key, SliceState]]:
         """Yield the slices in the order of their keys."""
         yield from sorted(self.slices.items(), key=lambda item: item[0])
 
-    def take(self) -> tuple[BaselineRow, ...]:
-        """Return what has been learned or inherited since the last call."""
-        learned, self._learned = self._learned, []
-        return tuple(learned)
-
-    def enter(self, key: Key, reason: str, *, at_us: int, last_us: int, fold_seq: int) -> None:
-        """Begin to say something of a slice: that nothing is known yet."""
+    def enter(self, key: Key, reason: str, *, at_us: int, last_us: int) -> None:
+        """Add a slice that nothing is known of yet."""
         self.slices[key] = new_slice(
             key,
+            self.table,
             reason=reason,
             at_us=at_us,
             last_us=last_us,
             thresholds=self.thresholds,
-            fold_seq=fold_seq,
+            fold_seq=self.fold_seq,
         )
+
+    def ignores(self, slice_id: int) -> bool:
+        """Return whether a slice is not compared any more: retired, and not in the configuration either."""
+        if slice_id not in self.retired:
+            return False
+        known = self._declared.get(slice_id)
+        if known is None:
+            known = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
+        return not known
+
+    def remove(self, key: Key, signals: Sequence[SignalKey]) -> None:
+        """Remove signals of a slice, and with the last of them the slice; their last rows are written."""
+        entry = self.slices[key]
+        ends = len(signals) == len(entry.watch.states)
+        states = entry.watch.states
+        if key[0] not in self._paused:
+            self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in signals))
+        rows = entry.retire(signals, self.now_us, self.fold_seq)
+        self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
+        self.dirty.add(key)
+        if ends:
+            self._gone_verdicts[key] = self.slices.pop(key).verdict
+            self.table.free_row(entry.row)
+            self.dirty.remove(key)
+
+    # --- versions
+
+    def compared(self, version_id: int, at_us: int) -> None:
+        """Note a comparison of a version."""
+        self._last_us[version_id] = max(self._last_us.get(version_id, 0), at_us)
+
+    def recount_versions(self) -> None:
+        """Count the versions again whose slices are compared: those of removed slices are forgotten."""
+        self._last_us = {}
+        for entry in self.slices.values():
+            if entry.watch.states:
+                self.compared(entry.key[0], entry.last_us)
+
+    def superseded(self, version_id: int) -> bool:
+        """Return whether another version has replaced this one.
+
+        It has had no comparison for `stale_after_s`, counted until the newest one of another version of its model (or
+        of the same with another reference). Silence alone shows nothing: there may be no traffic.
+        """
+        last_us = self._last_us.get(version_id)
+        if last_us is None:
+            return False
+        until_us = last_us + self.limits.stale_after_s * MICROSECONDS
+        model = self.model(version_id)
+        return any(
+            other_us > until_us and self.model(other) == model for other, other_us in self._last_us.items()
+        )
+
+    def pause_superseded(self) -> None:
+        """Give the allowance of the versions that others have replaced to the detectors of those others."""
+        for version_id in sorted({key[0] for key in self.slices} - self._paused):
+            if self.doubts(version_id)[0]:
+                self._paused.add(version_id)
+                self._grow(-sum(1 for _ in self._live_states(version_id)))
+
+    def resume_compared(self, version_ids: Iterable[int]) -> None:
+        """Let versions that were replaced take part again: they are compared. Nothing is given for the time between."""
+        for version_id in sorted(self._paused.intersection(version_ids)):
+            self._paused.remove(version_id)
+            for key, state in self._live_states(version_id):
+                self._grow(1)
+                state[header.MASS] = max(state[header.MASS], self.clock.mass)
+                self.dirty.add(key)
+
+    def _live_states(self, version_id: int) -> Iterator[tuple[Key, FloatArray]]:
+        for key, entry in self.sorted():
+            if key[0] == version_id:
+                for signal, state in entry.watch.states.items():
+                    if DETECTORS[signal.kind].live(state):
+                        yield key, state
+
+    def doubts(self, version_id: int) -> tuple[bool, str]:
+        """Return whether a version is superseded, and why its noise is too high for verdicts; see `look`."""
+        found = self._doubts.get(version_id)
+        if found is None:
+            found = self._doubts[version_id] = (
+                self.superseded(version_id),
+                self.noise.too_much(version_id),
+            )
+        return found
+
+    def session_attribute(self, key: Key) -> str:
+        """Return the attribute whose requests are alike in a slice although it is not declared; empty: there is none."""
+        attribute = self.catalog.undeclared_sessions.get(key, "")
+        return "" if attribute == f"header.{self._config.sampling.sticky_header}" else attribute
+
+    def recent_counts(self, strata: tuple[str, ...], model: str) -> RecentCounts:
+        """Return what was offered and lost of a model in the recent hour; see `look`."""
+        found = self._counts.get((strata, model))
+        if found is None:
+            found = self._counts[strata, model] = self.losses.recent(strata, model)
+        return found
+
+    def count_class(self, slice_id: int, version_id: int, policy_id: int) -> int:
+        """Return the place in `count_classes` of the strata and the model whose losses count for a slice."""
+        key = (self.rates(slice_id, policy_id).strata, self.model(version_id))
+        found = self._count_class.get(key)
+        if found is None:
+            found = self._count_class[key] = len(self.count_classes)
+            self.count_classes.append(key)
+        return found
+
+    def look(self) -> None:
+        """Let `doubts` and `recent_counts` be worked out again: what they rest on may have changed."""
+        self._doubts, self._counts = {}, {}
+
+    # --- signals, and what they are measured against
 
     @property
     def generation(self) -> int:
         """Grows with every change of what budgets are made of."""
         return self.noise.generation + self._n_imports
 
-    def knows(self, key: Key, shown: Sequence[SignalKey], generation: int) -> bool:
-        """Return whether all that a slice shows exists, and is measured against the budget of today's `generation`."""
-        entry = self.slices.get(key)
-        if entry is None or entry.checked != generation:
-            return False
-        states = entry.watch.states
-        return len(states) == len(SIGNALS) or all(one in states for one in shown)
+    def rows(self, keys: Iterable[Key]) -> IntArray:
+        """Return the rows of slices in `table`; -1 for a slice that nothing is known of."""
+        found = map(self.slices.get, keys)
+        return np.array([-1 if one is None else one.row for one in found], dtype=np.intp)
+
+    def knows(self, rows: IntArray, codes: IntArray) -> BoolArray:
+        """Return of which slices all signals exist that they show, (rows,), measured against the budgets of today.
+
+        Parameters
+        ----------
+        rows
+            In `table`; -1 where nothing is known.
+        codes
+            (rows,) the sum of 2 ** place of the signals that each shows, in the order of `SIGNALS`.
+        """
+        table = self.table
+        exist = np.zeros(len(rows), dtype=np.intp)
+        for place, signal in enumerate(SIGNALS):
+            if signal in table.has:
+                exist += table.has[signal][rows].astype(np.intp) << place
+        known: BoolArray = (rows >= 0) & (table.checked[rows] == self.generation) & (codes & ~exist == 0)
+        return known
 
     def lacks(self, key: Key, shown: Sequence[SignalKey]) -> list[SignalKey]:
         """Return those of the signals that a slice shows that do not exist, and all that have a budget."""
         states = self.slices[key].watch.states if key in self.slices else {}
         return [one for one in shown if one.kind == BUDGET.kind or one not in states]
 
-    def observed(
-        self, key: Key, shown: Iterable[SignalKey], *, weighted: bool, fold_seq: int, catalog: Catalog
-    ) -> None:
+    def observed(self, key: Key, shown: Iterable[SignalKey], *, weighted: bool) -> None:
         """Make sure that the signals that a group shows exist, and measure against the budget of today.
 
         Parameters
@@ -136,17 +363,15 @@ class FoldState:
             Signals that have a value.
         weighted
             Whether inclusion probabilities differ within the slice.
-        fold_seq, catalog
-            For what is inherited from the version before.
         """
         entry = self.slices[key]
-        budget = self.budget(catalog.versions[key[0]].model)
+        budget = self.budget(key[0])
         for signal in shown:
             if signal.kind == BUDGET.kind:
                 self._budget_state(key, signal, budget, weighted=weighted)
             else:
-                self._learner_state(key, signal, budget, fold_seq, catalog)
-        entry.sampled_under = -1
+                self._learner_state(key, signal, budget)
+        self.table.sampled_under[entry.row] = -1
 
     def checked(self, key: Key, shown: Sequence[SignalKey]) -> None:
         """Note that the budgets of a slice are those of today, if all of them were shown.
@@ -157,9 +382,9 @@ class FoldState:
         states = entry.watch.states
         budgets = [one for one in states if one.kind == BUDGET.kind]
         if not any(one not in shown or states[one][header.ALERTING] for one in budgets):
-            entry.checked = self.generation
+            self.table.checked[entry.row] = self.generation
 
-    def tend(self, keys: Iterable[Key], fold_seq: int) -> None:
+    def tend(self, keys: Iterable[Key]) -> None:
         """Between batches: windows of the touched slices move on, and what has learned enough takes part."""
         for key in keys:
             for signal, state in sorted(self.slices[key].watch.states.items()):
@@ -169,11 +394,15 @@ class FoldState:
                 self.slices[key].watch.touched()
                 if detector.live(state) and not before:
                     self._grow(1)
-                    self._note(key, signal, state, Source.LEARNED, fold_seq)
+                    self._note(key, signal, state, Source.LEARNED)
 
     def decide(self, row: BaselineRow) -> None:
-        """Follow a person's decision about what a signal is measured against; one without its signal is told."""
+        """Apply a person's decision about what a signal is measured against."""
         key = (row.model_version_id, row.slice_id)
+        if key in self.slices:
+            # The row that is written shows the states as they were at the last verdict, without the decision.
+            _ = self.slices[key].verdict
+            self.dirty.add(key)
         signal = SignalKey(row.metric, row.kind)
         if row.source is Source.IMPORTED:
             self._import(row)
@@ -206,19 +435,54 @@ class FoldState:
             state = fresh
         self._grow(learner.live(state) - before)
 
-    def forget(self, key: Key, silent: Iterable[SignalKey]) -> None:
-        """Count signals no more that are about to be retired."""
-        states = self.slices[key].watch.states
-        self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in silent))
+    # --- what is written
 
-    def budget(self, model: str) -> Budget:
-        """Return what the owner of a model accepts."""
-        return self._config.budget(model)
+    def take(self) -> Outcome:
+        """Return what is to be written since the last call, and forget it."""
+        dirty = sorted(self.dirty)
+        changed = [self.slices[key] for key in dirty]
+        detectors = detector_rows(self.table, changed)
+        verdicts = verdict_rows(self.table, changed, self.thresholds)
+        if self._gone_detectors or self._gone_verdicts:
+            # What was retired and came back is written once, in its present state.
+            known = self._gone_detectors | {
+                ((row.model_version_id, row.slice_id), SignalKey(row.metric, row.kind)): row
+                for row in detectors
+            }
+            detectors = [known[one] for one in sorted(known)]
+            said = self._gone_verdicts | dict(zip(dirty, verdicts, strict=True))
+            verdicts = [said[key] for key in sorted(said)]
+        sessions, closed = self.sessions.take(self.fold_seq)
+        floors, noise_changes = self.noise.take()
+        outcome = Outcome(
+            position=self.position,
+            detectors=tuple(detectors),
+            verdicts=tuple(verdicts),
+            transitions=tuple(self.transitions),
+            rollups=tuple(self.rollup.rows()),
+            learned=tuple(self._learned),
+            sessions=sessions,
+            closed=closed,
+            floors=floors,
+            noise_changes=noise_changes,
+        )
+        self.rollup, self.dirty, self.transitions, self._learned = Rollup(), set(), [], []
+        self._gone_detectors, self._gone_verdicts = {}, {}
+        return outcome
 
-    def task(self, model: str) -> Task:
-        """Return what a model gives."""
-        found = self._config.model(model)
-        return found.task if found else Task.CLASSIFICATION
+    # --- parts of the above
+
+    def _slices(self, snapshot: Snapshot) -> dict[Key, SliceState]:
+        found = {}
+        for row in snapshot.verdicts:
+            watch = SliceWatch(_ALERTS.get(row.verdict, Phase.WATCHING), table=self.table)
+            found[row.model_version_id, row.slice_id] = SliceState(watch, row, self.thresholds)
+        for stored in snapshot.detectors:
+            entry = found[stored.model_version_id, stored.slice_id]
+            signal = SignalKey(stored.metric, stored.kind)
+            entry.watch.states[signal] = _state(stored)
+            self.table.noise[signal][entry.row] = stored.noise
+        return found
 
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> None:
         entry, metric = self.slices[key], Metric(signal.metric)
@@ -228,7 +492,7 @@ class FoldState:
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:
             m = imported / cap
-        held, wanted = entry.noise.get(signal, 0.0), self.noise.added(key[0], signal.metric, m)
+        held, wanted = entry.noise(signal), self.noise.added(key[0], signal.metric, m)
         if state is None:
             self._grow(1)
         # More noise is another null, for which the evidence begins anew; with less it stays, or, where an alert lasts,
@@ -237,7 +501,7 @@ class FoldState:
         if state is not None and same and wanted < held and not state[header.ALERTING]:
             BUDGET.lower(state, m + wanted)
             entry.watch.touched()
-            entry.noise[signal] = wanted
+            self.table.noise[signal][entry.row] = wanted
         elif state is None or not same or wanted > held:
             if imported is not None and imported >= cap:
                 _LOG.warning(
@@ -248,40 +512,58 @@ class FoldState:
                     imported,
                     cap,
                 )
+            is_new = state is None
             n_total = 0.0 if state is None else state[header.N_TOTAL]
             state = BUDGET.fresh(
                 budget=m + wanted, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
             )
             state[header.N_TOTAL] = n_total
-            entry.noise[signal] = wanted
+            if is_new:
+                self._carry(key, signal, state)
             entry.watch.add(signal, state)
+            self.table.noise[signal][entry.row] = wanted
 
-    def _learner_state(
-        self, key: Key, signal: SignalKey, budget: Budget, fold_seq: int, catalog: Catalog
-    ) -> None:
+    def _carry(self, key: Key, signal: SignalKey, state: FloatArray) -> None:
+        """Move most of the budget's evidence of the version that was compared last to a new one of the same model."""
+        model = self.model(key[0])
+        found = [
+            (entry.last_us, other)
+            for other, entry in self.slices.items()
+            if other[1] == key[1]
+            and other != key
+            and self.model(other[0]) == model
+            and signal in entry.watch.states
+        ]
+        if found:
+            before = self.slices[max(found)[1]]
+            if BUDGET.carry(state, before.watch.states[signal], CARRIED):
+                before.watch.touched()
+                self.dirty.add(before.key)
+
+    def _learner_state(self, key: Key, signal: SignalKey, budget: Budget) -> None:
         watch, learner = self.slices[key].watch, LEARNERS[signal.kind]
         if signal in watch.states:
             return
         mass, at_us = self.clock.mass, self.now_us
-        before = self._predecessor(key, signal, catalog)
+        before = self._predecessor(key, signal)
         if before is None:
             scale = scale_of(signal, budget)
-            state = learner.fresh(tau=self._config.monitor.tolerance, scale=scale, mass=mass, at_us=at_us)
+            state = learner.fresh(tau=self.limits.tolerance, scale=scale, mass=mass, at_us=at_us)
         else:
             state = learner.inherit(self.slices[before, key[1]].watch.states[signal], mass=mass, at_us=at_us)
             self._grow(1)
-            self._note(key, signal, state, Source.INHERITED, fold_seq, from_version_id=before)
+            self._note(key, signal, state, Source.INHERITED, from_version_id=before)
         watch.add(signal, state)
 
-    def _predecessor(self, key: Key, signal: SignalKey, catalog: Catalog) -> int | None:
+    def _predecessor(self, key: Key, signal: SignalKey) -> int | None:
         """Return the version of the same model that was compared last and has a baseline for this signal."""
-        model = catalog.versions[key[0]].model
+        model = self.model(key[0])
         found = [
             (entry.last_us, version_id)
             for (version_id, slice_id), entry in self.slices.items()
             if slice_id == key[1]
             and version_id != key[0]
-            and catalog.versions[version_id].model == model
+            and self.model(version_id) == model
             and signal in entry.watch.states
             and LEARNERS[signal.kind].live(entry.watch.states[signal])
         ]
@@ -302,7 +584,6 @@ class FoldState:
         signal: SignalKey,
         state: FloatArray,
         source: Source,
-        fold_seq: int,
         *,
         from_version_id: int | None = None,
     ) -> None:
@@ -320,7 +601,7 @@ class FoldState:
                 n_groups=int(LEARNERS[signal.kind].learned(state)),
                 from_version_id=from_version_id,
                 content=msgspec.to_builtins(LEARNERS[signal.kind].content(state)),
-                fold_seq=fold_seq,
+                fold_seq=self.fold_seq,
             )
         )
 

@@ -1,44 +1,38 @@
-"""What is known of a slice beside its evidence, and the verdict that follows.
+"""The verdict on a slice: from evidence, counts and time to the verdict, and from a change of it to what is sent."""
 
-From evidence, counts and time to a verdict with its reason.
-"""
-
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import ALL
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.clock import MICROSECONDS
-from quantdrift.drift.evidence.header import SCALE, M
+from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
 from quantdrift.drift.evidence.interval import Estimate
-from quantdrift.drift.watch import Phase, Survey, Thresholds
-from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
-from quantdrift.monitor.fold.noise import NoiseFloors
-from quantdrift.monitor.fold.slice_state import Key, SliceState
-from quantdrift.monitor.fold.versions import VersionActivity
-from quantdrift.storage.monitor.rows import Catalog
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.evidence.recovery import RESOLVED
+from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
+from quantdrift.monitor.fold.alert_event import transition_row
+from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.monitor.fold.loss import RecentCounts
+from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState
+from quantdrift.monitor.fold.state import FoldState
+from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
-SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 RETIRED = "retired: nothing was compared for 30 days"
 LOST = "loss: too many of its samples were lost in the last hour"
 UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
 NO_REFERENCE = "no reference: map this version to one in models.references"
-
-
-class VerdictLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a slice is `unknown`; see the options of the same names in `[monitor]`."""
-
-    min_groups: int
-    max_loss_ratio: float
-    stale_after_s: float
 
 
 class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +58,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Why it alerts, as was said at the alarm; empty where that is not known.
     noise
         Why noise is too much to say anything; empty where it is not.
+    session_attribute
+        The attribute whose requests are alike although it is not declared; empty where there is none.
     """
 
     phase: Phase
@@ -75,41 +71,61 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     alarm: str = ""
     n_missing: int = 0
     noise: str = ""
+    session_attribute: str = ""
 
 
-def judge(standing: SliceStatus, limits: VerdictLimits) -> tuple[Verdict, str]:
+def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
     """Return the verdict and why, in words.
 
     An alert lasts until its slice has shown to be inside the budget again: what makes others `unknown` does not hide
     it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
-    if alert := ALERTS.get(standing.phase):
-        return alert, standing.alarm or UNNAMED
-    if doubt := _doubt(standing, limits):
+    if alert := ALERTS.get(status.phase):
+        return alert, status.alarm or UNNAMED
+    if doubt := _doubt(status, limits):
         return Verdict.UNKNOWN, doubt
-    if standing.n_missing:
+    if status.n_missing:
         return (
             Verdict.OK,
-            f"no evidence against its budget; its baseline needs some {_more(_round(standing.n_missing))}",
+            f"no evidence against its budget; its baseline needs some {_more(_round(status.n_missing))}",
         )
     return Verdict.OK, "no evidence against its budget or its baseline"
 
 
-def _doubt(standing: SliceStatus, limits: VerdictLimits) -> str:
+def looks_like_sessions(attribute: str) -> str:
+    """Return why a slice whose requests with one value of `attribute` are alike is `unknown`, and what to do."""
+    kind, _, name = attribute.partition(".")
+    declare = (
+        f'set sampling.sticky_header = "{name}"'
+        if kind == "header"
+        else "send it as a request header, too, and name that in sampling.sticky_header"
+    )
+    return (
+        f"looks like sessions: requests with the same {attribute} come together and have alike results, so that they count"
+        f" as more than they are: {declare}"
+    )
+
+
+def _doubt(status: SliceStatus, limits: Monitor) -> str:
     """Return what could hide drift, or nothing."""
-    if standing.superseded:
+    if status.superseded:
         return SUPERSEDED
-    missing = limits.min_groups - standing.n_groups
-    if missing > 0:
-        return f"needs {_more(missing)}"
-    counts = standing.counts
-    if counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken:
+    missing = limits.min_groups - status.n_groups
+    if missing > 0 or status.session_attribute:
+        return f"needs {_more(missing)}" if missing > 0 else looks_like_sessions(status.session_attribute)
+    counts = status.counts
+    if _loses(counts, limits):
         return _expired(counts) if counts.expired > counts.lost else LOST
-    if standing.silent_s > limits.stale_after_s and counts.offered > 0:
+    if status.silent_s > limits.stale_after_s and counts.offered > 0:
         return "stale: there is traffic and no comparison"
-    if not standing.noise and standing.evidence_ratio >= UNDECIDED_FROM:
+    if not status.noise and status.evidence_ratio >= UNDECIDED_FROM:
         return "undecided: the evidence is growing and not enough to alert yet"
-    return standing.noise
+    return status.noise
+
+
+def _loses(counts: RecentCounts, limits: Monitor) -> bool:
+    """Return whether too many samples were lost or expired."""
+    return counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken
 
 
 def _expired(counts: RecentCounts) -> str:
@@ -130,114 +146,282 @@ def _round(n: int) -> int:
     return int(float(f"{n:.2g}"))
 
 
-# Of its states, of loss, whether its version was replaced, why noise is too much, whether it has been silent for long.
-Basis = tuple[Survey, RecentCounts, bool, str, bool]
+# Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
+# it has been silent for long.
+Basis = tuple[Survey, RecentCounts, bool, str, str, bool]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
-class Verdicts:
-    """Judges slices by evidence, loss, silence and succession.
+def settle(state: FoldState, slices: Sequence[SliceState], compared: AbstractSet[Key]) -> None:
+    """Judge slices again, and note their verdicts; an alert of a version that another one has replaced ends.
+
+    First it is found for all of them at once by which case they are judged. Where that says the same as before in the
+    same words, only the time of the verdict changes.
 
     Parameters
     ----------
-    monitor
-        Limits.
-    thresholds
-        When evidence is an alarm.
-    ledger, rates, succession, noise
-        What is known of loss, of sampling, of the versions and of their noise.
-
-    Attributes
-    ----------
-    catalog
-        What the numbers stand for.
+    compared
+        Those that the batch compared: their rows are written even if the verdict is the same.
     """
+    table, rows = state.table, np.array([one.row for one in slices], dtype=np.intp)
+    table.survey_all(rows)
+    cases = _cases(state, slices, rows)
+    same = (cases == table.judged[rows]) & (cases != UNJUDGED)
+    touched = np.array([one.key in compared for one in slices], dtype=np.bool_)
+    again = rows[same & touched]
+    table.updated_us[again], table.fold_seq[again] = state.now_us, state.fold_seq
+    table.stale[again] = table.unweighed[again] = True
+    state.dirty.update(itertools.compress((one.key for one in slices), (same & touched).tolist()))
+    for place in np.flatnonzero(~same).tolist():
+        entry, case = slices[place], int(cases[place])
+        _settle(state, entry, touched=bool(touched[place]))
+        table.judged[entry.row] = case if case in _SAME_WORDS else UNJUDGED
 
-    def __init__(
-        self,
-        monitor: Monitor,
-        *,
-        thresholds: Thresholds,
-        ledger: LossCounts,
-        rates: Rates,
-        succession: VersionActivity,
-        noise: NoiseFloors,
-    ) -> None:
-        self.catalog = Catalog(versions={}, slices={}, policies={})
-        self._thresholds = thresholds
-        self._limits = VerdictLimits(
-            min_groups=monitor.min_groups,
-            max_loss_ratio=monitor.max_loss_ratio,
-            stale_after_s=monitor.stale_after_s,
-        )
-        self._ledger = ledger
-        self._rates = rates
-        self._succession = succession
-        self._noise = noise
-        self._of_version: dict[int, tuple[bool, str]] = {}
-        self._counts: dict[tuple[tuple[str, ...], str], RecentCounts] = {}
 
-    def look(self) -> None:
-        """Look at the versions and the tallies again: what was known of them may have changed."""
-        self._of_version, self._counts = {}, {}
+def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
+    """Judge one slice again."""
+    if not entry.watch.states:
+        return
+    if not touched:
+        basis = _basis(state, entry)
+        if basis == entry.judged_by:
+            return
+        entry.judged_by = basis
+    if entry.watch.phase is not Phase.WATCHING and state.doubts(entry.key[0])[0]:
+        end(state, entry.key, SUPERSEDED)
+    _say(state, entry, *_verdict(state, entry, entry.watch.phase), touched=touched)
 
-    def superseded(self, key: Key) -> bool:
-        """Return whether another version has replaced that of `key`."""
-        return self._known(key[0])[0]
 
-    def _known(self, version_id: int) -> tuple[bool, str]:
-        """Return whether a version has been replaced, and why its noise is too much to say anything."""
-        found = self._of_version.get(version_id)
-        if found is None:
-            found = self._of_version[version_id] = (
-                self._succession.superseded(version_id, self.catalog),
-                self._noise.too_much(version_id),
-            )
-        return found
+# By which case of `judge` a slice is judged.
+_ALERT, _SUPERSEDED, _FEW, _SESSIONS, _EXPIRED, _LOST, _STALE, _UNDECIDED, _NOISE, _LEARNING, _OK = range(
+    UNJUDGED + 1, 12
+)
+_SAME_WORDS = frozenset(
+    (_SUPERSEDED, _LOST, _STALE, _UNDECIDED, _OK)
+)  # the others have figures or an alarm in them
 
-    def _recent(self, strata: tuple[str, ...], model: str) -> RecentCounts:
-        found = self._counts.get((strata, model))
-        if found is None:
-            found = self._counts[strata, model] = self._ledger.recent(strata, model)
-        return found
 
-    def basis(self, entry: SliceState, now_us: int) -> Basis:
-        """Return what a verdict on a slice rests on; while that is the same, so is the verdict."""
-        version_id, slice_id = entry.key
-        survey = entry.watch.survey()
-        counts = _NOTHING
-        if survey.policy_id in self.catalog.policies:
-            rates = self._rates.of(self.catalog, slice_id, survey.policy_id)
-            counts = self._recent(rates.strata, self.catalog.versions[version_id].model)
-        superseded, noise = self._known(version_id)
-        silent_s = (now_us - entry.last_us) / MICROSECONDS
-        return survey, counts, superseded, noise, silent_s > self._limits.stale_after_s
+def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> IntArray:
+    """Return by which case of `judge` slices are judged that are surveyed, (rows,); `UNJUDGED` without a signal."""
+    table, limits = state.table, state.limits
+    loss, offered = _losses(state, slices, rows)
+    superseded, noisy = np.zeros((2, len(rows)), dtype=np.bool_)
+    version_id = table.version_id[rows]
+    for version in np.unique(version_id).tolist():
+        of = version_id == version
+        replaced, noise = state.doubts(version)
+        superseded[of], noisy[of] = replaced, bool(noise)
+    sessions = np.zeros(len(rows), dtype=np.bool_)
+    if state.catalog.undeclared_sessions:
+        sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
+    silent = (state.now_us - table.last_us[rows]) / MICROSECONDS > limits.stale_after_s
+    ratio = table.total[rows] / table.page_thresholds(rows, state.thresholds)
+    found: IntArray = np.select(
+        [
+            table.n_signals[rows] == 0,
+            table.phase[rows] != 0,
+            superseded,
+            table.n_groups[rows] < limits.min_groups,
+            sessions,
+            loss != UNJUDGED,
+            silent & offered,
+            ~noisy & (ratio >= UNDECIDED_FROM),
+            noisy,
+            table.missing[rows] > 0,
+        ],
+        [UNJUDGED, _ALERT, _SUPERSEDED, _FEW, _SESSIONS, loss, _STALE, _UNDECIDED, _NOISE, _LEARNING],
+        _OK,
+    )
+    return found
 
-    def verdict(self, entry: SliceState, phase: Phase, now_us: int) -> tuple[Verdict, str]:
-        """Return what is said of a slice in `phase`, and why."""
-        survey, counts, superseded, noise, _ = self.basis(entry, now_us)
-        standing = SliceStatus(
-            phase=phase,
-            evidence_ratio=survey.total / entry.watch.page_threshold(self._thresholds),
-            n_groups=survey.n_groups,
-            silent_s=(now_us - entry.last_us) / MICROSECONDS,
-            counts=counts,
-            superseded=superseded,
-            n_missing=survey.missing,
-            noise=noise,
-            alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
-        )
-        return judge(standing, self._limits)
 
-    def aggregate(
-        self, entries: Mapping[Key, SliceState], version_id: int, metric: Metric, now_us: int
-    ) -> tuple[Verdict, Estimate | None, float | None]:
-        """Return the verdict over all of a version's traffic, its estimate of `metric`, and what is accepted with noise."""
-        model = self.catalog.versions[version_id].model
-        for row in self.catalog.slices.values():
-            entry = entries.get((version_id, row.id))
-            if row.model == model and row.name == ALL and not row.where and entry is not None:
-                state = entry.state(metric)
-                accepted = None if state is None else float(state[M] * state[SCALE])
-                return self.verdict(entry, entry.watch.phase, now_us)[0], entry.recent(metric), accepted
+def _losses(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> tuple[IntArray, BoolArray]:
+    """Return the case of slices that lost too much, else `UNJUDGED`, and whether anything was offered, (rows,) each."""
+    table = state.table
+    policy_id = table.policy_id[rows]
+    for place in np.flatnonzero(table.counted_under[rows] != policy_id).tolist():
+        entry, policy = slices[place], policy_id.item(place)
+        known = policy in state.catalog.policies
+        table.counted[entry.row] = state.count_class(entry.key[1], entry.key[0], policy) if known else -1
+        table.counted_under[entry.row] = policy if known else -1
+    counted = table.counted[rows]
+    loss, offered = np.full(len(rows), UNJUDGED), np.zeros(len(rows), dtype=np.bool_)
+    for number in np.unique(counted[counted >= 0]).tolist():
+        counts, of = state.recent_counts(*state.count_classes[number]), counted == number
+        offered[of] = counts.offered > 0
+        if _loses(counts, state.limits):
+            loss[of] = _EXPIRED if counts.expired > counts.lost else _LOST
+    return loss, offered
+
+
+def alert(state: FoldState, key: Key, change: Change) -> None:
+    """Note that an alert opens, escalates or closes.
+
+    None opens where sessions are not declared: the evidence counts one observation many times.
+    """
+    entry = state.slices[key]
+    if entry.said not in ALERTS.values() and state.session_attribute(key):
+        entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
+        return
+    verdict, reason = _verdict(state, entry, change.after)
+    signals = sorted(change.evidence)
+    if change.after is Phase.WATCHING:
+        episode, moved = Episode.CLOSE, None
+        signal = min(signals, key=lambda one: change.evidence[one])
+        evidence = change.evidence[signal]
+    else:
+        episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
+        signal = max(signals, key=lambda one: change.evidence[one])
+        reason = reason_of(signal.kind, Metric(signal.metric), page=verdict is Verdict.FIRING)
+        evidence = math.fsum(change.evidence.values())
+        moved = DETECTORS[signal.kind].moved(change.states[signal])
+    _send(
+        state,
+        entry,
+        verdict,
+        reason,
+        at_us=change.at_us,
+        episode=episode,
+        signal=signal,
+        states=change.states,
+        moved=moved,
+        evidence=evidence,
+        threshold=change.threshold,
+    )
+
+
+def end(state: FoldState, key: Key, reason: str) -> None:
+    """Make a slice `unknown` that is not compared any more, also where it alerts: nothing has shown it to be healthy."""
+    entry = state.slices[key]
+    if entry.watch.phase is Phase.WATCHING:
+        _say(state, entry, Verdict.UNKNOWN, reason, touched=False)
+        return
+    _send(
+        state,
+        entry,
+        Verdict.UNKNOWN,
+        reason,
+        at_us=state.now_us,
+        episode=Episode.CLOSE,
+        signal=entry.loudest(),
+        states=entry.watch.states,
+        moved=None,
+        evidence=0.0,
+        threshold=RESOLVED,
+    )
+    entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
+    _say(state, entry, Verdict.UNKNOWN, reason, touched=True)
+
+
+def _basis(state: FoldState, entry: SliceState) -> Basis:
+    """Return what a verdict on a slice rests on; while that is the same, so is the verdict."""
+    version_id, slice_id = entry.key
+    survey = entry.watch.survey()
+    counts = _NOTHING
+    if survey.policy_id in state.catalog.policies:
+        rates = state.rates(slice_id, survey.policy_id)
+        counts = state.recent_counts(rates.strata, state.model(version_id))
+    superseded, noise = state.doubts(version_id)
+    is_silent = _silent_s(state, entry) > state.limits.stale_after_s
+    return survey, counts, superseded, noise, state.session_attribute(entry.key), is_silent
+
+
+def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
+    """Return the verdict on a slice in `phase`, and why."""
+    survey, counts, superseded, noise, session_attribute, _ = _basis(state, entry)
+    status = SliceStatus(
+        phase=phase,
+        evidence_ratio=survey.total / entry.watch.page_threshold(state.thresholds),
+        n_groups=survey.n_groups,
+        silent_s=_silent_s(state, entry),
+        counts=counts,
+        superseded=superseded,
+        n_missing=survey.missing,
+        noise=noise,
+        session_attribute=session_attribute,
+        alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
+    )
+    return judge(status, state.limits)
+
+
+def _silent_s(state: FoldState, entry: SliceState) -> float:
+    return (state.now_us - entry.last_us) / MICROSECONDS
+
+
+def _aggregate(
+    state: FoldState, version_id: int, metric: Metric
+) -> tuple[Verdict, Estimate | None, float | None]:
+    """Return the verdict over all of a version's traffic, its estimate of `metric`, and what is accepted with noise."""
+    everything = state.everything(state.model(version_id))
+    entry = None if everything is None else state.slices.get((version_id, everything))
+    if entry is None:
         return Verdict.UNKNOWN, None, None
+    budget = entry.state(metric)
+    accepted = None if budget is None else float(budget[M] * budget[SCALE])
+    return _verdict(state, entry, entry.watch.phase)[0], entry.recent(metric), accepted
+
+
+def _say(state: FoldState, entry: SliceState, verdict: Verdict, reason: str, *, touched: bool) -> None:
+    """Note the verdict; where it changed between `ok` and `unknown`, as a transition."""
+    changed = verdict is not entry.said
+    if changed:
+        state.transitions.append(
+            TransitionRow(
+                model_version_id=entry.key[0],
+                slice_id=entry.key[1],
+                from_verdict=entry.said,
+                to_verdict=verdict,
+                at_us=state.now_us,
+                fold_seq=state.fold_seq,
+                episode=Episode.NONE,
+                metric=Metric(entry.loudest().metric),
+                onset_us=state.now_us,
+                reason=reason,
+            )
+        )
+    if touched or changed or reason != entry.reason:
+        entry.say(verdict, reason, at_us=state.now_us, fold_seq=state.fold_seq)
+        state.dirty.add(entry.key)
+
+
+def _send(
+    state: FoldState,
+    entry: SliceState,
+    verdict: Verdict,
+    reason: str,
+    *,
+    at_us: int,
+    episode: Episode,
+    signal: SignalKey,
+    states: Mapping[SignalKey, FloatArray],
+    moved: Onset | None,
+    evidence: float,
+    threshold: float,
+) -> None:
+    """Note a change of verdict that is sent as an event; parameters as in `transition_row`."""
+    key, metric = entry.key, Metric(signal.metric)
+    against = SignalKey(signal.metric, BUDGET.kind)
+    accepted, noise = states.get(against), entry.noise(against)
+    version = state.catalog.versions[key[0]]
+    row = transition_row(
+        task=state.task(version.model),
+        version=version,
+        place=state.catalog.slices[key[1]],
+        change=(entry.said, verdict),
+        reason=reason,
+        metric=metric,
+        kind=signal.kind,
+        state=states[signal],
+        budget=None if accepted is None else float((accepted[M] - noise) * accepted[SCALE]),
+        noise=0.0 if accepted is None else float(noise * accepted[SCALE]),
+        n_groups=max(int(one[N_TOTAL]) for one in states.values()),
+        moved=moved,
+        evidence=evidence,
+        threshold=threshold,
+        aggregate=_aggregate(state, key[0], metric),
+        episode=episode,
+        at_us=at_us,
+        fold_seq=state.fold_seq,
+    )
+    state.transitions.append(row)
+    entry.alert(verdict, reason, at_us=at_us, evidence=evidence, threshold=threshold)

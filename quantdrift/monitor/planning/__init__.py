@@ -1,1 +1,1 @@
-"""Questions before and after: expected delays, and stored history under another policy."""
+"""The calculations for `plan` and `backtest`: expected delays, and stored history under another policy."""

@@ -80,28 +80,29 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> Key:
         """Candidate version and slice."""
-        found = self.recorded or self.tested
-        assert found is not None
-        return found.key
+        alert = self.recorded or self.tested
+        assert alert is not None
+        return alert.key
 
 
 def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
     """Return the alerts that changes of verdict make up, in the order in which they opened."""
     running: dict[Key, Alert] = {}
-    found: list[Alert] = []
+    ended: list[Alert] = []
     for change in transitions:
         key = (change.model_version_id, change.slice_id)
         before = running.pop(key, None)
         if change.to_verdict not in _ALERTS:
             if before is not None:
-                found.append(msgspec.structs.replace(before, ended_us=change.at_us))
+                ended.append(msgspec.structs.replace(before, ended_us=change.at_us))
             continue
         paged_us = change.at_us if change.to_verdict is Verdict.FIRING else None
         if before is None:
-            onset = change.details.get("onset")
+            evidence = change.event.evidence if change.event else None
+            onset = evidence.onset if evidence else None
             running[key] = Alert(
                 key=key,
-                metric=str(change.details.get("metric", "")),
+                metric=evidence.metric.value if evidence else "",
                 onset_us=to_us(datetime.fromisoformat(onset)) if onset else change.at_us,
                 opened_us=change.at_us,
                 paged_us=paged_us,
@@ -110,7 +111,7 @@ def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
         else:
             first_us = paged_us if before.paged_us is None else before.paged_us
             running[key] = msgspec.structs.replace(before, paged_us=first_us)
-    return sorted([*found, *running.values()], key=lambda one: (one.opened_us, one.key))
+    return sorted([*ended, *running.values()], key=lambda alert: (alert.opened_us, alert.key))
 
 
 def pair(recorded: Sequence[Alert], tested: Sequence[Alert]) -> list[Pairing]:
@@ -143,6 +144,6 @@ def _pairing(recorded: Alert | None, tested: Alert | None) -> Pairing:
 
 
 def _opened(pairing: Pairing) -> tuple[int, Key]:
-    found = pairing.recorded or pairing.tested
-    assert found is not None
-    return found.opened_us, found.key
+    alert = pairing.recorded or pairing.tested
+    assert alert is not None
+    return alert.opened_us, alert.key

@@ -12,7 +12,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.monitor.planning.alerts import Alert, Pairing, alerts, pair
 from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
-from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
+from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot
 
 ALPHA = 0.05  # over all slices and metrics together
 
@@ -45,7 +45,7 @@ class HourSums(msgspec.Struct, kw_only=True):
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
     """A slice whose mean over the whole period is above its budget beyond chance, and that never alerted.
 
-    Where an allowance for noise is added to the budget, the mean is above both together.
+    If an allowance for noise is added to the budget, the mean is above both together.
 
     Parameters
     ----------
@@ -126,7 +126,9 @@ class Backtest:
             self._n_items += len(rows.comparisons)
             self._fold.batch(rows)
         outcome = self._fold.take()
-        self._changes += [_stored(row) for row in outcome.transitions]
+        self._changes += [
+            msgspec.convert(row, StoredTransition, from_attributes=True) for row in outcome.transitions
+        ]
         for row in outcome.rollups:
             hours = self.hours.setdefault((row.model_version_id, row.slice_id), {})
             hours.setdefault(row.hour_us, HourSums()).add(row)
@@ -142,8 +144,8 @@ class Backtest:
             Compare this model alone; empty: all.
         """
         keys = {id_ for id_, version in self._catalog.versions.items() if model in {"", version.model}}
-        before = [one for one in stored if one.model_version_id in keys]
-        after = [one for one in self._changes if one.model_version_id in keys]
+        before = [transition for transition in stored if transition.model_version_id in keys]
+        after = [transition for transition in self._changes if transition.model_version_id in keys]
         recorded, tested = alerts(before), alerts(after)
         return Findings(
             pairings=tuple(pair(recorded, tested)),
@@ -156,21 +158,21 @@ class Backtest:
     def _breaches(
         self, versions: set[int], recorded: Sequence[Alert], tested: Sequence[Alert]
     ) -> list[Breach]:
-        alerted = {one.key for one in tested}
+        alerted = {alert.key for alert in tested}
         totals: dict[Key, HourSums] = {}
         for key, hours in sorted(self.hours.items()):
             if key[0] in versions:
                 total = totals[key] = HourSums()
                 for sums in hours.values():
                     total.add(sums)
-        found = []
+        breaches = []
         for key, total in totals.items():
             for metric in (Metric.FLIP, Metric.DIVERGENCE):
                 breach = self._breach(key, metric, total, ALPHA / (2 * len(totals)))
                 if breach and key not in alerted:
-                    in_record = any(one.key == key for one in recorded)
-                    found.append(msgspec.structs.replace(breach, recorded=in_record))
-        return found
+                    in_record = any(alert.key == key for alert in recorded)
+                    breaches.append(msgspec.structs.replace(breach, recorded=in_record))
+        return breaches
 
     def _breach(self, key: Key, metric: Metric, total: HourSums, delta: float) -> Breach | None:
         mean = total.mean(metric)
@@ -217,21 +219,16 @@ def lower_bound(mean: float, n: float, delta: float) -> float:
     return low
 
 
-def _stored(row: TransitionRow) -> StoredTransition:
-    return StoredTransition(
-        model_version_id=row.model_version_id,
-        slice_id=row.slice_id,
-        from_verdict=row.from_verdict,
-        to_verdict=row.to_verdict,
-        at_us=row.at_us,
-        fold_seq=row.fold_seq,
-        details=row.details,
-    )
-
-
 def _essence(transitions: Sequence[StoredTransition], first: int) -> list[tuple[object, ...]]:
     return [
-        (one.fold_seq, one.model_version_id, one.slice_id, one.from_verdict, one.to_verdict, one.at_us)
-        for one in transitions
-        if one.fold_seq >= first
+        (
+            transition.fold_seq,
+            transition.model_version_id,
+            transition.slice_id,
+            transition.from_verdict,
+            transition.to_verdict,
+            transition.at_us,
+        )
+        for transition in transitions
+        if transition.fold_seq >= first
     ]

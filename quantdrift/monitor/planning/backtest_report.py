@@ -116,7 +116,7 @@ class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
             lines += ["", *_table(self.alerts)]
         if self.breaches:
             lines += ["", "Above their budget over the whole period, without an alert under test:"]
-            lines += [f"  {_breach(one)}" for one in self.breaches]
+            lines += [f"  {_breach(breach)}" for breach in self.breaches]
         if self.notes:
             lines += ["", "Notes:", *(f"  - {note}" for note in self.notes)]
         return "\n".join(lines)
@@ -132,8 +132,8 @@ def build_report(
     notes
         Notes of the caller; they come first.
     """
-    recorded = [one.recorded for one in findings.pairings if one.recorded]
-    tested = [one.tested for one in findings.pairings if one.tested]
+    recorded = [pairing.recorded for pairing in findings.pairings if pairing.recorded]
+    tested = [pairing.tested for pairing in findings.pairings if pairing.tested]
     return BacktestReport(
         begin=extent.begin,
         end=extent.end,
@@ -143,12 +143,12 @@ def build_report(
         identical=findings.identical,
         n_items=findings.n_items,
         n_missing=findings.n_missing,
-        pages_recorded=sum(one.paged_us is not None for one in recorded),
-        pages_tested=sum(one.paged_us is not None for one in tested),
-        tickets_recorded=sum(one.paged_us is None for one in recorded),
-        tickets_tested=sum(one.paged_us is None for one in tested),
-        alerts=tuple(_pair(one, catalog) for one in findings.pairings),
-        breaches=tuple(_reported_breach(one, catalog) for one in findings.breaches),
+        pages_recorded=sum(alert.paged_us is not None for alert in recorded),
+        pages_tested=sum(alert.paged_us is not None for alert in tested),
+        tickets_recorded=sum(alert.paged_us is None for alert in recorded),
+        tickets_tested=sum(alert.paged_us is None for alert in tested),
+        alerts=tuple(_pair(pairing, catalog) for pairing in findings.pairings),
+        breaches=tuple(_reported_breach(breach, catalog) for breach in findings.breaches),
         notes=(*notes, *_limits(findings, extent)),
     )
 
@@ -215,12 +215,12 @@ def _reported_breach(breach: Breach, catalog: Catalog) -> ReportedBreach:
 
 
 def _table(alerts: Sequence[ReportedPair]) -> list[str]:
-    names = [f"{one.model} {one.version}, {one.slice}" for one in alerts]
+    names = [f"{alert.model} {alert.version}, {alert.slice}" for alert in alerts]
     width = min(max(len(name) for name in names), _MOST_NAME)
     rows = [f"{'slice':<{width}}  {'recorded':<24} {'under test':<24} difference"]
-    for name, one in zip(names, alerts, strict=True):
+    for name, alert in zip(names, alerts, strict=True):
         rows.append(
-            f"{name:<{width}}  {_when(one.recorded):<24} {_when(one.tested):<24} {_difference(one)}".rstrip()
+            f"{name:<{width}}  {_when(alert.recorded):<24} {_when(alert.tested):<24} {_difference(alert)}".rstrip()
         )
     return rows
 
@@ -231,14 +231,14 @@ def _when(alert: ReportedAlert | None) -> str:
     return f"ticket {_minute(alert.opened)}" if alert.paged is None else f"page {_minute(alert.paged)}"
 
 
-def _difference(one: ReportedPair) -> str:
-    word = _WORDS[one.match]
-    if not one.later_s:
-        return word
-    length = _length(abs(one.later_s))
-    if one.match in {Match.EARLIER, Match.LATER}:
-        return f"{length} {word}"
-    return f"{word}, {length} {'later' if one.later_s > 0 else 'earlier'}"
+def _difference(pair: ReportedPair) -> str:
+    verb = _WORDS[pair.match]
+    if not pair.later_s:
+        return verb
+    length = _length(abs(pair.later_s))
+    if pair.match in {Match.EARLIER, Match.LATER}:
+        return f"{length} {verb}"
+    return f"{verb}, {length} {'later' if pair.later_s > 0 else 'earlier'}"
 
 
 def _length(seconds: float) -> str:
@@ -253,11 +253,11 @@ def _length(seconds: float) -> str:
     )
 
 
-def _breach(one: ReportedBreach) -> str:
-    recorded = "alert recorded" if one.alerted_in_record else "no alert recorded either"
+def _breach(breach: ReportedBreach) -> str:
+    recorded = "alert recorded" if breach.alerted_in_record else "no alert recorded either"
     return (
-        f"{one.model} {one.version}, {one.slice}: {one.metric} {number(one.mean, 3)}, at least {number(one.low, 3)}, "
-        f"budget {number(one.budget, 3)} ({recorded})"
+        f"{breach.model} {breach.version}, {breach.slice}: {breach.metric} {number(breach.mean, 3)}, at least {number(breach.low, 3)}, "
+        f"budget {number(breach.budget, 3)} ({recorded})"
     )
 
 

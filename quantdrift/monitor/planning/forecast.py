@@ -50,27 +50,27 @@ def mixture_of(key: SliceKey, policy: Policy, strata: Mapping[str, float]) -> Mi
     """
     where = of_model(key.where, key.model)
     reachable = reachable_strata(where, policy)
-    share = {one.name: strata[one.name] for one in reachable}
+    share = {stratum.name: strata[stratum.name] for stratum in reachable}
     if not sum(share.values()):
-        share = {one.name: float(one is reachable[-1]) for one in reachable}
+        share = {stratum.name: float(stratum is reachable[-1]) for stratum in reachable}
     total = sum(share.values())
-    rates = {one.name: _rates(where, policy, one) for one in reachable}
+    rates = {stratum.name: _rates(where, policy, stratum) for stratum in reachable}
     smallest = min((low for low, _ in rates.values() if low > 0), default=1.0)
-    taken = {name: share[name] / total * low for name, (low, _) in rates.items()}
-    rate = sum(taken.values())
+    sampled = {name: share[name] / total * low for name, (low, _) in rates.items()}
+    rate = sum(sampled.values())
     return Mixture(
         rate=rate,
         most=sum(share[name] / total * high for name, (_, high) in rates.items()),
-        mix=tuple((smallest / rates[name][0], part / rate) for name, part in taken.items() if part > 0),
+        mix=tuple((smallest / rates[name][0], part / rate) for name, part in sampled.items() if part > 0),
         weighted=largest_rate(where, policy) > smallest_rate(where, policy),
     )
 
 
 def _rates(where: tuple[Predicate, ...], policy: Policy, stratum: HeaderStratum) -> tuple[float, float]:
     """Return the smallest and the largest inclusion probability of a slice's items in one header stratum."""
-    alone = msgspec.structs.replace(policy, header_strata=(stratum,))
-    high = largest_rate(where, alone)
-    return (smallest_rate(where, alone), high) if high > 0 else (0.0, 0.0)
+    one_stratum = msgspec.structs.replace(policy, header_strata=(stratum,))
+    high = largest_rate(where, one_stratum)
+    return (smallest_rate(where, one_stratum), high) if high > 0 else (0.0, 0.0)
 
 
 def stratum_shares(
@@ -265,15 +265,15 @@ def forecast(
         population = Population(
             slices=traffic.slices,
             strata=policy.header_strata,
-            shares=tuple(strata[one.name] for one in policy.header_strata),
+            shares=tuple(strata[stratum.name] for stratum in policy.header_strata),
         )
-        found = allotted(policy, population, traffic.requests_per_s, question.replays_per_s)
-        policy, replays = found.policy, found.replays_per_s
+        allotment = allotted(policy, population, traffic.requests_per_s, question.replays_per_s)
+        policy, replays = allotment.policy, allotment.replays_per_s
     sampled = {key.predicate: mixture_of(key, policy, strata) for key, _ in shares}
-    whole = sampled[shares[0][0].predicate]
-    most = traffic.requests_per_s * whole.most if replays is None else replays
+    all_traffic = sampled[shares[0][0].predicate]
+    most = traffic.requests_per_s * all_traffic.most if replays is None else replays
     if replays is None:
-        replays = traffic.requests_per_s * whole.rate
+        replays = traffic.requests_per_s * all_traffic.rate
     granted = _granted(config, question, replays, most, notes)
     n_signals = len(WATCHED) * len(DETECTORS)  # at most: not every kind watches every metric
     others = sum(
@@ -298,7 +298,7 @@ def forecast(
         )
         requests = traffic.requests_per_s * share
         slices.append(_slice(key, share, requests, granted, study))
-    if whole.rate == 0:
+    if all_traffic.rate == 0:
         notes.append("nothing is sampled: check sampling.rate, sampling.body_rate and sampling.paused")
     return Forecast(
         model=model.name,
@@ -345,12 +345,12 @@ class _Study(msgspec.Struct, frozen=True, kw_only=True):
 
     def needed(self) -> float | None:
         """Return the samples per second with which nine of ten shifts page within the horizon."""
-        rate, found = 1.0, None
+        rate, delay_s = 1.0, None
         for _ in range(_ROUNDS):
-            found = self.delay(rate).p90
-            if found is None:
+            delay_s = self.delay(rate).p90
+            if delay_s is None:
                 return None
-            rate = found / self.horizon_s
+            rate = delay_s / self.horizon_s
         return rate
 
     def _at(self, samples_per_s: float) -> Allowance:

@@ -55,12 +55,12 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
         inside = np.zeros((N_REQUESTS, len(self.slices)), dtype=bool)
         families: dict[tuple[str, ...], list[int]] = {}
         for index, (key, _) in enumerate(self.slices):
-            families.setdefault(tuple(one.key for one in key.where), []).append(index)
+            families.setdefault(tuple(condition.key for condition in key.where), []).append(index)
         for members in families.values():
             borders = np.cumsum([self.slices[index][1] for index in members])
             drawn = np.searchsorted(borders, _spread(rng), side="right")
-            for place, index in enumerate(members):
-                inside[:, index] = drawn == place
+            for position, index in enumerate(members):
+                inside[:, index] = drawn == position
         return inside
 
     def _headers(self, inside: BoolArray, rng: np.random.Generator) -> IntArray:
@@ -73,8 +73,10 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
                 free.append(index)
             else:
                 header[inside[:, column] & (header < 0)] = index
-        left: FloatArray = np.cumsum(shares[free] / max(shares[free].sum(), np.finfo(np.float64).tiny))
-        drawn = np.array(free)[np.minimum(np.searchsorted(left, _spread(rng), side="right"), len(free) - 1)]
+        cumulative: FloatArray = np.cumsum(shares[free] / max(shares[free].sum(), np.finfo(np.float64).tiny))
+        drawn = np.array(free)[
+            np.minimum(np.searchsorted(cumulative, _spread(rng), side="right"), len(free) - 1)
+        ]
         return np.where(header < 0, drawn, header)
 
 

@@ -1,1 +1,1 @@
-"""The sampling policy: what each slice needs, how far the shadow lags, and publishing the rates."""
+"""The sampling policy: the demand of each slice, the lag of the shadow, and the publication of the rates."""

@@ -108,22 +108,22 @@ def draft(
 def recent_of(traffic: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
     """Return the recent items as arrays; items of header strata that no longer exist are left out."""
     items = traffic.items
-    place = {stratum.name: index for index, stratum in enumerate(strata)}
-    kept = [index for index, name in enumerate(items.header_stratum) if name in place]
+    index_of = {stratum.name: index for index, stratum in enumerate(strata)}
+    item_indices = [index for index, name in enumerate(items.header_stratum) if name in index_of]
     demand = {row.id: index for index, row in enumerate(traffic.slices)}
     pairs = [
         (at, demand[slice_id])
-        for at, index in enumerate(kept)
+        for at, index in enumerate(item_indices)
         for slice_id in items.slice_ids[index]
         if slice_id in demand
     ]
     memberships = np.array(pairs, dtype=np.intp).reshape(-1, 2)
     return Recent(
-        weight=1.0 / np.array([items.pi[index] for index in kept], dtype=np.float64),
-        n_items=np.array([items.n_items[index] for index in kept], dtype=np.float64),
-        header=np.array([place[items.header_stratum[index]] for index in kept], dtype=np.intp),
-        margin=_numbers(items.margin, kept),
-        flip=_numbers(items.flip, kept),
+        weight=1.0 / np.array([items.pi[index] for index in item_indices], dtype=np.float64),
+        n_items=np.array([items.n_items[index] for index in item_indices], dtype=np.float64),
+        header=np.array([index_of[items.header_stratum[index]] for index in item_indices], dtype=np.intp),
+        margin=_numbers(items.margin, item_indices),
+        flip=_numbers(items.flip, item_indices),
         item=memberships[:, 0],
         slice=memberships[:, 1],
         offered_per_s=np.array([traffic.offered.per_s.get(stratum.name, 0.0) for stratum in strata]),
@@ -133,7 +133,7 @@ def recent_of(traffic: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent
 def edges_of(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
     """Return the edges of the margin bins, all on the grid that baselines use, so that they do not drift."""
     wanted = margin_edges(margin, weight)
-    below = {max((edge for edge in EDGES if edge <= one), default=0.0) for one in wanted}
+    below = {max((edge for edge in EDGES if edge <= edge_wanted), default=0.0) for edge_wanted in wanted}
     return tuple(sorted(below - {0.0}))
 
 
@@ -146,10 +146,12 @@ def lowered(policy: Policy, factor: float) -> Policy:
     )
 
 
-def summary_of(made: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s: float) -> PolicySummary:
+def summary_of(
+    policy_draft: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s: float
+) -> PolicySummary:
     """Return the summary of a policy, under the epoch that it has on the wire."""
-    allocation = made.allocation
-    evidence = np.array([demand.evidence for demand in made.demands])
+    allocation = policy_draft.allocation
+    evidence = np.array([demand.evidence for demand in policy_draft.demands])
     total = float(evidence.sum()) or 1.0
     listed = np.argsort(-allocation.per_slice_per_s, kind="stable")[:_MOST_LISTED]
     return PolicySummary(
@@ -158,14 +160,14 @@ def summary_of(made: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s
         budget_per_s=budget_per_s,
         replays_per_s=allocation.replays_per_s,
         taken_per_s=allocation.taken_per_s,
-        n_items=made.n_items,
+        n_items=policy_draft.n_items,
         n_unboosted=allocation.n_unboosted,
-        n_slices=len(made.slices),
+        n_slices=len(policy_draft.slices),
         slices=tuple(
             SliceShare(
-                model=made.slices[index].model,
-                name=made.slices[index].name,
-                traffic_per_s=made.demands[index].traffic_per_s,
+                model=policy_draft.slices[index].model,
+                name=policy_draft.slices[index].name,
+                traffic_per_s=policy_draft.demands[index].traffic_per_s,
                 replays_per_s=float(allocation.per_slice_per_s[index]),
                 evidence_share=float(evidence[index]) / total,
             )
@@ -201,7 +203,7 @@ def _fits(policy: Policy) -> bool:
 def _demands(traffic: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
     """Return the demand of each slice; its traffic is its share of a day's traffic, times what the fleet is offered now.
 
-    Where there are several models a boost names its model, so that slices with the same conditions do not share one.
+    If there are several models, a boost names its model, so that slices with the same conditions do not share one.
     """
     everything = sum(row.weight for row in traffic.slices if row.everything)
     items_per_s = float(recent.items_per_s().sum())
@@ -229,11 +231,11 @@ def _urgencies(signals: Sequence[SignalEvidence]) -> dict[int, float]:
         key = (row.slice_id, row.model_version_id)
         before = sums.get(key, (0.0, 0.0))
         sums[key] = (before[0] + row.evidence, before[1] + mass)
-    found: dict[int, float] = {}
+    urgencies: dict[int, float] = {}
     for (slice_id, _), (evidence, mass) in sums.items():
-        found[slice_id] = max(found.get(slice_id, 0.0), min(urgency(evidence, mass), _MOST_URGENT))
-    return found
+        urgencies[slice_id] = max(urgencies.get(slice_id, 0.0), min(urgency(evidence, mass), _MOST_URGENT))
+    return urgencies
 
 
-def _numbers(values: Sequence[float | None], kept: Sequence[int]) -> FloatArray:
-    return np.array([np.nan if values[i] is None else values[i] for i in kept], dtype=np.float64)
+def _numbers(values: Sequence[float | None], item_indices: Sequence[int]) -> FloatArray:
+    return np.array([np.nan if values[i] is None else values[i] for i in item_indices], dtype=np.float64)

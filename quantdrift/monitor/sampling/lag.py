@@ -9,7 +9,7 @@ The stream refuses messages that do not fit into `max_bytes` and deletes those o
   arrives now will wait this long.
 
 The oldest ten, or one in a hundred of the backlog, are left out of age and time: an exchange that is redelivered until
-it is set aside grows old whatever the rates are, and must not halve the rates of the fleet. The age of the eleventh is
+it is quarantined grows old at any rate, and must not halve the rates of the fleet. The age of the eleventh is
 known from the time at which the stream had grown to its position.
 
 At a load of one half the rates are halved, at each look and once more for each doubling of the load, until the backlog
@@ -184,8 +184,8 @@ def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[floa
     rate = n_done / working_s
     if before is None or not _waiting(now):
         return max(rate, before or 0.0), 0.0  # it waits for work: it could do this much, and perhaps more
-    kept = 2.0 ** (-working_s / _HALF_LIFE_S)
-    return kept * before + (1.0 - kept) * rate, 0.0
+    decay = 2.0 ** (-working_s / _HALF_LIFE_S)
+    return decay * before + (1.0 - decay) * rate, 0.0
 
 
 def _load(

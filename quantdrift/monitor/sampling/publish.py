@@ -18,8 +18,8 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Policy
 from quantdrift.core.sampling.policy_message import (
-    ACCOUNT,
-    DIRECTIVE,
+    POLICY_KEY,
+    SUMMARY_KEY,
     PolicyMessage,
     PolicySummary,
     RefusedError,
@@ -148,7 +148,7 @@ class PolicyMaker:
 
     async def _resume(self, bucket: KeyValue) -> Lag:
         """Continue from the previous leader's policy message, if there is one that can be read."""
-        entry, summary_entry = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
+        entry, summary_entry = await bucket.get(POLICY_KEY), await bucket.get(SUMMARY_KEY)
         try:
             if entry is None:
                 return Lag()
@@ -214,8 +214,8 @@ class PolicyMaker:
             return
         message = PolicyMessage(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
         if self._summary is not None:
-            await bucket.put(ACCOUNT, encode(msgspec.structs.replace(self._summary, epoch=policy.epoch)))
-        await bucket.put(DIRECTIVE, encode(message))
+            await bucket.put(SUMMARY_KEY, encode(msgspec.structs.replace(self._summary, epoch=policy.epoch)))
+        await bucket.put(POLICY_KEY, encode(message))
         self._published_message = message
         self._published.add(1)
         if changed:

@@ -11,7 +11,7 @@ from quantdrift.shadow.tensors.arrays import output_error
 
 def numbers_of(interest: Interest, labels: Sequence[str]) -> tuple[int, ...]:
     """Return the class numbers of interest; the configuration names them by number or by label."""
-    return tuple(labels.index(one) if isinstance(one, str) else one for one in interest)
+    return tuple(labels.index(label) if isinstance(label, str) else label for label in interest)
 
 
 def among(numbers: Sequence[int], n_classes: int) -> Flags:

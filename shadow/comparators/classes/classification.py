@@ -147,8 +147,8 @@ class ClassificationComparator:
         tie = flip & both & tied_at_top(candidate, reference)
         flip = self._counted(flip, tie)
         k = min(self._top_k, candidate.shape[1])
-        strays = top_set(candidate, k) & ~top_set(reference, k)
-        topk = np.where(q_finite, strays.any(axis=1), True)
+        not_in_reference = top_set(candidate, k) & ~top_set(reference, k)
+        topk = np.where(q_finite, not_in_reference.any(axis=1), True)
         return Divergences(
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             tie=np.where(p_finite, tie.astype(np.float64), np.nan),
@@ -165,12 +165,12 @@ class ClassificationComparator:
                 "reference_top": np.where(p_finite, reference_top, -1),
                 "tv": np.where(both, np.abs(p - q).sum(axis=1) / 2, np.nan),
                 "weighted_flip": np.where(p_finite, flip * reference_margin, np.nan),
-                "topk_overlap": np.where(both, 1 - strays.sum(axis=1) / k, np.nan),
+                "topk_overlap": np.where(both, 1 - not_in_reference.sum(axis=1) / k, np.nan),
                 **_shifts(q.max(axis=1), p, candidate_top, both),
                 **self._turned(
                     np.where(flip, candidate_top, reference_top),
                     reference_top,
-                    found=(q_finite, p_finite),
+                    finite=(q_finite, p_finite),
                     n_classes=p.shape[1],
                 ),
             },
@@ -192,12 +192,12 @@ class ClassificationComparator:
         return divergence
 
     def _turned(
-        self, candidate_top: Classes, reference_top: Classes, *, found: tuple[Flags, Flags], n_classes: int
+        self, candidate_top: Classes, reference_top: Classes, *, finite: tuple[Flags, Flags], n_classes: int
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return flips into and out of the classes of interest, if any; `found`: the finite items of each side."""
+        """Return flips into and out of the classes of interest, if any; `finite`: the finite items of each side."""
         if not self._interest:
             return {}
-        q_finite, p_finite = found
+        q_finite, p_finite = finite
         wanted = among(self._interest, n_classes)
         now, before = wanted[candidate_top] & q_finite, wanted[reference_top]
         return {
@@ -211,11 +211,11 @@ class ClassificationComparator:
         listed = read_listed(texts, n_classes)
         full = listed.k == n_classes
         reference = reference.astype(np.float64)
-        found = self._compare_values(listed.spread(n_classes) if full else reference, reference)
-        p_finite = found.reference_finite
+        compared = self._compare_values(listed.spread(n_classes) if full else reference, reference)
+        p_finite = compared.reference_finite
         q_finite, gap = self._of_list(listed)
         if full:
-            gap = found.candidate_margin
+            gap = compared.candidate_margin
         k = min(self._top_k, listed.k)
         chosen = np.zeros(reference.shape, dtype=np.bool_)
         np.put_along_axis(chosen, listed.classes[:, :k], values=True, axis=1)
@@ -234,26 +234,26 @@ class ClassificationComparator:
         flip = self._counted(flip, tie)
         undefined = np.full(len(reference), np.nan)
         return msgspec.structs.replace(
-            found,
+            compared,
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             tie=np.where(p_finite, tie.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
-            js=found.js if full else undefined,
-            divergence=found.divergence if full and self._output_kind is OutputKind.LOGITS else undefined,
-            margin=np.where(both, np.abs(gap - found.reference_margin), np.nan),
+            js=compared.js if full else undefined,
+            divergence=compared.divergence if full and self._output_kind is OutputKind.LOGITS else undefined,
+            margin=np.where(both, np.abs(gap - compared.reference_margin), np.nan),
             candidate_margin=np.where(q_finite, gap, np.nan),
             candidate_finite=q_finite,
             detail={
-                **found.detail,
+                **compared.detail,
                 "candidate_top": np.where(q_finite, top, -1),
-                "tv": found.detail["tv"] if full else undefined,
-                "weighted_flip": np.where(p_finite, flip * found.reference_margin, np.nan),
+                "tv": compared.detail["tv"] if full else undefined,
+                "weighted_flip": np.where(p_finite, flip * compared.reference_margin, np.nan),
                 "topk_overlap": np.where(both, 1 - n_strays / k, np.nan),
                 **(self._shifts_of_list(listed, reference, both) if not full else {}),
                 **self._turned(
                     top,
                     np.where(best | ~flip, top, _top(reference)),
-                    found=(q_finite, p_finite),
+                    finite=(q_finite, p_finite),
                     n_classes=n_classes,
                 ),
             },
@@ -262,8 +262,8 @@ class ClassificationComparator:
     def _shifts_of_list(self, listed: TopLabels, reference: Values, both: Flags) -> dict[str, Values]:
         """Return the shifts of confidence, which follow from the first listed probability."""
         p = np.exp(self._log_probabilities(reference, "reference")[0])
-        known = both & (self._output_kind is OutputKind.PROBABILITIES)
-        return _shifts(listed.values[:, 0], p, listed.classes[:, 0], known)
+        defined = both & (self._output_kind is OutputKind.PROBABILITIES)
+        return _shifts(listed.values[:, 0], p, listed.classes[:, 0], defined)
 
     def _of_list(self, listed: TopLabels) -> tuple[Flags, Values]:
         """Return which items are finite, and the gap of the two largest probabilities if the list has both."""
@@ -351,12 +351,12 @@ def _jensen_shannon(p: Values, q: Values) -> Values:
     return divergence
 
 
-def _shifts(sureness: Values, p: Values, top: Classes, known: Flags) -> dict[str, Values]:
+def _shifts(sureness: Values, p: Values, top: Classes, defined: Flags) -> dict[str, Values]:
     """Return `confidence_shift` and `calibration_shift`; `sureness` is the candidate's top probability."""
     same = np.take_along_axis(p, top[:, np.newaxis], axis=1)[:, 0]
     return {
-        "confidence_shift": np.where(known, sureness - p.max(axis=1), np.nan),
-        "calibration_shift": np.where(known, sureness - same, np.nan),
+        "confidence_shift": np.where(defined, sureness - p.max(axis=1), np.nan),
+        "calibration_shift": np.where(defined, sureness - same, np.nan),
     }
 
 

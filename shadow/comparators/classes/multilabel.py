@@ -145,10 +145,10 @@ def _kullback_leibler(log_p: list[Values], log_q: list[Values], *, exact: bool) 
     """Return the sum over labels of the KL of their Bernoulli distributions; each list holds ln p and ln(1 - p)."""
     terms = np.zeros(log_p[0].shape)
     for of_p, of_q in zip(log_p, log_q, strict=True):
-        found = of_q if exact else rounded(of_q, of_p)
+        compared_q = of_q if exact else rounded(of_q, of_p)
         # A term with p = 0 adds nothing, whatever q is.
         with np.errstate(invalid="ignore"):
-            terms += np.where(np.exp(of_p) > 0, np.exp(of_p) * (of_p - found), 0.0)
+            terms += np.where(np.exp(of_p) > 0, np.exp(of_p) * (of_p - compared_q), 0.0)
     # Rounding may make terms of nearly equal probabilities negative.
     with np.errstate(over="ignore"):
         divergence: Values = np.maximum(terms, 0.0).sum(axis=1)

@@ -24,25 +24,25 @@ from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.language.scoring import Scores
 
 
-def endings(found: Sequence[Scores]) -> dict[str, Values]:
+def endings(scores: Sequence[Scores]) -> dict[str, Values]:
     """Return the measures of each answer's end, by name : (items,); NaN where unknown.
 
     Parameters
     ----------
-    found
+    scores
         The reference's scores.
     """
-    end_p = np.array([one.end_p for one in found], dtype=np.float64)
+    end_p = np.array([score.end_p for score in scores], dtype=np.float64)
     # Without positions either the answer ended at once, and could not end earlier, or its end is unknown.
-    known = [len(one.ends) > 0 or not np.isnan(one.end_p) for one in found]
-    survived = [_survived(one.ends) for one in found]
-    at_least = np.array([1 - one[-1] for one in survived])
-    at_most = np.array([1 - _survived(one.ends_upper)[-1] for one in found])
+    has_ends = [len(score.ends) > 0 or not np.isnan(score.end_p) for score in scores]
+    survived = [_survived(score.ends) for score in scores]
+    at_least = np.array([1 - steps[-1] for steps in survived])
+    at_most = np.array([1 - _survived(score.ends_upper)[-1] for score in scores])
     return {
         "end_p": end_p,
-        "early_end": np.where(known, at_least, np.nan),
-        "early_end_upper": np.where(known, at_most, np.nan),
-        "kept_share": np.array([one[1:].mean() if len(one) > 1 else np.nan for one in survived]),
+        "early_end": np.where(has_ends, at_least, np.nan),
+        "early_end_upper": np.where(has_ends, at_most, np.nan),
+        "kept_share": np.array([steps[1:].mean() if len(steps) > 1 else np.nan for steps in survived]),
     }
 
 

@@ -27,20 +27,21 @@ from quantdrift.shadow.language.scoring import Scores
 _CALLED = frozenset({"tool_calls", "function_call"})
 
 
-def compare_free_answers(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
+def compare_free_answers(answers: Sequence[Answer], scores: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
     """Return the measures of each answer against the reference's, by name : (items,); None where unknown.
 
     Parameters
     ----------
-    answers, found
+    answers, scores
         The candidate's answers, and the reference's scores with its free-running answers.
     """
     rows = [
-        _compare(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, found, strict=True)
+        _compare(answer, len(score.logprobs), score.free_answer)
+        for answer, score in zip(answers, scores, strict=True)
     ]
     columns = {name: np.empty(len(rows), dtype=object) for name in _Comparison.__struct_fields__}
     for name, column in columns.items():
-        column[:] = [getattr(one, name) for one in rows]
+        column[:] = [getattr(row, name) for row in rows]
     return columns
 
 

@@ -68,7 +68,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     codes
-        (1 + k, positions), the token; negative if there is none, or if it is not unambiguous.
+        (1 + k, positions), the token; negative if there is none, or if its spelling is ambiguous.
     logprobs
         (1 + k, positions), NaN if there is none.
     """
@@ -111,28 +111,36 @@ class GenerationComparator:
         answers: list[Answer] = (
             candidate[ANSWER].tolist() if ANSWER in candidate else [_EMPTY_ANSWER] * len(on_wire)
         )
-        found: list[Scores] = reference[SCORES].tolist()
-        if not len(answers) == len(on_wire) == len(found):
-            raise output_error(f"the candidate returned {len(on_wire)} answers, but {len(found)} were scored")
-        candidate_scores = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
-        n_items = len(answers)
-        owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
-        usable = [
-            one if one is not None and _is_finite(one) and _aligned(one, of) else None
-            for one, of in zip(candidate_scores, found, strict=True)
+        reference_scores: list[Scores] = reference[SCORES].tolist()
+        if not len(answers) == len(on_wire) == len(reference_scores):
+            raise output_error(
+                f"the candidate returned {len(on_wire)} answers, but {len(reference_scores)} were scored"
+            )
+        candidate_scores = [
+            of.copy if served is None else served
+            for served, of in zip(on_wire, reference_scores, strict=True)
         ]
-        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], usable)
+        n_items = len(answers)
+        owner = np.repeat(np.arange(n_items), [len(score.logprobs) for score in reference_scores])
+        usable = [
+            score if score is not None and _is_finite(score) and _aligned(score, of) else None
+            for score, of in zip(candidate_scores, reference_scores, strict=True)
+        ]
+        p, q = _sides([score if _is_finite(score) else _unknown(score) for score in reference_scores], usable)
         lag = _highest(p.logprobs) - p.logprobs[0]
         likeliest = lag <= self._tie
         cells = _cells(p, q)
         known = ~np.isnan(q.logprobs[0])
         same, has_top = self._same_top(p, q, cells)
         greedy = np.array(
-            [one.is_greedy and _is_of(one, len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+            [
+                answer.is_greedy and _is_of(answer, len(of.logprobs))
+                for answer, of in zip(answers, reference_scores, strict=True)
+            ]
         ) & np.array(
             [
-                one is None or use is not None or one.ids[: len(of.ids)] == of.ids
-                for one, use, of in zip(candidate_scores, usable, found, strict=True)
+                score is None or use is not None or score.ids[: len(of.ids)] == of.ids
+                for score, use, of in zip(candidate_scores, usable, reference_scores, strict=True)
             ]
         )
         listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
@@ -142,23 +150,28 @@ class GenerationComparator:
         def mean(values: Values, where: Flags | None = None) -> Values:
             return mean_of_items(values, owner, n_items, where)
 
-        q_finite = np.array([_is_finite(one) for one in on_wire]) & np.array(
-            [not (one.is_empty and not len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+        q_finite = np.array([_is_finite(score) for score in on_wire]) & np.array(
+            [
+                not (answer.is_empty and not len(of.logprobs))
+                for answer, of in zip(answers, reference_scores, strict=True)
+            ]
         )
-        p_finite = np.array([_is_finite(one) and not np.isnan(one.logprobs).any() for one in found])
+        p_finite = np.array(
+            [_is_finite(score) and not np.isnan(score.logprobs).any() for score in reference_scores]
+        )
         undefined = np.where(p_finite, 0.0, np.nan)
         nll = mean(-p.logprobs[0]) + undefined
         lags = mean(lag) + undefined
         over_cells = {name: mean(values, known) + undefined for name, values in cells.figures.items()}
         with_logprobs = ~np.isnan(over_cells["kl"])
         divergence = np.where(with_logprobs, over_cells["kl"], np.where(greedy, lags, np.nan))
-        broken = np.array([is_broken(one) for one in answers])
+        broken = np.array([is_broken(answer) for answer in answers])
         changed = np.bincount(owner, decided, n_items) > 0
         flip = np.where(p_finite, changed | broken | ~q_finite, np.nan)
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], known) + undefined)
             perplexity = np.exp(nll)
-        ranks = np.concatenate([*(one.ranks for one in found), np.empty(0)])
+        ranks = np.concatenate([*(score.ranks for score in reference_scores), np.empty(0)])
         return Divergences(
             flip=flip,
             divergence=np.where(q_finite, divergence, np.nan),
@@ -166,13 +179,13 @@ class GenerationComparator:
             reference_finite=p_finite,
             detail={
                 "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
-                "finish_reason": _column(one.finish_reason or None for one in answers),
+                "finish_reason": _column(answer.finish_reason or None for answer in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
-                "json_valid": _column(json_valid(one) for one in answers),
+                "json_valid": _column(json_valid(answer) for answer in answers),
                 "logprobs": _column(map(_source, on_wire, candidate_scores, usable)),
                 "measure": _column(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
-                "n_scored": np.array([len(one.logprobs) for one in found]),
-                "n_tokens": _column(one.n_tokens for one in answers),
+                "n_scored": np.array([len(score.logprobs) for score in reference_scores]),
+                "n_tokens": _column(answer.n_tokens for answer in answers),
                 "nll": nll,
                 "perplexity": perplexity,
                 "perplexity_ratio": ratio,
@@ -180,11 +193,11 @@ class GenerationComparator:
                 "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
                 "regret": lags,
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
-                "tool_calls_valid": _column(calls_valid(one) for one in answers),
+                "tool_calls_valid": _column(calls_valid(answer) for answer in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
                 **over_cells,
-                **{name: values + undefined for name, values in endings(found).items()},
-                **compare_free_answers(answers, found),
+                **{name: values + undefined for name, values in endings(reference_scores).items()},
+                **compare_free_answers(answers, reference_scores),
             },
         )
 
@@ -237,11 +250,13 @@ def _cells(p: _Side, q: _Side) -> _Cells:
         by_logs = np.where(mass_p > 0, mass_p * (of_q - q.logprobs), 0.0)
         of_tail = np.where(tail_p > 0, tail_p * np.log(tail_p / np.maximum(tail_q, _LEAST_TAIL)), 0.0)
         halves = [
-            np.where(one > 0, one * np.log(2 * one / (p_all + q_all)), 0.0).sum(axis=0)
-            for one in (p_all, q_all)
+            np.where(probabilities > 0, probabilities * np.log(2 * probabilities / (p_all + q_all)), 0.0).sum(
+                axis=0
+            )
+            for probabilities in (p_all, q_all)
         ]
         both = tail_p + tail_q
-        hidden = sum(np.where(one > 0, one * np.log(both / one), 0.0) for one in (tail_p, tail_q)) / 2
+        hidden = sum(np.where(tail > 0, tail * np.log(both / tail), 0.0) for tail in (tail_p, tail_q)) / 2
     js = np.clip((halves[0] + halves[1]) / 2, 0.0, LN2)
     tv = np.abs(p_all - q_all).sum(axis=0) / 2
     tv_upper = (np.abs(mass_p - mass_q).sum(axis=0) + both) / 2
@@ -256,38 +271,38 @@ def _cells(p: _Side, q: _Side) -> _Cells:
     return _Cells(p=of_q, figures=figures)
 
 
-def _sides(found: Sequence[Scores], usable: Sequence[Scores | None]) -> tuple[_Side, _Side]:
+def _sides(reference_scores: Sequence[Scores], usable: Sequence[Scores | None]) -> tuple[_Side, _Side]:
     """Return both sides at all positions. Each token has a code: its id, or a number for its spelling."""
     codes_by_spelling: dict[bytes, int] = {}
     sides: tuple[list[_Side], list[_Side]] = ([], [])
-    for of_p, of_q in zip(found, usable, strict=True):
-        n_places = len(of_p.logprobs)
+    for of_p, of_q in zip(reference_scores, usable, strict=True):
+        n_positions = len(of_p.logprobs)
         by_id = of_q is None or not of_q.tokens
-        one, other = (
-            _unambiguous(_side(side or NO_SCORES, n_places, None if by_id else codes_by_spelling))
+        p_side, q_side = (
+            _unambiguous(_side(side or NO_SCORES, n_positions, None if by_id else codes_by_spelling))
             for side in (of_p, of_q)
         )
-        if (one.codes[1:] < 0).all():  # the reference has only spellings, the candidate ids
-            other = _Side(codes=other.codes[:1], logprobs=other.logprobs[:1])
-        sides[0].append(one)
-        sides[1].append(other)
+        if (p_side.codes[1:] < 0).all():  # the reference has only spellings, the candidate ids
+            q_side = _Side(codes=q_side.codes[:1], logprobs=q_side.logprobs[:1])
+        sides[0].append(p_side)
+        sides[1].append(q_side)
     return _joined(sides[0]), _joined(sides[1])
 
 
-def _side(scores: Scores, n_places: int, codes_by_spelling: dict[bytes, int] | None) -> _Side:
-    """Return the scores of one answer : (1 + k, `n_places`)."""
-    n_known = min(len(scores.logprobs), n_places)
+def _side(scores: Scores, n_positions: int, codes_by_spelling: dict[bytes, int] | None) -> _Side:
+    """Return the scores of one answer : (1 + k, `n_positions`)."""
+    n_known = min(len(scores.logprobs), n_positions)
     width = scores.top_logprobs.shape[1]
-    codes = np.full((1 + width, n_places), _NO_TOKEN, dtype=np.int64)
-    logprobs = np.full((1 + width, n_places), np.nan)
+    codes = np.full((1 + width, n_positions), _NO_TOKEN, dtype=np.int64)
+    logprobs = np.full((1 + width, n_positions), np.nan)
     logprobs[0, :n_known] = scores.logprobs[:n_known]
     logprobs[1:, :n_known] = scores.top_logprobs[:n_known].T
     if n_known and codes_by_spelling is None:
         codes[0, :n_known] = scores.ids[:n_known]
         codes[1:, :n_known] = scores.top_ids[:n_known].T
     elif n_known and codes_by_spelling is not None:
-        codes[0, :n_known] = [_code(one, codes_by_spelling) for one in scores.tokens[:n_known]]
-        rows = [[_code(one, codes_by_spelling) for one in row] for row in scores.top_tokens[:n_known]]
+        codes[0, :n_known] = [_code(token, codes_by_spelling) for token in scores.tokens[:n_known]]
+        rows = [[_code(token, codes_by_spelling) for token in row] for row in scores.top_tokens[:n_known]]
         codes[1:, :n_known] = np.array(rows, dtype=np.int64).reshape(n_known, width).T
     codes[np.isnan(logprobs)] = _NO_TOKEN
     return _Side(codes=codes, logprobs=logprobs)
@@ -321,16 +336,17 @@ def _filled(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[An
     return np.pad(rows, ((0, width - len(rows)), (0, 0)), constant_values=filler)
 
 
-def _aligned(candidate_scores: Scores, found: Scores) -> bool:
+def _aligned(candidate_scores: Scores, reference_scores: Scores) -> bool:
     """Return whether both scored the same tokens. The candidate may also have the end token, which texts do not contain."""
-    n_found = len(found.logprobs)
-    if len(candidate_scores.logprobs) < n_found:
+    n_scored = len(reference_scores.logprobs)
+    if len(candidate_scores.logprobs) < n_scored:
         return False
     if candidate_scores.ids:
-        return candidate_scores.ids[:n_found] == found.ids and (
-            not candidate_scores.tokens or spelt_alike(candidate_scores.tokens[:n_found], found.tokens)
+        return candidate_scores.ids[:n_scored] == reference_scores.ids and (
+            not candidate_scores.tokens
+            or spelt_alike(candidate_scores.tokens[:n_scored], reference_scores.tokens)
         )
-    return same_tokens(candidate_scores.tokens[:n_found], found.tokens)
+    return same_tokens(candidate_scores.tokens[:n_scored], reference_scores.tokens)
 
 
 def _is_of(answer: Answer, n_scored: int) -> bool:

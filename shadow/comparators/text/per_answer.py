@@ -22,10 +22,10 @@ def mean_of_items(values: Values, owner: Codes, n_items: int, where: Flags | Non
 def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
     """Return the first flagged position of each item, from 0; NaN if none is flagged."""
     starts = np.searchsorted(owner, np.arange(n_items))
-    places = np.flatnonzero(flags)
+    positions = np.flatnonzero(flags)
     first = np.full(n_items, np.nan)
-    items, index = np.unique(owner[places], return_index=True)
-    first[items] = places[index] - starts[items]
+    items, index = np.unique(owner[positions], return_index=True)
+    first[items] = positions[index] - starts[items]
     return first
 
 

@@ -37,8 +37,8 @@ def length(vectors: Values) -> Values:
     largest = np.abs(vectors).max(axis=1, initial=0.0)
     scale = np.where(largest > 0, largest, 1.0)
     with np.errstate(over="ignore"):
-        found: Values = scale * np.sqrt(((vectors / scale[:, np.newaxis]) ** 2).sum(axis=1))
-    return found
+        lengths: Values = scale * np.sqrt(((vectors / scale[:, np.newaxis]) ** 2).sum(axis=1))
+    return lengths
 
 
 def direction(vectors: Values) -> Values:
@@ -46,8 +46,8 @@ def direction(vectors: Values) -> Values:
     largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
     scaled = vectors / np.where(largest > 0, largest, 1.0)
     size = np.sqrt((scaled**2).sum(axis=1, keepdims=True))
-    found: Values = scaled / np.where(size > 0, size, 1.0)
-    return found
+    directions: Values = scaled / np.where(size > 0, size, 1.0)
+    return directions
 
 
 def distance(candidate: Values, reference: Values) -> Values:
@@ -56,8 +56,8 @@ def distance(candidate: Values, reference: Values) -> Values:
     It is computed as |u - v|^2 / 2, which is the same for vectors of length 1, is exactly 0 for equal ones, and does not
     lose small angles to rounding.
     """
-    found: Values = np.minimum(((candidate - reference) ** 2).sum(axis=1) / 2, 2.0)
-    return found
+    distances: Values = np.minimum(((candidate - reference) ** 2).sum(axis=1) / 2, 2.0)
+    return distances
 
 
 ENOUGH = 10  # times k: with fewer vectors the nearest ones are not near
@@ -106,13 +106,13 @@ class EmbeddingComparator:
         q_finite, p_finite = pair.candidate_finite & (q_length > 0), pair.reference_finite & (p_length > 0)
         both = q_finite & p_finite
         q, p = direction(pair.candidate), direction(pair.reference)
-        apart = distance(q, p)
-        flip = np.where(q_finite, apart > self._options.tolerance, True).astype(np.float64)
+        distances = distance(q, p)
+        flip = np.where(q_finite, distances > self._options.tolerance, True).astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = q_length / np.where(p_finite, p_length, 1.0)
-        found = Divergences(
+        divergences = Divergences(
             flip=np.where(p_finite, flip, np.nan),
-            divergence=np.where(both, apart, np.nan),
+            divergence=np.where(both, distances, np.nan),
             candidate_finite=q_finite,
             reference_finite=p_finite,
             detail={
@@ -121,7 +121,7 @@ class EmbeddingComparator:
             },
         )
         self._reservoir.add(p[p_finite])
-        return found
+        return divergences
 
     def _overlap(self, q: Values, p: Values) -> Values:
         """Return the share of neighbours that both sides have in common : (items,)."""

@@ -48,8 +48,8 @@ class Reservoir:
         new = new[~(new @ self._ring[: len(self)].T >= _SAME).any(axis=1)]
         new = new[~np.tril(new @ new.T >= _SAME, -1).any(axis=1)]
         skipped = max(len(new) - self._size, 0)
-        places = (self._n_added + np.arange(skipped, len(new))) % self._size
-        self._ring[places] = new[skipped:]
+        slots = (self._n_added + np.arange(skipped, len(new))) % self._size
+        self._ring[slots] = new[skipped:]
         self._n_added += len(new)
 
     def nearest(self, directions: Values, k: int) -> Flags:

@@ -31,15 +31,18 @@ def boundary_scores(candidate: ClassMap, reference: ClassMap, *, radius: int, n_
     n_classes
         Above all class numbers.
     """
-    ours, theirs = edges(candidate), edges(reference)
-    found, n_ours = _found(ours, theirs, radius, n_classes)
-    found_again, n_theirs = _found(theirs, ours, radius, n_classes)
-    precision, recall = found / np.maximum(n_ours, 1), found_again / np.maximum(n_theirs, 1)
+    candidate_edges, reference_edges = edges(candidate), edges(reference)
+    n_candidate_matched, n_candidate = _count_matched(candidate_edges, reference_edges, radius, n_classes)
+    n_reference_matched, n_reference = _count_matched(reference_edges, candidate_edges, radius, n_classes)
+    precision, recall = (
+        n_candidate_matched / np.maximum(n_candidate, 1),
+        n_reference_matched / np.maximum(n_reference, 1),
+    )
     both = precision + recall
     scores = 2 * precision * recall / np.where(both > 0, both, 1.0)
     # A class without a boundary fills the image, or is not in it.
     corner = int(candidate[0, 0])
-    if corner == reference[0, 0] != IGNORED and not n_ours[corner] and not n_theirs[corner]:
+    if corner == reference[0, 0] != IGNORED and not n_candidate[corner] and not n_reference[corner]:
         scores[corner] = 1.0
     return scores
 
@@ -54,18 +57,18 @@ def edges(classes: ClassMap) -> ClassMap:
     return np.where(edge, classes, np.int32(IGNORED))
 
 
-def _found(these: ClassMap, those: ClassMap, radius: int, n_classes: int) -> tuple[Counts, Counts]:
+def _count_matched(these: ClassMap, those: ClassMap, radius: int, n_classes: int) -> tuple[Counts, Counts]:
     """Return, per class, the number of boundary pixels near the other boundary, and the number of boundary pixels."""
     width = those.shape[1] + 2 * radius
     padded = np.pad(those, radius, constant_values=IGNORED).ravel()
     rows, columns = np.nonzero(these >= 0)
     labels = these[rows, columns]
     total = np.bincount(labels, minlength=n_classes)
-    places = (rows + radius) * width + columns + radius
+    pixels = (rows + radius) * width + columns + radius
     # The nearest first: nearly all are found there, and only the others are searched further away.
     for dy, dx in _disk(radius):
-        missing = padded[places + (dy * width + dx)] != labels
-        places, labels = places[missing], labels[missing]
+        missing = padded[pixels + (dy * width + dx)] != labels
+        pixels, labels = pixels[missing], labels[missing]
     return total - np.bincount(labels, minlength=n_classes), total
 
 

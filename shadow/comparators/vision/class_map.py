@@ -150,5 +150,9 @@ def _numbers(numbers: Array, side: str) -> ClassMap:
             f"the {side}'s output has the class number {numbers.max()}, the largest allowed is {MOST_CLASSES - 1}: check "
             "`models.output` and `models.segmentation.classes_axis`"
         )
-    whole = np.rint(numbers) if numbers.dtype.kind == "f" else numbers
-    return np.maximum(whole, IGNORED).astype(np.int32) if whole.dtype.kind in "fi" else whole.astype(np.int32)
+    rounded = np.rint(numbers) if numbers.dtype.kind == "f" else numbers
+    return (
+        np.maximum(rounded, IGNORED).astype(np.int32)
+        if rounded.dtype.kind in "fi"
+        else rounded.astype(np.int32)
+    )

@@ -70,24 +70,31 @@ class DetectionComparator:
         QuarantineError
             Reason `output`: they are not objects, have different numbers of items, or an item has more than 1000 objects.
         """
-        ours, theirs = (
+        q_objects, p_objects = (
             self._reader.read(outputs, side)
             for outputs, side in ((candidate, "candidate"), (reference, "reference"))
         )
-        _check_numbers(ours, theirs)
-        q_finite, p_finite = (np.array([one is not None for one in side]) for side in (ours, theirs))
-        divergence = np.full(len(ours), np.nan)
+        _check_numbers(q_objects, p_objects)
+        q_finite, p_finite = (
+            np.array([objects is not None for objects in side]) for side in (q_objects, p_objects)
+        )
+        divergence = np.full(len(q_objects), np.nan)
         flip = np.where(p_finite, 1.0, np.nan)
-        counts = np.full((len(_COUNTS), len(ours)), None, dtype=object)
-        shifts = np.full((len(_SHIFTS), len(ours)), np.nan)
-        for item, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-            if one is None or other is None:
+        counts = np.full((len(_COUNTS), len(q_objects)), None, dtype=object)
+        shifts = np.full((len(_SHIFTS), len(q_objects)), np.nan)
+        for item, (candidate_objects, reference_objects) in enumerate(zip(q_objects, p_objects, strict=True)):
+            if candidate_objects is None or reference_objects is None:
                 continue
-            found = match(one, other, iou=self._options.iou, score_threshold=self._options.score_threshold)
-            divergence[item] = max(1.0 - found.quality, 0.0)
-            flip[item] = found.missed + found.invented + found.class_changed > 0
-            counts[:, item] = [getattr(found, name) for name in _COUNTS]
-            shifts[:, item] = _shifts(one, other, found)
+            matching = match(
+                candidate_objects,
+                reference_objects,
+                iou=self._options.iou,
+                score_threshold=self._options.score_threshold,
+            )
+            divergence[item] = max(1.0 - matching.quality, 0.0)
+            flip[item] = matching.missed + matching.invented + matching.class_changed > 0
+            counts[:, item] = [getattr(matching, name) for name in _COUNTS]
+            shifts[:, item] = _shifts(candidate_objects, reference_objects, matching)
         return Divergences(
             flip=flip,
             divergence=divergence,
@@ -102,7 +109,9 @@ def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Obje
         raise output_error(
             f"the candidate's outputs have {len(candidate)} items, the reference's {len(reference)}"
         )
-    most = max((len(one.scores) for one in (*candidate, *reference) if one is not None), default=0)
+    most = max(
+        (len(objects.scores) for objects in (*candidate, *reference) if objects is not None), default=0
+    )
     if most > MOST_OBJECTS:
         raise output_error(
             f"an item has {most} objects with at least half of `models.detection.score_threshold`, and at most "
@@ -110,25 +119,27 @@ def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Obje
         )
 
 
-def _shifts(candidate: Objects, reference: Objects, found: Matching) -> tuple[float, ...]:
+def _shifts(candidate: Objects, reference: Objects, matching: Matching) -> tuple[float, ...]:
     """Return the means over the pairs, in the order of their names."""
-    if not len(found.iou):
+    if not len(matching.iou):
         return (float("nan"),) * len(_SHIFTS)
-    scores = candidate.scores[found.candidate] - reference.scores[found.reference]
-    centres = _centre_shifts(candidate, reference, found)
+    scores = candidate.scores[matching.candidate] - reference.scores[matching.reference]
+    centres = _centre_shifts(candidate, reference, matching)
     return (
-        float(np.mean(1.0 - found.iou)),
+        float(np.mean(1.0 - matching.iou)),
         float(centres.mean()),
         float(scores.mean()),
         float(np.abs(scores).mean()),
     )
 
 
-def _centre_shifts(candidate: Objects, reference: Objects, found: Matching) -> Values:
+def _centre_shifts(candidate: Objects, reference: Objects, matching: Matching) -> Values:
     """Return the distance of the centres of each pair : (pairs,), in units of the size of the reference's box."""
-    ours, theirs = candidate.boxes[found.candidate], reference.boxes[found.reference]
+    q_boxes, p_boxes = candidate.boxes[matching.candidate], reference.boxes[matching.reference]
     with np.errstate(over="ignore", invalid="ignore"):  # of boxes larger than float64 holds: undefined
-        apart = np.hypot(*((ours[:, :2] + ours[:, 2:] - theirs[:, :2] - theirs[:, 2:]) / 2).T)
-        sizes = np.sqrt(np.abs((theirs[:, 2:] - theirs[:, :2]).prod(axis=1)))
+        centre_distance = np.hypot(
+            *((q_boxes[:, :2] + q_boxes[:, 2:] - p_boxes[:, :2] - p_boxes[:, 2:]) / 2).T
+        )
+        sizes = np.sqrt(np.abs((p_boxes[:, 2:] - p_boxes[:, :2]).prod(axis=1)))
         # A box without a size is only paired with an equal box.
-        return np.where(apart > 0, apart / np.where(sizes > 0, sizes, 1.0), 0.0)
+        return np.where(centre_distance > 0, centre_distance / np.where(sizes > 0, sizes, 1.0), 0.0)

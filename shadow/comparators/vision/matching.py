@@ -37,7 +37,7 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     candidate, reference
         Indices of the objects in each pair of one class : (pairs,).
     iou
-        Of each such pair : (pairs,), float64.
+        IoU of each such pair : (pairs,), float64.
     n_candidate, n_reference
         Number of objects that count.
     missed, invented, class_changed
@@ -60,8 +60,8 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     def quality(self) -> float:
         """Panoptic quality, in [0, 1]; 1 if neither side has an object that counts."""
         n_pairs = len(self.iou)
-        alone = self.missed + self.invented + 2 * self.class_changed
-        return float(self.iou.sum()) / (n_pairs + alone / 2) if n_pairs + alone else 1.0
+        n_unmatched = self.missed + self.invented + 2 * self.class_changed
+        return float(self.iou.sum()) / (n_pairs + n_unmatched / 2) if n_pairs + n_unmatched else 1.0
 
 
 def match(candidate: Objects, reference: Objects, *, iou: float, score_threshold: float) -> Matching:
@@ -85,9 +85,9 @@ def match(candidate: Objects, reference: Objects, *, iou: float, score_threshold
     # One unit of each criterion outweighs the maximum of all later ones.
     most = 2.0 + min(ious.shape)
     of_class = n_counting * most**2 + (n_counting == 2) * most + ious
-    apart = np.minimum(np.abs(np.subtract.outer(candidate.scores, reference.scores)), 1.0)
-    worth = np.where(same, of_class + TIE * (1.0 - apart), TIE * (2.0 + ious))
-    rows, columns = _assigned(worth, allowed)
+    score_difference = np.minimum(np.abs(np.subtract.outer(candidate.scores, reference.scores)), 1.0)
+    values = np.where(same, of_class + TIE * (1.0 - score_difference), TIE * (2.0 + ious))
+    rows, columns = _assigned(values, allowed)
     equal = same[rows, columns]
     q_counts[rows] = p_counts[columns] = False
     return Matching(
@@ -124,11 +124,11 @@ def _shared(first: Values, second: Values, axis: int) -> Values:
     return shared
 
 
-def _assigned(worth: Values, allowed: Flags) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the rows and columns of the allowed pairs with the largest sum of worth."""
+def _assigned(values: Values, allowed: Flags) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the rows and columns of the allowed pairs with the largest sum of values."""
     rows, columns = np.flatnonzero(allowed.any(axis=1)), np.flatnonzero(allowed.any(axis=0))
     part = np.ix_(rows, columns)
-    at_rows, at_columns = linear_sum_assignment(np.where(allowed[part], worth[part], 0.0), maximize=True)
+    at_rows, at_columns = linear_sum_assignment(np.where(allowed[part], values[part], 0.0), maximize=True)
     rows, columns = rows[at_rows], columns[at_columns]
     real = allowed[rows, columns]
     return rows[real], columns[real]

@@ -81,22 +81,28 @@ class ObjectReader:
                     f"the {side}'s `{name}` is {array.dtype.name}, not numbers: check `models.detection`"
                 )
         options = self._options
-        found = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
-        there = ~(found.scores <= 0) & ~(found.classes < 0)  # NaN is not padding
+        objects = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
+        present = ~(objects.scores <= 0) & ~(objects.classes < 0)  # NaN is not padding
         if options.background >= 0:
-            there &= found.classes != options.background
-        finite = np.isfinite(found.boxes).all(axis=2) & np.isfinite(found.scores) & np.isfinite(found.classes)
-        whole: Flags = np.asarray((finite | ~there).all(axis=1))
-        kept = there & finite & (found.scores >= options.score_threshold / 2)
+            present &= objects.classes != options.background
+        finite = (
+            np.isfinite(objects.boxes).all(axis=2)
+            & np.isfinite(objects.scores)
+            & np.isfinite(objects.classes)
+        )
+        all_finite: Flags = np.asarray((finite | ~present).all(axis=1))
+        is_object = present & finite & (objects.scores >= options.score_threshold / 2)
         return [
             Objects(
-                boxes=_corners(found.boxes[item, kept[item]], options.box_format),
-                scores=found.scores[item, kept[item]],
-                classes=np.minimum(np.rint(found.classes[item, kept[item]]), _MOST_CLASSES).astype(np.int64),
+                boxes=_corners(objects.boxes[item, is_object[item]], options.box_format),
+                scores=objects.scores[item, is_object[item]],
+                classes=np.minimum(np.rint(objects.classes[item, is_object[item]]), _MOST_CLASSES).astype(
+                    np.int64
+                ),
             )
-            if whole[item]
+            if all_finite[item]
             else None
-            for item in range(len(whole))
+            for item in range(len(all_finite))
         ]
 
     def _table(self, outputs: Outputs, side: str) -> _Padded:

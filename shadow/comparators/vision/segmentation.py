@@ -77,16 +77,14 @@ class SegmentationComparator:
         Raises
         ------
         QuarantineError
-            Reason `output`: one is none of these, or the numbers of items, rows, columns or classes differ.
+            Reason `output`: an output has no known layout, or the numbers of items, rows, columns or classes differ.
         """
         read = [
             self._readable(array, side)
             for array, side in ((candidate, "candidate"), (reference, "reference"))
         ]
-        (n_ours, shape), (n_theirs, other_shape) = (
-            one or other or (0, ()) for one, other in (read, read[::-1])
-        )
-        differ = n_ours > 1 and n_theirs > 1 and n_ours != n_theirs
+        (n_q, shape), (n_p, other_shape) = (own or other or (0, ()) for own, other in (read, read[::-1]))
+        differ = n_q > 1 and n_p > 1 and n_q != n_p
         if len(candidate) != len(reference) or shape != other_shape or differ:
             raise output_error(
                 f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: they are not "
@@ -94,20 +92,20 @@ class SegmentationComparator:
             )
         n_items = len(candidate)
         q_finite, p_finite = np.ones(n_items, dtype=np.bool_), np.ones(n_items, dtype=np.bool_)
-        found: list[_Figures | None] = []
+        figures: list[_Figures | None] = []
         for item in range(n_items):
-            ours = self._reader.read(candidate[item], n_ours, shape, "candidate") if read[0] else None
-            theirs = self._reader.read(reference[item], n_theirs, shape, "reference") if read[1] else None
-            q_finite[item], p_finite[item] = ours is not None, theirs is not None
-            found.append(None if ours is None or theirs is None else self._figures(ours, theirs))
-        changed = np.array([np.inf if one is None else one.changed for one in found])
+            q_map = self._reader.read(candidate[item], n_q, shape, "candidate") if read[0] else None
+            p_map = self._reader.read(reference[item], n_p, shape, "reference") if read[1] else None
+            q_finite[item], p_finite[item] = q_map is not None, p_map is not None
+            figures.append(None if q_map is None or p_map is None else self._figures(q_map, p_map))
+        changed = np.array([np.inf if figure is None else figure.changed for figure in figures])
         flip = (changed > self._options.tolerance).astype(np.float64)
         return Divergences(
             flip=np.where(p_finite, flip, np.nan),
-            divergence=np.array([np.nan if one is None else one.divergence for one in found]),
+            divergence=np.array([np.nan if figure is None else figure.divergence for figure in figures]),
             candidate_finite=q_finite,
             reference_finite=p_finite,
-            detail=_detail(found),
+            detail=_detail(figures),
         )
 
     def _readable(self, output: Array, side: str) -> tuple[int, tuple[int, ...]] | None:
@@ -128,12 +126,12 @@ class SegmentationComparator:
                 gained=[],
                 lost=[],
             )
-        ours, theirs, both = (
+        in_q, in_p, in_both = (
             np.bincount(labels.ravel() + 1, minlength=n_classes + 1)[1:]
             for labels in (candidate, reference, candidate[equal])
         )
-        classes = np.flatnonzero(ours + theirs)
-        ious = both[classes] / (ours + theirs - both)[classes]
+        classes = np.flatnonzero(in_q + in_p)
+        ious = in_both[classes] / (in_q + in_p - in_both)[classes]
         scores = boundary_scores(candidate, reference, radius=self._options.boundary, n_classes=n_classes)
         worst = int(ious.argmin())
         return _Figures(
@@ -142,16 +140,16 @@ class SegmentationComparator:
             boundary_loss=float(1.0 - scores[classes].mean()),
             worst_iou=float(ious[worst]),
             worst_class=int(classes[worst]),
-            gained=classes[theirs[classes] == 0][:MOST_LISTED].tolist(),
-            lost=classes[ours[classes] == 0][:MOST_LISTED].tolist(),
+            gained=classes[in_p[classes] == 0][:MOST_LISTED].tolist(),
+            lost=classes[in_q[classes] == 0][:MOST_LISTED].tolist(),
         )
 
 
-def _detail(found: list[_Figures | None]) -> Mapping[str, Any]:
+def _detail(figures: list[_Figures | None]) -> Mapping[str, Any]:
     """Return the further measures by name : (items,) each, objects; None where undefined."""
     names = ("changed", "boundary_loss", "worst_iou", "worst_class", "gained", "lost")
-    columns = {name: np.full(len(found), None, dtype=object) for name in names}
-    for item, one in enumerate(found):
-        for name in names if one is not None else ():
-            columns[name][item] = getattr(one, name)
+    columns = {name: np.full(len(figures), None, dtype=object) for name in names}
+    for item, figure in enumerate(figures):
+        for name in names if figure is not None else ():
+            columns[name][item] = getattr(figure, name)
     return columns

@@ -77,14 +77,16 @@ def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
         Its server is unreachable.
     """
     try:
-        found = _run(runtime, inputs)
+        recorded = _run(runtime, inputs)
     except QuarantineError as error:
         raise OperatorError(f"the reference does not compute these canaries: {error.detail}") from error
     outputs = {
-        name: np.ascontiguousarray(array) for name, array in found.items() if array.dtype.kind in "biuf"
+        name: np.ascontiguousarray(array) for name, array in recorded.items() if array.dtype.kind in "biuf"
     }
     if not outputs:
-        raise OperatorError(f"the reference returns no numeric outputs for these canaries: {sorted(found)}")
+        raise OperatorError(
+            f"the reference returns no numeric outputs for these canaries: {sorted(recorded)}"
+        )
     for name, array in outputs.items():
         if not np.isfinite(array).all():
             raise OperatorError(
@@ -103,10 +105,10 @@ def deviations(runtime: ReferenceRuntime, canaries: Canaries) -> list[Deviation]
     RetryError
         Its server is unreachable.
     """
-    found = _run(runtime, canaries.inputs)
+    outputs = _run(runtime, canaries.inputs)
     return [
         Deviation(
-            output=name, ratio=_ratio(found.get(name), recorded), worst=_worst(found.get(name), recorded)
+            output=name, ratio=_ratio(outputs.get(name), recorded), worst=_worst(outputs.get(name), recorded)
         )
         for name, recorded in canaries.outputs.items()
     ]
@@ -126,13 +128,14 @@ def canary_problem(runtime: ReferenceRuntime, canaries: Canaries, tolerance: flo
         Its server is unreachable.
     """
     try:
-        off = [one for one in deviations(runtime, canaries) if not one.ratio <= tolerance]
+        wrong = [deviation for deviation in deviations(runtime, canaries) if not deviation.ratio <= tolerance]
     except QuarantineError as error:
         return f"it does not compute them: {error.detail}"
     except SuspectInputError as error:  # not caused by an exchange
         raise RetryError(str(error)) from error
     return "; ".join(
-        f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}: {one.worst}" for one in off
+        f"`{deviation.output}` is off by {deviation.ratio:.2g}, allowed is {tolerance:g}: {deviation.worst}"
+        for deviation in wrong
     )
 
 
@@ -152,17 +155,17 @@ def random_inputs(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> 
         An input is text.
     """
     rng = np.random.default_rng(seed)
-    found: dict[str, Array] = {}
+    inputs: dict[str, Array] = {}
     for spec in specs:
         if spec.dtype == _TEXT:
             raise OperatorError(f"the reference takes `{spec.name}` as text: canaries hold only numbers")
         shape = [
-            (n_items if place == 0 else _VARYING) if dim is None else dim
-            for place, dim in enumerate(spec.shape)
+            (n_items if axis == 0 else _VARYING) if dim is None else dim
+            for axis, dim in enumerate(spec.shape)
         ]
         numbers = rng.normal(size=shape) if spec.dtype.kind == "f" else rng.integers(0, 2, size=shape)
-        found[spec.name] = np.asarray(numbers).astype(spec.dtype)
-    return found
+        inputs[spec.name] = np.asarray(numbers).astype(spec.dtype)
+    return inputs
 
 
 def read_inputs(path: Path) -> dict[str, Array]:
@@ -190,9 +193,9 @@ def write_canaries(canaries: Canaries, path: Path, about: Mapping[str, str]) -> 
     canaries
         The set.
     path
-        Where to.
+        The file to write.
     about
-        What it was recorded with, for people: it is not checked.
+        Description of the recording, for people: it is not checked.
 
     Raises
     ------
@@ -244,24 +247,26 @@ def _run(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> dict[str, Array
     return runtime.run(inputs)
 
 
-def _worst(found: Array | None, recorded: Array) -> str:
-    if found is None or found.dtype.kind not in "biuf":
+def _worst(output: Array | None, recorded: Array) -> str:
+    if output is None or output.dtype.kind not in "biuf":
         return "it gives no such numbers"
-    if found.shape != recorded.shape:
-        return f"it gives {list(found.shape)}, recorded is {list(recorded.shape)}"
-    difference = np.abs(found.astype(np.float64) - recorded.astype(np.float64))
+    if output.shape != recorded.shape:
+        return f"it gives {list(output.shape)}, recorded is {list(recorded.shape)}"
+    difference = np.abs(output.astype(np.float64) - recorded.astype(np.float64))
     if not difference.any():
         return ""
     # NaN counts as an infinite difference.
-    place = np.unravel_index(np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape)
-    at = ", ".join(map(str, map(int, place)))
-    return f"at [{at}] it gives {float(found[place]):.8g}, recorded is {float(recorded[place]):.8g}"
+    position = np.unravel_index(
+        np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape
+    )
+    at = ", ".join(map(str, map(int, position)))
+    return f"at [{at}] it gives {float(output[position]):.8g}, recorded is {float(recorded[position]):.8g}"
 
 
-def _ratio(found: Array | None, recorded: Array) -> float:
-    if found is None or found.shape != recorded.shape or found.dtype.kind not in "biuf":
+def _ratio(output: Array | None, recorded: Array) -> float:
+    if output is None or output.shape != recorded.shape or output.dtype.kind not in "biuf":
         return float("inf")
-    difference = np.abs(found.astype(np.float64) - recorded.astype(np.float64))
+    difference = np.abs(output.astype(np.float64) - recorded.astype(np.float64))
     if not difference.size:
         return 0.0
     worst = float(difference.max())

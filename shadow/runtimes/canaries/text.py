@@ -77,10 +77,10 @@ def read_texts(path: Path) -> list[ScoringRequest]:
         raise OperatorError(f"{path} holds no prompts and answers: {error}") from error
     if not lines:
         raise OperatorError(f"{path} holds no prompts and answers: it is empty")
-    return [_asked(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [_scoring_request(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
-def tokenised_canaries(runtime: ReferenceRuntime, asked: Sequence[ScoringRequest]) -> dict[str, Array]:
+def tokenised_canaries(runtime: ReferenceRuntime, requests: Sequence[ScoringRequest]) -> dict[str, Array]:
     """Return the inputs of a set: prompts and answers as the reference tokenises them.
 
     Raises
@@ -93,9 +93,9 @@ def tokenised_canaries(runtime: ReferenceRuntime, asked: Sequence[ScoringRequest
     if not isinstance(runtime, ScoringRuntime):
         raise OperatorError("the reference takes no text")
     rows = []
-    for number, one in enumerate(asked, start=1):
+    for number, request in enumerate(requests, start=1):
         try:
-            row = runtime.row(one)
+            row = runtime.row(request)
         except QuarantineError as error:
             raise OperatorError(f"the reference does not take canary {number}: {error.detail}") from error
         if row is None:
@@ -119,22 +119,24 @@ def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, 
     """
     check_inputs(inputs, _SPECS)
     prompts, answers = inputs[_PROMPTS], inputs[_ANSWERS]
-    asked = [
+    requests = [
         ScoringRequest(prompt_ids=_tokens(prompt), served_ids=_tokens(answer))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
-    nothing = objects([""] * len(asked))
-    found = runtime.run({PROMPT: nothing, ANSWER: nothing, REQUEST: objects(asked)})[SCORES].tolist()
+    empty_texts = objects([""] * len(requests))
+    answer_scores = runtime.run({PROMPT: empty_texts, ANSWER: empty_texts, REQUEST: objects(requests)})[
+        SCORES
+    ].tolist()
     logprobs = np.where(answers == _NO_TOKEN, 0.0, np.nan)
-    for row, scores in zip(logprobs, found, strict=True):
+    for row, scores in zip(logprobs, answer_scores, strict=True):
         row[: len(scores.logprobs)] = scores.logprobs
     return {LOGPROBS: logprobs}
 
 
-def _asked(path: Path, number: int, line: _Line) -> ScoringRequest:
+def _scoring_request(path: Path, number: int, line: _Line) -> ScoringRequest:
     prompts = (line.prompt, line.messages, line.prompt_ids)
     answers = (line.answer, line.answer_ids)
-    if [sum(one is not None for one in side) for side in (prompts, answers)] != [1, 1]:
+    if [sum(member is not None for member in side) for side in (prompts, answers)] != [1, 1]:
         raise OperatorError(
             f"{path}, line {number}: give one of `prompt`, `messages` and `prompt_ids`, and one of `answer` and `answer_ids`"
         )

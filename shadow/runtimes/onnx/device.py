@@ -17,8 +17,8 @@ def cuda_devices() -> tuple[str, ...]:
     names = []
     for index in range(count.value):
         name = ctypes.create_string_buffer(_NAME_BYTES)
-        known = driver.cuDeviceGetName(name, _NAME_BYTES, index) == 0
-        names.append(name.value.decode(errors="replace") if known else f"device {index}")
+        succeeded = driver.cuDeviceGetName(name, _NAME_BYTES, index) == 0
+        names.append(name.value.decode(errors="replace") if succeeded else f"device {index}")
     return tuple(names)
 
 
@@ -29,5 +29,7 @@ def driver_version() -> str:
     except OSError:
         return ""
     version = ctypes.create_string_buffer(_NAME_BYTES)
-    known = management.nvmlInit_v2() == 0 and management.nvmlSystemGetDriverVersion(version, _NAME_BYTES) == 0
-    return version.value.decode(errors="replace") if known else ""
+    succeeded = (
+        management.nvmlInit_v2() == 0 and management.nvmlSystemGetDriverVersion(version, _NAME_BYTES) == 0
+    )
+    return version.value.decode(errors="replace") if succeeded else ""

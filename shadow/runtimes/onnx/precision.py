@@ -77,10 +77,10 @@ def findings(model: ModelProto, allowed: tuple[str, ...] = ()) -> list[Finding]:
     accepted = set(allowed)
     if accepted & _INTEGER_NAMES:
         accepted.add("quantised")
-    found = [*_graph(model.graph)]
+    all_findings = [*_graph(model.graph)]
     for function in model.functions:
-        found += _nodes(function.node, f"function {function.name}: ")
-    return [finding for finding in found if finding.precision not in accepted]
+        all_findings += _nodes(function.node, f"function {function.name}: ")
+    return [finding for finding in all_findings if finding.precision not in accepted]
 
 
 def external_files(model: ModelProto) -> tuple[str, ...]:

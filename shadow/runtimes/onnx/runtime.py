@@ -87,12 +87,12 @@ class OnnxRuntime:
             allow_fallback=allow_fallback,
         )
         self._session = open_session(path, graph, engine, few_shapes=_has_few_shapes(model))
-        taken = self._session.get_providers()[0]
-        devices = cuda_devices() if taken in ON_GPU else ()
+        provider_used = self._session.get_providers()[0]
+        devices = cuda_devices() if provider_used in ON_GPU else ()
         self.provenance = Provenance(
             runtime="onnxruntime",
             version=onnxruntime.__version__,
-            provider=taken,
+            provider=provider_used,
             device=devices[0] if devices else "cpu",
             driver=driver_version() if devices else "",
         )
@@ -103,7 +103,7 @@ class OnnxRuntime:
                 check_spec(spec)
         # Text cannot lie on a GPU.
         self._bound = bool(devices) and all(spec.dtype != np.dtype(object) for spec in self.inputs)
-        _LOG.info("reference %s: %s on %s, TF32 off", path.name, taken, self.provenance.device)
+        _LOG.info("reference %s: %s on %s, TF32 off", path.name, provider_used, self.provenance.device)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name.
@@ -122,11 +122,11 @@ class OnnxRuntime:
             else:
                 results = self._session.run(names, inputs)
         except ERRORS as error:
-            said = error_text(error)
+            message = error_text(error)
         else:
             return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
         # Raised here, and not with the error as its cause: the error keeps device memory bound, which the next try needs.
-        raise QuarantineError(QuarantineReason.REPLAY, said)
+        raise QuarantineError(QuarantineReason.REPLAY, message)
 
     def close(self) -> None:
         """Free the session."""
@@ -185,10 +185,10 @@ def _artefact(path: Path, model: onnx.ModelProto, allowed: tuple[str, ...]) -> A
     except OSError as error:
         raise _unreadable(path, error) from error
     if unfit := findings(model, allowed):
-        shown = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
+        listed = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
         raise OperatorError(
-            f"the reference {path} is not full precision: {shown}{more}. Configure the FP32 model that the "
+            f"the reference {path} is not full precision: {listed}{more}. Configure the FP32 model that the "
             "candidate was made from, or name the types in `models.references.allow_reduced_precision`"
         )
     reduced = sorted({finding.precision for finding in findings(model)})

@@ -180,11 +180,11 @@ def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any], en
     raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {failed}".strip()) from failed
 
 
-def _check_taken(taken: str, wanted: list[Any], engine: Engine) -> None:
-    asked = _ASKED.get(engine.provider, taken)
-    if taken != asked:
+def _check_taken(provider_used: str, wanted: list[Any], engine: Engine) -> None:
+    requested = _ASKED.get(engine.provider, provider_used)
+    if provider_used != requested:
         missing = (
-            f"shadow.provider is `{engine.provider}`, but ONNX Runtime uses {taken}: there is no CUDA device, or no fitting "
+            f"shadow.provider is `{engine.provider}`, but ONNX Runtime uses {provider_used}: there is no CUDA device, or no fitting "
             f"driver or library (devices: {', '.join(cuda_devices()) or 'none'})"
         )
         if not engine.allow_fallback:
@@ -193,7 +193,7 @@ def _check_taken(taken: str, wanted: list[Any], engine: Engine) -> None:
                 "shadow.provider to `auto` or `cpu`, or set shadow.allow_fallback"
             )
         _LOG.warning("%s: replaying there, because shadow.allow_fallback is set", missing)
-    if engine.provider is Provider.AUTO and taken != CUDA and wanted != [CPU]:
+    if engine.provider is Provider.AUTO and provider_used != CUDA and wanted != [CPU]:
         _LOG.warning(
             "there is a CUDA device, but ONNX Runtime could not use it: replaying on the CPU. Check driver and libraries, "
             "or set shadow.provider"
@@ -216,8 +216,8 @@ def _own(directory: str) -> str:
 
 def _preload() -> None:
     """Load CUDA and cuDNN from their wheels. A missing library shows in the provider that is used."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(OSError, RuntimeError):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(OSError, RuntimeError):
         onnxruntime.preload_dlls()
-    for line in said.getvalue().splitlines():
+    for line in output.getvalue().splitlines():
         _LOG.debug("%s", line)

@@ -58,22 +58,22 @@ def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
     return {name: array[rows] for name, array in inputs.items()}
 
 
-def joined(steps: Sequence[Step], found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def joined(steps: Sequence[Step], outputs_of_steps: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
     """Return the outputs of all steps without padding; an output without a dimension of items is that of the first step.
 
     Parameters
     ----------
-    steps, found
+    steps, outputs_of_steps
         The steps, and the outputs of each.
     """
-    whole: dict[str, Array] = {}
-    for name, first in found[0].items():
-        pairs = list(zip(steps, (outputs[name] for outputs in found), strict=True))
+    joined_outputs: dict[str, Array] = {}
+    for name, first in outputs_of_steps[0].items():
+        pairs = list(zip(steps, (outputs[name] for outputs in outputs_of_steps), strict=True))
         if all(array.shape[:1] == (step.size,) for step, array in pairs):
-            whole[name] = np.concatenate([array[: step.n_items] for step, array in pairs])
+            joined_outputs[name] = np.concatenate([array[: step.n_items] for step, array in pairs])
         else:
-            whole[name] = first
-    return whole
+            joined_outputs[name] = first
+    return joined_outputs
 
 
 def check_buckets(path: str, inputs: Sequence[TensorSpec], *, graphs: bool) -> None:

@@ -100,14 +100,14 @@ def device_for(provider: Provider, *, allow_fallback: bool = False) -> torch.dev
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda", 0)  # with its number: not everything of PyTorch takes one without
-    found = ", ".join(cuda_devices())
+    devices = ", ".join(cuda_devices())
     if provider is not Provider.AUTO and not allow_fallback:
         raise OperatorError(
             f"shadow.provider is `{provider}`, but PyTorch {torch.__version__} has no CUDA device (the driver shows: "
-            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`, or "
+            f"{devices or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`, or "
             "`shadow.allow_fallback`"
         )
-    if found or provider is not Provider.AUTO:
+    if devices or provider is not Provider.AUTO:
         _LOG.warning(
             "PyTorch could not use a CUDA device: replaying on the CPU. Install a PyTorch for CUDA and a fitting driver, "
             "or set shadow.provider to `cpu`"

@@ -21,10 +21,10 @@ ERRORS: Final = (
     ValueError,
 )
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
-def computed(compute: Callable[[], Found]) -> Found:
+def computed(compute: Callable[[], Result]) -> Result:
     """Return the result of `compute`. If it fails, its tensors are freed.
 
     Raises
@@ -35,9 +35,9 @@ def computed(compute: Callable[[], Found]) -> Found:
     try:
         return compute()
     except ERRORS as error:
-        said, no_memory = error_text(error), isinstance(error, torch.OutOfMemoryError)
+        message, no_memory = error_text(error), isinstance(error, torch.OutOfMemoryError)
     # Raised here, and not with the error as its cause: its traceback keeps tensors alive, whose memory the next try needs.
     if no_memory:
         with suppress(RuntimeError):  # a device that is lost will say so again
             torch.cuda.empty_cache()
-    raise QuarantineError(QuarantineReason.REPLAY, said)
+    raise QuarantineError(QuarantineReason.REPLAY, message)

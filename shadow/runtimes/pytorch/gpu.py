@@ -38,7 +38,7 @@ class Staging:
             The inputs of each step, on the CPU.
         """
         computing = torch.cuda.current_stream(self._device)
-        found: list[dict[str, torch.Tensor]] = []
+        results: list[dict[str, torch.Tensor]] = []
         for inputs in steps:
             pinned = [tensor.pin_memory() for tensor in inputs]
             with torch.cuda.stream(self._upload_stream):
@@ -49,9 +49,9 @@ class Staging:
             outputs = self._compute(on_device)
             self._download_stream.wait_stream(computing)
             with torch.cuda.stream(self._download_stream):
-                found.append({name: self._back(tensor) for name, tensor in outputs.items()})
+                results.append({name: self._back(tensor) for name, tensor in outputs.items()})
         self._download_stream.synchronize()
-        return found
+        return results
 
     def _back(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu":
@@ -69,7 +69,7 @@ class Graphs:
     device
         A CUDA device.
     compute
-        What is captured.
+        The computation to capture.
     """
 
     def __init__(self, device: torch.device, compute: Compute) -> None:
@@ -99,8 +99,8 @@ class Graphs:
         if captured is None:
             return self._compute(inputs)
         graph, static, outputs = captured
-        for place, tensor in zip(static, inputs, strict=True):
-            place.copy_(tensor)
+        for buffer, tensor in zip(static, inputs, strict=True):
+            buffer.copy_(tensor)
         graph.replay()
         # The next replay writes over them.
         return {name: tensor.clone() for name, tensor in outputs.items()}
@@ -108,8 +108,8 @@ class Graphs:
 
 def stream_of(device: torch.device) -> torch.cuda.Stream:
     """Return a new stream of a CUDA device."""
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch's own
-    return made
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch's own
+    return stream
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:

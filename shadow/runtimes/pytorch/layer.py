@@ -52,7 +52,7 @@ def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> La
         )
     if isinstance(module, torch.fx.GraphModule):
         return Layer(_tapped(module, wanted, outputs))
-    layers = {name: one for name, one in module.named_modules() if name}
+    layers = {name: layer for name, layer in module.named_modules() if name}
     if wanted not in layers:
         raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
     return Layer(layers[wanted])

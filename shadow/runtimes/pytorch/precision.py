@@ -73,16 +73,16 @@ def precision_of(path: object, findings: Iterable[Finding], allowed: tuple[str, 
     OperatorError
         A finding is not allowed.
     """
-    found = list(findings)
+    all_findings = list(findings)
     accepted = {*allowed, *((_QUANTISED,) if _SMALL_INTEGERS & set(allowed) else ())}
-    if unfit := [finding for finding in found if finding[1] not in accepted]:
-        shown = "; ".join(f"{where} is {precision}" for where, precision in unfit[:_SHOWN])
+    if unfit := [finding for finding in all_findings if finding[1] not in accepted]:
+        listed = "; ".join(f"{where} is {precision}" for where, precision in unfit[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
         raise OperatorError(
-            f"the reference {path} is not full precision: {shown}{more}. Configure the FP32 model that the candidate "
+            f"the reference {path} is not full precision: {listed}{more}. Configure the FP32 model that the candidate "
             "was made from, or name the types in `models.references.allow_reduced_precision`"
         )
-    return "+".join(["float32", *sorted({precision for _, precision in found})])
+    return "+".join(["float32", *sorted({precision for _, precision in all_findings})])
 
 
 def _reduced(dtype: torch.dtype) -> bool:

@@ -127,18 +127,20 @@ def _exported(path: Path, file: IO[bytes], digest: str, device: torch.device) ->
         module=program.module(),
         arguments=arguments,
         inputs=tuple(
-            _told(path, name, values.get(name) if isinstance(name, str) else None) for name in names
+            _input_spec(path, name, values.get(name) if isinstance(name, str) else None) for name in names
         ),
         stored={
             **program.state_dict,
-            **{name: one for name, one in program.constants.items() if isinstance(one, torch.Tensor)},
+            **{
+                name: tensor for name, tensor in program.constants.items() if isinstance(tensor, torch.Tensor)
+            },
         },
         digest=digest,
         producer="torch.export",
     )
 
 
-def _told(path: Path, name: object, value: object) -> TensorSpec:
+def _input_spec(path: Path, name: object, value: object) -> TensorSpec:
     if not isinstance(value, torch.Tensor):
         raise OperatorError(
             f"the reference {path} has the input {name!r}, which is not a tensor: export it with only tensors as inputs"
@@ -257,8 +259,8 @@ def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], factory: st
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN]) or "none"
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    listed = ", ".join(f"`{name}`" for name in names[:_SHOWN]) or "none"
+    return listed + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _calling(parameters: Sequence[str], model: Model) -> Callable[[list[torch.Tensor]], Arguments]:

@@ -35,7 +35,7 @@ from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
-# Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
+# Sizes for the dimensions that vary; a dimension of an output that differs between them varies too.
 _SIZES: Final = (2, 3)
 
 
@@ -117,10 +117,13 @@ class TorchRuntime:
         return joined(steps, self._computed([filled(inputs, step) for step in steps]))
 
     def _computed(self, steps: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        given = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
+        step_inputs = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             run = self._staging.run if self._staging is not None else partial(map, self._module)
-            return [{name: tensor.detach().numpy() for name, tensor in found.items()} for found in run(given)]
+            return [
+                {name: tensor.detach().numpy() for name, tensor in outputs.items()}
+                for outputs in run(step_inputs)
+            ]
 
     def _on_device(self, tensors: list[torch.Tensor]) -> Tensors:
         return self._module(tensors) if self._graphs is None else self._graphs.run(tensors)
@@ -130,10 +133,10 @@ class TorchRuntime:
         if program is None:
             raise QuarantineError(QuarantineReason.REPLAY, "the reference is closed")
         args, kwargs = program.arguments(tensors)
-        found = dict(_named(program.module(*args, **kwargs), self._names))
+        outputs = dict(_named(program.module(*args, **kwargs), self._names))
         if self._layer is not None:
-            found[self.embedding] = self._layer.taken()
-        return {name: _known(tensor) for name, tensor in found.items()}
+            outputs[self.embedding] = self._layer.taken()
+        return {name: _known(tensor) for name, tensor in outputs.items()}
 
     def _prepare(self, reference: Reference) -> list[str]:
         """Compile the module and capture CUDA graphs as configured; errors show now, not with the first batch."""
@@ -155,12 +158,12 @@ class TorchRuntime:
 
     def _compile(self, sizes: Sequence[int]) -> None:
         try:
-            self._tried(sizes, apart=self._batched)
+            self._outputs_of_sizes(sizes, different_sizes=self._batched)
         except (OperatorError, QuarantineError) as error:
             # It computed these inputs before, so the compiler failed; its message quotes all of its input.
-            said = error_text(error.__cause__ or error, n_lines=2)
+            message = error_text(error.__cause__ or error, n_lines=2)
             raise OperatorError(
-                f"the reference {self._path} cannot be compiled ({said}): for a CPU, install a C++ compiler such as g++, or "
+                f"the reference {self._path} cannot be compiled ({message}): for a CPU, install a C++ compiler such as g++, or "
                 "remove `compile` from [[models.references]]"
             ) from error
 
@@ -179,26 +182,30 @@ class TorchRuntime:
 
     def _probed(self) -> tuple[TensorSpec, ...]:
         """Compute zeros of two sizes, and return the specifications of the outputs."""
-        first, second = self._tried(_SIZES)
+        first, second = self._outputs_of_sizes(_SIZES)
         return tuple(
-            TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
-            for name, one in first.items()
+            TensorSpec(name=name, dtype=tensor.dtype, shape=_common(tensor.shape, second[name].shape))
+            for name, tensor in first.items()
         )
 
-    def _tried(self, sizes: Sequence[int], *, apart: bool = False) -> list[dict[str, Array]]:
+    def _outputs_of_sizes(
+        self, sizes: Sequence[int], *, different_sizes: bool = False
+    ) -> list[dict[str, Array]]:
         """Compute zeros for each number of items.
 
         Parameters
         ----------
         sizes
             Length of every dimension that varies.
-        apart
+        different_sizes
             Use `sizes` only for the first dimension; others are 2 or 3 long. Code compiled for equal lengths does not work for
             other lengths.
         """
         try:
             return [
-                self._computed([{spec.name: _zeros(spec, size, apart=apart) for spec in self.inputs}])[0]
+                self._computed(
+                    [{spec.name: _zeros(spec, size, different_sizes=different_sizes) for spec in self.inputs}]
+                )[0]
                 for size in sizes
             ]
         except (OperatorError, QuarantineError):
@@ -229,21 +236,23 @@ def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tenso
     if hasattr(result, "_asdict"):
         result = result._asdict()
     if isinstance(result, Mapping):
-        tensors = {str(name): one for name, one in result.items() if isinstance(one, torch.Tensor)}
+        tensors = {str(name): tensor for name, tensor in result.items() if isinstance(tensor, torch.Tensor)}
         if tensors:
             yield from tensors.items()
             return
-    found = [result] if isinstance(result, torch.Tensor) else result
-    if not isinstance(found, list | tuple) or not all(isinstance(one, torch.Tensor) for one in found):
+    returned = [result] if isinstance(result, torch.Tensor) else result
+    if not isinstance(returned, list | tuple) or not all(
+        isinstance(tensor, torch.Tensor) for tensor in returned
+    ):
         raise OperatorError(
             f"the reference returns {type(result).__name__}: it must return a tensor, a tuple of tensors, or tensors by name"
         )
-    if len(found) != len(names):
+    if len(returned) != len(names):
         raise OperatorError(
-            f"the reference returns {len(found)} tensors without names, and [[models.outputs]] names "
+            f"the reference returns {len(returned)} tensors without names, and [[models.outputs]] names "
             f"{list(names)}: name each of them, in order"
         )
-    yield from zip(names, found, strict=True)
+    yield from zip(names, returned, strict=True)
 
 
 def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
@@ -252,15 +261,15 @@ def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
             yield f"input `{spec.name}`", spec.dtype.name
 
 
-def _zeros(spec: TensorSpec, size: int, *, apart: bool = False) -> Array:
-    other = next(one for one in _SIZES if one != size) if apart else size
+def _zeros(spec: TensorSpec, size: int, *, different_sizes: bool = False) -> Array:
+    other = next(other_size for other_size in _SIZES if other_size != size) if different_sizes else size
     lengths = (size, *[other] * (len(spec.shape) - 1))
     shape = [length if dim is None else dim for length, dim in zip(lengths, spec.shape, strict=False)]
     return np.zeros(shape, dtype=spec.dtype)
 
 
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, ...]:
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
 def _tensor(array: Array) -> torch.Tensor:

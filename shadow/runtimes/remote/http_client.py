@@ -48,14 +48,14 @@ class HttpServer:
         TimeoutError
             It takes too long.
         """
-        kept = self._connection.sock is not None
+        reused = self._connection.sock is not None
         everything = {**(headers or {}), **self._token.headers()}
         try:
             return self._once(method, path, body, everything)
         except TimeoutError:
             raise
         except _BROKEN_OFF as error:
-            if not kept:
+            if not reused:
                 raise RetryError(f"{self._where} is away: {error!r}") from error
         try:
             return self._once(method, path, body, everything)
@@ -102,11 +102,11 @@ def refuse(status: int, body: bytes) -> None:
     """
     if status == http.HTTPStatus.OK:
         return
-    said = body.decode(errors="replace")
+    message = body.decode(errors="replace")
     with contextlib.suppress(ValueError, AttributeError):
         document = json.loads(body)
-        said = document.get("error", document.get("message", said))
-        said = str(said.get("message", said) if isinstance(said, dict) else said)
+        message = document.get("error", document.get("message", message))
+        message = str(message.get("message", message) if isinstance(message, dict) else message)
     kind = Refusal.ACCESS if status in _ACCESS else Refusal.FAILURE if status >= 500 else Refusal.INPUT
     brief = f"HTTP {status}"
-    raise RefusedError(f"{brief}: {''.join(said.splitlines()[:1])[:_SAID]}", kind, brief)
+    raise RefusedError(f"{brief}: {''.join(message.splitlines()[:1])[:_SAID]}", kind, brief)

@@ -26,7 +26,7 @@ from quantdrift.shadow.runtimes.remote.protocol import (
 from quantdrift.shadow.tensors.codec import encode
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
-# Tensors are as large as they are; both ends bound a message by 4 MiB unless told otherwise.
+# Tensors can have any size; without these options both ends limit a message to 4 MiB.
 _OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 _SAID: Final = 200
 _KINDS: Final[Mapping[grpc.StatusCode, Refusal]] = MappingProxyType(
@@ -93,7 +93,8 @@ class OipGrpc:
         )
         inputs, outputs = (
             tuple(
-                ServerTensor(name=one.name, datatype=one.datatype, shape=tuple(one.shape)) for one in tensors
+                ServerTensor(name=tensor.name, datatype=tensor.datatype, shape=tuple(tensor.shape))
+                for tensor in tensors
             )
             for tensors in (answer.inputs, answer.outputs)
         )
@@ -111,9 +112,12 @@ class OipGrpc:
             model_name=self._model["name"],
             model_version=self._model["version"],
             id=uuid.uuid4().hex,  # optional, and yet some servers fail without it
-            inputs=[wire.Tensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in inputs],
+            inputs=[
+                wire.Tensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+                for tensor in inputs
+            ],
             outputs=[wire.RequestedOutput(name=name) for name in outputs],
-            raw_input_contents=[one.data for one in inputs],
+            raw_input_contents=[tensor.data for tensor in inputs],
         )
         answer = self._ask("ModelInfer", request, wire.InferResponse)
         raw = answer.raw_output_contents
@@ -123,10 +127,10 @@ class OipGrpc:
                 Refusal.INPUT,
             )
         return [
-            Tensor(name=one.name, datatype=one.datatype, shape=tuple(one.shape), data=raw[index])
+            Tensor(name=output.name, datatype=output.datatype, shape=tuple(output.shape), data=raw[index])
             if raw
-            else _typed(one)
-            for index, one in enumerate(answer.outputs)
+            else _typed(output)
+            for index, output in enumerate(answer.outputs)
         ]
 
     def close(self) -> None:

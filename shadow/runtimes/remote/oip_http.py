@@ -24,7 +24,7 @@ from quantdrift.shadow.tensors.codec import encode
 
 _JSON_LENGTH: Final = "Inference-Header-Content-Length"
 
-Found = TypeVar("Found")
+Response = TypeVar("Response")
 
 
 class _Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,15 +81,15 @@ class OipHttp:
         head = msgspec.json.encode(document)
         headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(len(head))}
         body = b"".join([head, *(tensor.data for tensor in inputs)])
-        status, told, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
+        status, response_headers, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
         refuse(status, answer)
-        return _tensors(told.get(_JSON_LENGTH), answer)
+        return _tensors(response_headers.get(_JSON_LENGTH), answer)
 
     def close(self) -> None:
         """Close the connection."""
         self._server.close()
 
-    def _read(self, path: str, kind: type[Found]) -> Found:
+    def _read(self, path: str, kind: type[Response]) -> Response:
         status, _, body = self._server.ask("GET", path)
         refuse(status, body)
         try:
@@ -111,23 +111,23 @@ def open_reference(request: RuntimeRequest) -> RemoteRuntime:
 def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
     """Return the tensors of an answer; a server may send each one as bytes or as JSON."""
     length = int(json_length) if json_length and json_length.isdecimal() else len(body)
-    tail, found = memoryview(body)[length:], []
+    tail, tensors = memoryview(body)[length:], []
     try:
         for output in msgspec.json.decode(body[:length], type=_Answer).outputs:
             size = (output.parameters or {}).get("binary_data_size")
             if output.data is None and isinstance(size, int) and 0 <= size <= len(tail):
                 data = bytes(tail[:size])
                 tail = tail[size:]
-                found.append(
+                tensors.append(
                     Tensor(name=output.name, datatype=output.datatype, shape=output.shape, data=data)
                 )
             else:
-                found.append(_from_json(output))
+                tensors.append(_from_json(output))
     except (msgspec.DecodeError, ValueError, TypeError, OverflowError) as error:
         raise RefusedError(
             f"an answer that is not the protocol: {type(error).__name__}", Refusal.INPUT
         ) from error
-    return found
+    return tensors
 
 
 def _from_json(output: _Output) -> Tensor:

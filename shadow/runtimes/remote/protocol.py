@@ -162,7 +162,7 @@ class RemoteRuntime:
         self._transport = transport
         self._timeout_s = reference.timeout_s
         try:
-            server, metadata = self._asked()
+            server, metadata = self._connect()
         except TimeoutError as error:
             raise RetryError(f"{self._where} does not answer within {self._timeout_s:g} s") from error
         except RefusedError as error:
@@ -241,18 +241,18 @@ class RemoteRuntime:
                 raise RetryError(f"{self._where}: {error}") from error
             raise _replay(str(error)) from error
         try:
-            found = {tensor.name: decode(tensor) for tensor in answer}
+            outputs = {tensor.name: decode(tensor) for tensor in answer}
         except QuarantineError as error:
             raise _replay(f"the server's answer: {error.detail}") from error
-        if missing := [name for name in names if name not in found]:
-            raise _replay(f"the server answers {sorted(found)}, without {missing}")
-        return {name: found[name] for name in names}
+        if missing := [name for name in names if name not in outputs]:
+            raise _replay(f"the server answers {sorted(outputs)}, without {missing}")
+        return {name: outputs[name] for name in names}
 
     def close(self) -> None:
         """Close the connection."""
         self._transport.close()
 
-    def _asked(self) -> tuple[ServerMetadata, Metadata]:
+    def _connect(self) -> tuple[ServerMetadata, Metadata]:
         metadata = self._transport.metadata()
         if not self._transport.ready():
             raise RetryError(f"{self._where} is not ready")
@@ -275,7 +275,9 @@ class RemoteRuntime:
                     f"the reference {self._where} has `{tensor.name}` among its {what}, of the unknown datatype "
                     f"{tensor.datatype!r}"
                 )
-        return tuple(ModelTensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors)
+        return tuple(
+            ModelTensor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape) for tensor in tensors
+        )
 
     def _check_declared(self, reference: Reference, metadata: Metadata) -> None:
         """Check that reduced precisions in the server's description are declared."""

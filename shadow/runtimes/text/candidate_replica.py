@@ -60,22 +60,26 @@ class CandidateReplica:
             drift.
         """
         requests = inputs.get(REQUEST, objects([])).tolist()
-        rows = [n for n, one in enumerate(requests) if isinstance(one, ScoringRequest) and one.ask_replica]
+        rows = [
+            n
+            for n, request in enumerate(requests)
+            if isinstance(request, ScoringRequest) and request.ask_replica
+        ]
         if not rows:
             return self._reference.run(inputs)
         of_copy = without_free_answer({name: array[rows] for name, array in inputs.items()})
         replica_scores = self._copy.run(of_copy)[SCORES].tolist()
         by_row: Mapping[int, Scores] = {
-            n: one for n, one in zip(rows, replica_scores, strict=True) if one.ids
+            n: scores for n, scores in zip(rows, replica_scores, strict=True) if scores.ids
         }
         same_tokens = [
-            msgspec.structs.replace(one, served_ids=by_row[n].ids) if n in by_row else one
-            for n, one in enumerate(requests)
+            msgspec.structs.replace(request, served_ids=by_row[n].ids) if n in by_row else request
+            for n, request in enumerate(requests)
         ]
         outputs = self._reference.run({**inputs, REQUEST: objects(same_tokens)})
         scores = [
-            msgspec.structs.replace(one, copy=_by_id(by_row[n], one)) if n in by_row else one
-            for n, one in enumerate(outputs[SCORES].tolist())
+            msgspec.structs.replace(scores, copy=_by_id(by_row[n], scores)) if n in by_row else scores
+            for n, scores in enumerate(outputs[SCORES].tolist())
         ]
         return {**outputs, SCORES: objects(scores)}
 
@@ -149,6 +153,6 @@ def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
 
 def _by_id(copy: Scores, reference: Scores) -> Scores:
     """Return the replica's scores, without spellings if both sides have ids: servers spell parts of characters differently."""
-    if all((one.top_ids >= 0).any() for one in (copy, reference)):
+    if all((scores.top_ids >= 0).any() for scores in (copy, reference)):
         return msgspec.structs.replace(copy, tokens=(), top_tokens=())
     return copy

@@ -33,14 +33,14 @@ def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[
     OperatorError
         A configured one is not among the model's `n_tokens` tokens.
     """
-    if strange := [one for one in configured if not 0 <= one < n_tokens]:
+    if unknown_ids := [token for token in configured if not 0 <= token < n_tokens]:
         raise OperatorError(
-            f"models.generation.end_ids names {strange}, but the reference has only the token ids 0 to {n_tokens - 1}"
+            f"models.generation.end_ids names {unknown_ids}, but the reference has only the token ids 0 to {n_tokens - 1}"
         )
-    told = getattr(model, "generation_config", None) or model.config
-    ids = getattr(told, "eos_token_id", None)
+    generation_config = getattr(model, "generation_config", None) or model.config
+    ids = getattr(generation_config, "eos_token_id", None)
     of_folder = (ids,) if isinstance(ids, int) else tuple(ids or ())
-    return configured or tuple(one for one in of_folder if 0 <= one < n_tokens)
+    return configured or tuple(token for token in of_folder if 0 <= token < n_tokens)
 
 
 def is_able(options: Mapping[str, Any]) -> bool:
@@ -63,7 +63,7 @@ def answered(
     Parameters
     ----------
     model, tokenizer
-        Of `transformers`.
+        Model and tokenizer of `transformers`.
     prompt
         Token ids.
     end_ids
@@ -74,7 +74,7 @@ def answered(
     if answer_request.max_tokens < 1:
         raise replay_error("the prompt fills the reference's context: there is no room for an answer")
     options = answer_request.options
-    ends = (*end_ids, *(one for one in options.get("stop_token_ids") or () if type(one) is int))
+    ends = (*end_ids, *(token for token in options.get("stop_token_ids") or () if type(token) is int))
     stops = [options["stop"]] if isinstance(options.get("stop"), str) else list(options.get("stop") or ())
     ids = torch.tensor([list(prompt)], device=model.device)
     with (
@@ -83,15 +83,15 @@ def answered(
         torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []),
     ):
         torch.manual_seed(options["seed"] if type(options.get("seed")) is int else answer_request.seed)
-        found = model.generate(
+        generated = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             generation_config=_settings(model, answer_request, ends, stops, within_s),
             tokenizer=tokenizer if stops else None,
         )
-    tokens = found[0, len(prompt) :].tolist()
+    tokens = generated[0, len(prompt) :].tolist()
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    stopped = min((place for place in map(text.find, stops) if place >= 0), default=-1)
+    stopped = min((position for position in map(text.find, stops) if position >= 0), default=-1)
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)
     if not is_ended and len(tokens) < answer_request.max_tokens:
         return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
@@ -111,24 +111,24 @@ def _settings(
     options = answer_request.options
     folder = getattr(model, "generation_config", None)
 
-    def told(name: str) -> Any:
+    def setting(name: str) -> Any:
         for value in (options.get(name), getattr(folder, name, None)):
             if isinstance(value, int | float):
                 return value
         return _NEUTRAL[name]
 
-    sampled = told("temperature") > 0 and told("top_k") != 1
+    sampled = setting("temperature") > 0 and setting("top_k") != 1
     sampling = {}
     if sampled:
-        sampling = {name: told(name) for name in ("temperature", "top_p", "min_p", "typical_p")}
-        sampling["top_k"] = max(told("top_k"), 0)  # -1 is all of them, to servers
+        sampling = {name: setting(name) for name in ("temperature", "top_p", "min_p", "typical_p")}
+        sampling["top_k"] = max(setting("top_k"), 0)  # -1 is all of them, to servers
     return GenerationConfig(
         max_new_tokens=answer_request.max_tokens,
         max_time=within_s,
         min_new_tokens=options.get("min_tokens") or None,
         do_sample=sampled,
-        repetition_penalty=told("repetition_penalty"),
-        no_repeat_ngram_size=told("no_repeat_ngram_size"),
+        repetition_penalty=setting("repetition_penalty"),
+        no_repeat_ngram_size=setting("no_repeat_ngram_size"),
         eos_token_id=list(ends) or None,
         pad_token_id=ends[0] if ends else 0,
         stop_strings=list(stops) or None,

@@ -79,7 +79,7 @@ class OpenAILanguage:
         self._server = server
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
-        self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
+        self._ask, self.artefact, self.provenance, longest = server.opened(self._scoring_method)
         # One token is generated with each request: there must be room for it.
         self.longest = None if longest is None else longest - 1
 
@@ -136,23 +136,23 @@ class OpenAILanguage:
         self._answers.close()
         self._server.close()
 
-    def _way(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
+    def _scoring_method(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
         """Return the way of asking that the server accepts."""
         # With the end tokens: a server that does not know them would refuse answers later.
         row = TokenRow(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
-        said = []
+        problems = []
         for way in (self._by_prompt_logprobs, self._by_echo):
             try:
                 way([row])
             except RefusedError as error:
                 if error.kind is Refusal.ACCESS:
                     raise
-                said.append(str(error))
+                problems.append(str(error))
             else:
                 return way
         ends = f" that contains models.generation.end_ids {list(self.end_ids)}" if self.end_ids else ""
         raise OperatorError(
-            f"the server of the reference {self._where} returns no log-probabilities of a prompt{ends} ({'; '.join(said)}): "
+            f"the server of the reference {self._where} returns no log-probabilities of a prompt{ends} ({'; '.join(problems)}): "
             "serve the reference with vLLM, or use runtime `transformers`"
         )
 
@@ -205,26 +205,31 @@ class OpenAILanguage:
         if prompt_logprobs is None or len(prompt_logprobs) != n_prompt + len(row.served):
             raise unreadable("no log-probabilities of the prompt, or not of each token")
         try:
-            places = [
-                {int(token): likely for token, likely in (place or {}).items()}
-                for place in prompt_logprobs[n_prompt:]
+            positions = [
+                {int(token): likely for token, likely in (likely_tokens or {}).items()}
+                for likely_tokens in prompt_logprobs[n_prompt:]
             ]
-            own = [place[token] for token, place in zip(row.served, places, strict=True)]
+            own = [likely_tokens[token] for token, likely_tokens in zip(row.served, positions, strict=True)]
         except (ValueError, KeyError) as error:
             raise unreadable("a served token without its log-probability") from error
-        k = max(map(len, places))
-        rows = [sorted(place.items(), key=lambda one: (-one[1].logprob, one[0])) for place in places]
-        filled = [[*one, *([(-1, _Likely(logprob=math.nan))] * (k - len(one)))] for one in rows]
-        ends, ends_upper = _ends(places, self.end_ids, self._top)
+        k = max(map(len, positions))
+        rows = [
+            sorted(likely_tokens.items(), key=lambda item: (-item[1].logprob, item[0]))
+            for likely_tokens in positions
+        ]
+        filled = [[*row, *([(-1, _Likely(logprob=math.nan))] * (k - len(row)))] for row in rows]
+        ends, ends_upper = _ends(positions, self.end_ids, self._top)
         return Scores(
-            tokens=tuple(_spelt(one) for one in own),
+            tokens=tuple(_spelt(likely) for likely in own),
             ids=row.served,
-            logprobs=np.array([one.logprob for one in own], dtype=np.float64),
-            ranks=np.array([_rank(one, place) for one, place in zip(own, places, strict=True)]),
-            top_tokens=tuple(tuple(_spelt(likely) for _, likely in one) for one in filled),
-            top_ids=np.array([[token for token, _ in one] for one in filled], dtype=np.int64),
+            logprobs=np.array([likely.logprob for likely in own], dtype=np.float64),
+            ranks=np.array(
+                [_rank(likely, likely_tokens) for likely, likely_tokens in zip(own, positions, strict=True)]
+            ),
+            top_tokens=tuple(tuple(_spelt(likely) for _, likely in row) for row in filled),
+            top_ids=np.array([[token for token, _ in row] for row in filled], dtype=np.int64),
             top_logprobs=np.array(
-                [[likely.logprob for _, likely in one] for one in filled], dtype=np.float64
+                [[likely.logprob for _, likely in row] for row in filled], dtype=np.float64
             ),
             ends=ends,
             ends_upper=ends_upper,
@@ -243,7 +248,9 @@ def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
         raise
 
 
-def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int) -> tuple[Array, Array]:
+def _ends(
+    positions: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int
+) -> tuple[Array, Array]:
     """Return the lower and upper bound of the end's probability at each position.
 
     An unlisted token has at most the probability of the least likely listed one, and all unlisted tokens together at most
@@ -251,12 +258,14 @@ def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top
     """
     if not end_ids:
         return UNKNOWN, UNKNOWN
-    least = np.zeros(len(places))
-    more = np.zeros(len(places))
-    for index, place in enumerate(places):
-        listed = sorted((math.exp(one.logprob) for one in place.values()), reverse=True)
-        least[index] = sum(math.exp(place[one].logprob) for one in end_ids if one in place)
-        n_hidden = sum(one not in place for one in end_ids)
+    least = np.zeros(len(positions))
+    more = np.zeros(len(positions))
+    for index, likely_tokens in enumerate(positions):
+        listed = sorted((math.exp(likely.logprob) for likely in likely_tokens.values()), reverse=True)
+        least[index] = sum(
+            math.exp(likely_tokens[token].logprob) for token in end_ids if token in likely_tokens
+        )
+        n_hidden = sum(token not in likely_tokens for token in end_ids)
         more[index] = min(n_hidden * listed[:top][-1], max(1.0 - sum(listed), 0.0))
     return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
 
@@ -265,25 +274,25 @@ def _of_echo(row: TokenRow, echoed: _Echoed | None, top: int, end_ids: Collectio
     n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
     if echoed is None or min(len(echoed.tokens), len(echoed.token_logprobs)) < n_tokens:
         raise unreadable("no log-probabilities of what is echoed, or not of each token")
-    tops = [one or {} for one in (echoed.top_logprobs or [])[n_prompt:n_tokens]]
+    tops = [top or {} for top in (echoed.top_logprobs or [])[n_prompt:n_tokens]]
     tops += [{}] * (len(row.served) - len(tops))
     own = np.array(
-        [math.nan if one is None else one for one in echoed.token_logprobs[n_prompt:n_tokens]],
+        [math.nan if logprob is None else logprob for logprob in echoed.token_logprobs[n_prompt:n_tokens]],
         dtype=np.float64,
     )
     k = max(map(len, tops))
-    filled = [[*one.items(), *([("", math.nan)] * (k - len(one)))] for one in tops]
-    top_logprobs = np.array([[value for _, value in one] for one in filled], dtype=np.float64).reshape(-1, k)
+    filled = [[*top.items(), *([("", math.nan)] * (k - len(top)))] for top in tops]
+    top_logprobs = np.array([[value for _, value in row] for row in filled], dtype=np.float64).reshape(-1, k)
     above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
     # Lists have no ids, so the end's probability is known only where an end token was scored.
     ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNKNOWN
     return Scores(
-        tokens=tuple(one.encode() for one in echoed.tokens[n_prompt:n_tokens]),
+        tokens=tuple(token.encode() for token in echoed.tokens[n_prompt:n_tokens]),
         ids=row.served,
         logprobs=own,
         # A token below all listed ones has an unknown rank.
         ranks=np.where(above < min(top, k), above + 1.0, np.nan),
-        top_tokens=tuple(tuple(name.encode() for name, _ in one) for one in filled),
+        top_tokens=tuple(tuple(name.encode() for name, _ in row) for row in filled),
         top_ids=np.full(top_logprobs.shape, -1, dtype=np.int64),
         top_logprobs=top_logprobs,
         ends=ends,
@@ -291,11 +300,11 @@ def _of_echo(row: TokenRow, echoed: _Echoed | None, top: int, end_ids: Collectio
     )
 
 
-def _rank(own: _Likely, place: Mapping[int, _Likely]) -> float:
+def _rank(own: _Likely, likely_tokens: Mapping[int, _Likely]) -> float:
     """Return the rank from the server, or computed from the list; vLLM counts tokens that are at least as likely."""
     if own.rank is not None:
         return float(own.rank)
-    return 1.0 + sum(one.logprob > own.logprob for one in place.values())
+    return 1.0 + sum(likely.logprob > own.logprob for likely in likely_tokens.values())
 
 
 def _spelt(likely: _Likely) -> bytes:

@@ -86,8 +86,8 @@ class OpenAIAnswers:
         else:
             question["prompt"] = request.prompt if request.prompt_ids is None else request.prompt_ids
         try:
-            found = self._server.ask("POST", path, _Answered, question)
-            return _own(found, answer_request)
+            response = self._server.ask("POST", path, _Answered, question)
+            return _own(response, answer_request)
         except TimeoutError:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         except (RefusedError, OperatorError) as error:
@@ -98,10 +98,10 @@ class OpenAIAnswers:
         self._server.close()
 
 
-def _own(found: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
-    if not found.choices:
+def _own(response: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
+    if not response.choices:
         raise unreadable("no choice")
-    choice = found.choices[0]
+    choice = response.choices[0]
     message = choice.message or _Message(content=choice.text)
     return FreeAnswer(
         outcome=FreeAnswerOutcome.DONE,
@@ -111,7 +111,7 @@ def _own(found: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
             for call in message.tool_calls or ()
         ),
         finish_reason=choice.finish_reason or "",
-        n_tokens=(found.usage.completion_tokens if found.usage else None) or None,
+        n_tokens=(response.usage.completion_tokens if response.usage else None) or None,
         max_tokens=answer_request.max_tokens,
         is_capped=answer_request.is_capped,
     )

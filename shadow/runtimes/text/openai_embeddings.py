@@ -42,7 +42,7 @@ class EmbeddingsRuntime:
         if request.embedding not in {"", _EMBEDDING}:
             raise OperatorError(unknown_embedding(request.embedding, [_EMBEDDING]))
         self._server = server
-        probed, self.artefact, self.provenance, _ = server.opened(lambda: self._asked([_PROBE]))
+        probed, self.artefact, self.provenance, _ = server.opened(lambda: self._request_vectors([_PROBE]))
         self.inputs = (TensorSpec(name=_INPUT, dtype=np.dtype(object), shape=(None,)),)
         self.outputs = (
             TensorSpec(name=_EMBEDDING, dtype=np.dtype(np.float32), shape=(None, probed.shape[1])),
@@ -53,18 +53,18 @@ class EmbeddingsRuntime:
         """Return `embedding` : (items, dimensions) of `input` : (items,), texts; errors as of `OpenAIServer.guarded`."""
         check_inputs(inputs, self.inputs)
         texts = inputs[_INPUT].tolist()
-        return {_EMBEDDING: self._server.guarded(lambda: self._asked(texts))}
+        return {_EMBEDDING: self._server.guarded(lambda: self._request_vectors(texts))}
 
     def close(self) -> None:
         """Close the connection."""
         self._server.close()
 
-    def _asked(self, texts: list[str]) -> Array:
+    def _request_vectors(self, texts: list[str]) -> Array:
         question = {"model": self._server.name, "input": texts, "encoding_format": "float"}
-        found = self._server.ask("POST", "/v1/embeddings", _Vectors, question).data
-        found.sort(key=lambda one: one.index)
-        if [one.index for one in found] != list(range(len(texts))):
+        entries = self._server.ask("POST", "/v1/embeddings", _Vectors, question).data
+        entries.sort(key=lambda entry: entry.index)
+        if [entry.index for entry in entries] != list(range(len(texts))):
             raise unreadable("not one vector for each text")
-        if len({len(one.embedding) for one in found}) != 1 or not found[0].embedding:
+        if len({len(entry.embedding) for entry in entries}) != 1 or not entries[0].embedding:
             raise unreadable("vectors of different lengths, or empty ones")
-        return np.array([one.embedding for one in found], dtype=np.float32)
+        return np.array([entry.embedding for entry in entries], dtype=np.float32)

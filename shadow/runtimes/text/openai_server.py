@@ -17,7 +17,7 @@ from quantdrift.shadow.runtimes.remote.protocol import UNVERIFIED, Refusal, Refu
 _LOG = logging.getLogger(__name__)
 _JSON: Final = {"Content-Type": "application/json"}
 
-Found = TypeVar("Found")
+Response = TypeVar("Response")
 
 
 class _Model(msgspec.Struct):
@@ -49,7 +49,7 @@ class OpenAIServer:
         self._server = HttpServer(request)
         self.name = request.reference.model or request.model.name
 
-    def opened(self, probe: Callable[[], Found]) -> tuple[Found, Artefact, Provenance, int | None]:
+    def opened(self, probe: Callable[[], Response]) -> tuple[Response, Artefact, Provenance, int | None]:
         """Return the result of `probe`, the descriptions of the model, and its longest context in tokens, None if unknown.
 
         Raises
@@ -61,8 +61,8 @@ class OpenAIServer:
         """
         reference = self._reference
         try:
-            model = self._found()
-            found = probe()
+            model = self._served_model()
+            result = probe()
             version = self._version()
         except TimeoutError as error:
             raise RetryError(f"{self._where} does not answer within {reference.timeout_s:g} s") from error
@@ -84,9 +84,9 @@ class OpenAIServer:
             runtime=reference.runtime.value, version=version, provider="remote", device=UNVERIFIED
         )
         _LOG.info("reference %s: at an OpenAI-compatible server, unverified", self._where)
-        return found, artefact, provenance, model.max_model_len
+        return result, artefact, provenance, model.max_model_len
 
-    def ask(self, method: str, path: str, kind: type[Found], question: Any = None) -> Found:
+    def ask(self, method: str, path: str, kind: type[Response], question: Any = None) -> Response:
         """Return the answer.
 
         Raises
@@ -106,7 +106,7 @@ class OpenAIServer:
         except msgspec.DecodeError as error:
             raise unreadable(str(error)) from error
 
-    def guarded(self, ask: Callable[[], Found]) -> Found:
+    def guarded(self, ask: Callable[[], Response]) -> Response:
         """Call `ask` for an exchange, and classify its errors.
 
         Raises
@@ -134,15 +134,15 @@ class OpenAIServer:
         """Close the connection."""
         self._server.close()
 
-    def _found(self) -> _Model:
+    def _served_model(self) -> _Model:
         models = self.ask("GET", "/v1/models", _Models).data
-        found = next((model for model in models if model.id == self.name), None)
-        if found is None:
+        served = next((model for model in models if model.id == self.name), None)
+        if served is None:
             raise OperatorError(
                 f"the server of the reference {self._where} serves {[model.id for model in models]}: `{self.name}` is not "
                 "among them. Set `model` in [[models.references]]"
             )
-        return found
+        return served
 
     def _version(self) -> str:
         try:
@@ -153,7 +153,7 @@ class OpenAIServer:
     def is_ready(self) -> bool:
         """Return whether the server answers, and has the model."""
         try:
-            self._found()
+            self._served_model()
         except (RefusedError, TimeoutError, OperatorError):
             return False
         return True

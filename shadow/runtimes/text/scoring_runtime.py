@@ -133,11 +133,11 @@ class ScoringRuntime:
                 f"the reference takes {[s.name for s in self.inputs]}, but got {sorted(inputs)}"
             )
         requests = inputs[REQUEST].tolist()
-        if not all(isinstance(one, ScoringRequest) for one in requests):
+        if not all(isinstance(request, ScoringRequest) for request in requests):
             raise replay_error("the input `request` does not hold scoring requests")
-        rows = [self.row(one) for one in requests]
-        found = iter(self._language.score([row for row in rows if row is not None]))
-        scores = [NO_SCORES if row is None else _finished(row, next(found)) for row in rows]
+        rows = [self.row(request) for request in requests]
+        scored = iter(self._language.score([row for row in rows if row is not None]))
+        scores = [NO_SCORES if row is None else _finished(row, next(scored)) for row in rows]
         return {SCORES: objects(self._with_free_answers(requests, scores))}
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class ScoringRuntime:
         Some tokenizers (SentencePiece's, of Llama 2 and Mistral) put a space before any text: there must not be two.
         """
         if self._prepends is None:
-            line, word, behind = (self._plain_ids(one) for one in ("\n", "a", "\n a"))
+            line, word, behind = (self._plain_ids(text) for text in ("\n", "a", "\n a"))
             self._prepends = behind == (*line, *word)
         return self._plain_ids(text.removeprefix(" ") if self._prepends else text)
 

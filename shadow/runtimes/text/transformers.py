@@ -58,7 +58,7 @@ _TYPES: Final[Mapping[str, str]] = {
 _TEMPLATE: Final = frozenset({"add_generation_prompt", "continue_final_message", "documents"})
 _LOGITS_BYTES: Final = 512 * 2**20
 _TOKENS: Final = 16_384
-_PLACES: Final = 256
+_POSITIONS: Final = 256
 
 
 class TransformersLanguage:
@@ -133,15 +133,15 @@ class TransformersLanguage:
 
     def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the tokenizer's own chat template."""
-        given = dict(request.template)
-        more = given.pop("chat_template_kwargs", None) or {}
-        settings = {"add_generation_prompt": True, **given, **more}
-        ours = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - _TEMPLATE
-        if taken := sorted(ours & settings.keys()):
+        settings_of_request = dict(request.template)
+        more = settings_of_request.pop("chat_template_kwargs", None) or {}
+        settings = {"add_generation_prompt": True, **settings_of_request, **more}
+        own_names = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - _TEMPLATE
+        if reserved := sorted(own_names & settings.keys()):
             raise replay_error(
-                f"the client's chat_template_kwargs {taken} are arguments of the tokenizer itself"
+                f"the client's chat_template_kwargs {reserved} are arguments of the tokenizer itself"
             )
-        messages = [_message(one) for one in request.messages]
+        messages = [_message(message) for message in request.messages]
         try:
             ids = self._tokenizer.apply_chat_template(
                 messages,
@@ -169,7 +169,7 @@ class TransformersLanguage:
         if self._model is None:
             raise replay_error("the reference is closed")
         n_tokens = int(self._model.get_input_embeddings().num_embeddings)
-        if any(not 0 <= one < n_tokens for row in rows for one in (*row.prompt, *row.served)):
+        if any(not 0 <= token < n_tokens for row in rows for token in (*row.prompt, *row.served)):
             raise replay_error(
                 f"a token id is not below the reference's {n_tokens}: candidate and reference have different tokenizers"
             )
@@ -177,8 +177,8 @@ class TransformersLanguage:
         order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
         parts = self._parts([rows[index] for index in order])
         scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
-        found = dict(zip(order, scores, strict=True))
-        return [found[index] for index in range(len(rows))]
+        score_of_row = dict(zip(order, scores, strict=True))
+        return [score_of_row[index] for index in range(len(rows))]
 
     def answer(
         self,
@@ -239,7 +239,7 @@ class TransformersLanguage:
         logits, first = self._logits(rows)
         for index, row in enumerate(rows):
             begin = len(row.prompt) - 1 - first
-            yield self._told(row.served, logits[index, begin : begin + len(row.served)])
+            yield self._scores_of(row.served, logits[index, begin : begin + len(row.served)])
 
     def _logits(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, int]:
         """Return logits : (rows, positions, tokens), and the position of the first ones.
@@ -258,29 +258,31 @@ class TransformersLanguage:
             first = min(len(row.prompt) for row in rows) - 1
             more["logits_to_keep"] = length - first
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
-            found = self._model(
+            output = self._model(
                 input_ids=ids.to(self._device),
                 attention_mask=mask.to(self._device),
                 use_cache=False,
                 **more,
             )
-        return found.logits, first
+        return output.logits, first
 
-    def _told(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
+    def _scores_of(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
         """Return the scores of `served` : (positions,), from `logits` : (positions, tokens)."""
         k = min(self._top, logits.shape[-1])
         columns: list[tuple[torch.Tensor, ...]] = []
         with torch.inference_mode():
             targets = torch.tensor(served, device=logits.device)[:, None]
             ending = torch.tensor(self.end_ids, dtype=torch.long, device=logits.device)
-            for begin in range(0, len(served), _PLACES):
-                part = slice(begin, begin + _PLACES)
+            for begin in range(0, len(served), _POSITIONS):
+                part = slice(begin, begin + _POSITIONS)
                 logprobs = torch.log_softmax(logits[part].double(), dim=-1)
                 own = logprobs.gather(1, targets[part])
                 top = logprobs.topk(k, dim=-1)
                 ends = logprobs[:, ending].exp().sum(dim=-1)
                 columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values, ends))
-        joined = [torch.cat(one).cpu().numpy() for one in zip(*columns, strict=True)]
+        joined = [
+            torch.cat(columns_of_batch).cpu().numpy() for columns_of_batch in zip(*columns, strict=True)
+        ]
         of_served, ranks, top_ids, top_logprobs, ends_p = joined
         ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNKNOWN
         return Scores(
@@ -323,7 +325,9 @@ def _kept(rows: Sequence[TokenRow]) -> int:
 def _digest(folder: Path) -> str:
     """Return the digest over all files that are loaded: config, tokenizer, template and weights."""
     try:
-        names = sorted(one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.suffix in _READ)
+        names = sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in _READ
+        )
         return digest_of_parts([(name, digest_of(folder / name)) for name in names])
     except OSError as error:
         raise OperatorError(f"the reference {folder} cannot be read: {error.strerror}") from error
@@ -338,7 +342,7 @@ def _checked(folder: Path, *, is_copy: bool) -> dict[str, Any]:
             f"the reference {folder} is not a folder with a config.json: set `path` to the folder that save_pretrained wrote"
         ) from error
     if not any(folder.glob("*.safetensors")):
-        pickled = sorted(one.name for one in folder.iterdir() if one.suffix in _PICKLED)
+        pickled = sorted(path.name for path in folder.iterdir() if path.suffix in _PICKLED)
         raise OperatorError(
             f"the reference {folder} holds no safetensors{f', but {pickled}, which is code' if pickled else ''}: save it "
             "again with save_pretrained"
@@ -380,11 +384,11 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
             raise replay_error("a message has parts that are not text")
         content = "\n".join(str(part.get("text", "")) for part in content)
-    made = {**message, "content": content}
+    converted = {**message, "content": content}
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        made["tool_calls"] = [_call(call) for call in calls]
-    return made
+        converted["tool_calls"] = [_call(call) for call in calls]
+    return converted
 
 
 def _call(call: Any) -> Any:

@@ -162,9 +162,9 @@ class MessageFramer:
                 continue
             start = pos
             if state is _COUNTED:
-                left = size - pos
-                if left < self._left:
-                    self._left -= left
+                bytes_left = size - pos
+                if bytes_left < self._left:
+                    self._left -= bytes_left
                     pos = size
                 else:
                     pos += self._left
@@ -291,9 +291,9 @@ class MessageFramer:
         size = len(chunk)
         while pos < size:
             if self._state is _CHUNK_DATA:
-                left = size - pos
-                if left < self._left:
-                    self._left -= left
+                bytes_left = size - pos
+                if bytes_left < self._left:
+                    self._left -= bytes_left
                     return size
                 pos += self._left
                 self._state = _CHUNK_END

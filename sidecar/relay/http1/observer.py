@@ -74,6 +74,9 @@ class Http1Observer(ExchangeObserver):
         "_sampling_key",
     )
 
+    _requests: MessageFramer
+    _responses: MessageFramer
+
     def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
         limit = MAX_HEADER_BYTES
@@ -97,22 +100,6 @@ class Http1Observer(ExchangeObserver):
     def is_idle(self) -> bool:
         """Whether the connection is known to be between exchanges."""
         return self.is_active and not self._pending and self._requests.is_between_messages
-
-    def request(self, chunk: bytes) -> None:
-        """Take bytes from the client."""
-        if self.is_active:
-            try:
-                self._requests.feed(chunk)
-            except FramingError as error:
-                self._on_framing_error(error)
-
-    def response(self, chunk: bytes) -> None:
-        """Take bytes from the backend."""
-        if self.is_active:
-            try:
-                self._responses.feed(chunk)
-            except FramingError as error:
-                self._on_framing_error(error)
 
     def skip_request(self, n_bytes: int) -> int:
         """Skip the next bytes of the client if their content is not needed; return how many were skipped."""

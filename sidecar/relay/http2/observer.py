@@ -106,6 +106,8 @@ class Http2Observer(ExchangeObserver):
     )
 
     client_may_send_anytime = True
+    _requests: Frames
+    _responses: Frames
 
     def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
@@ -145,22 +147,6 @@ class Http2Observer(ExchangeObserver):
     def is_idle(self) -> bool:
         """Whether no stream is open."""
         return self.is_active and not self._open and self._requests.is_between_messages
-
-    def request(self, chunk: bytes) -> None:
-        """Take bytes from the client, its preface first."""
-        if self.is_active:
-            try:
-                self._requests.feed(chunk)
-            except FramingError as error:
-                self._on_framing_error(error)
-
-    def response(self, chunk: bytes) -> None:
-        """Take bytes from the backend."""
-        if self.is_active:
-            try:
-                self._responses.feed(chunk)
-            except FramingError as error:
-                self._on_framing_error(error)
 
     def response_eof(self) -> None:
         """Do nothing: in HTTP/2 the end of file completes no exchange."""

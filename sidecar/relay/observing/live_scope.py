@@ -1,59 +1,57 @@
 """The first sampling phase of one process, kept up to date with configuration, policy and pause."""
 
-from pathlib import Path
+import asyncio
 
 from quantdrift.core.clock import Clock
-from quantdrift.sidecar.relay.observing.observer import CaptureScope, SendFrame
+from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.sender import FrameSender
+from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
-from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
-from quantdrift.sidecar.state.counters import Slot
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.state.pause import PauseFiles
 from quantdrift.sidecar.state.policy import NAME, PolicyFile, PolicyHistory
+from quantdrift.sidecar.state.process_start import ChildProcess
 from quantdrift.sidecar.state.routes import Routes
 
 
 class LiveScope:
     """The capture scope of a relay worker or the intake process, refreshed from the files of the sidecar.
 
+    It connects to the capture process. A predecessor in the slot of the process may have been killed: its gauges are
+    set to 0, and the exchanges that it had not handed over are counted as lost.
+
     Parameters
     ----------
-    live_config_file
-        The configuration in effect.
+    child
+        This process.
     secret
         Key of the salts.
-    directory
-        Where the policy file and the pause files are.
-    send_frame
-        Called with each finished exchange.
-    slot
-        The counters of the process.
-    load_shedding
-        Refuses a share of the drawn requests; None: no request is refused.
 
     Attributes
     ----------
     scope : CaptureScope
         The scope that observers or gateway use.
+    sender : FrameSender
+        Sends finished exchanges to the capture process.
     policy_history : PolicyHistory
         The policies received; the newest valid one is in effect.
     is_paused : bool
         Whether sampling is paused altogether, as of the last refresh.
     """
 
-    def __init__(
-        self,
-        live_config_file: LiveConfigFile,
-        secret: bytes,
-        directory: Path,
-        *,
-        send_frame: SendFrame,
-        slot: Slot,
-        clock: Clock,
-        load_shedding: LoadShedding | None = None,
-    ) -> None:
-        config = live_config_file.current.config
-        self._live_config_file = live_config_file
+    def __init__(self, child: ChildProcess, secret: bytes, clock: Clock) -> None:
+        self._live_config_file = child.live_config_file
+        live_config = self._live_config_file.current
+        config, slot, directory = live_config.config, child.slot, child.start.directory
+        for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
+            slot.set(gauge, 0)
+        slot.lose_unfinished(len(live_config.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+        self.sender = FrameSender(
+            child.start.handoff, config.sidecar.handoff_bytes, slot, asyncio.get_running_loop()
+        )
+        self.sender.connect()
         self._secret = secret
         self._clock = clock
         self._exchange_ids = ExchangeIds()
@@ -64,10 +62,10 @@ class LiveScope:
             config.sidecar,
             routes=Routes(config.capture.protocols),
             sampler=self._sampler(),
-            send_frame=send_frame,
+            send_frame=self.sender.send,
             slot=slot,
             clock=clock,
-            load_shedding=load_shedding,
+            load_shedding=LoadShedding(child.counters.slot(child.counters.n_slots - 1), clock),
         )
         self._refresh_sampler()
 
@@ -81,6 +79,7 @@ class LiveScope:
             self.policy_history.reconfigure(live_config.config.sampling)
             routes = Routes(live_config.config.capture.protocols)
             self.scope.reconfigure(live_config.config.sidecar, routes, self._sampler())
+            self.sender.limit_bytes = live_config.config.sidecar.handoff_bytes
         self._policy_file.read(self.policy_history)
         self._refresh_sampler()
         return live_config

@@ -4,7 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
@@ -202,6 +202,19 @@ class CaptureBuffer:
         self.captured_at_ns = 0  # when its response was complete; 0: it is not complete yet
 
 
+class MessageReader(Protocol):
+    """Reads the messages of one direction of a connection."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Read the next bytes.
+
+        Raises
+        ------
+        FramingError
+            They are not what the protocol allows, or too long.
+        """
+
+
 class ExchangeObserver(ABC):
     """The observer of one connection.
 
@@ -226,6 +239,8 @@ class ExchangeObserver(ABC):
     __slots__ = ("_buffers", "_scope", "is_active")
 
     client_may_send_anytime: ClassVar[bool] = False
+    _requests: MessageReader
+    _responses: MessageReader
 
     def __init__(self, scope: CaptureScope) -> None:
         self._scope = scope
@@ -237,13 +252,21 @@ class ExchangeObserver(ABC):
     def is_idle(self) -> bool:
         """Whether the connection is known to be between exchanges."""
 
-    @abstractmethod
     def request(self, chunk: bytes) -> None:
         """Take bytes from the client."""
+        if self.is_active:
+            try:
+                self._requests.feed(chunk)
+            except FramingError as error:
+                self._on_framing_error(error)
 
-    @abstractmethod
     def response(self, chunk: bytes) -> None:
         """Take bytes from the backend."""
+        if self.is_active:
+            try:
+                self._responses.feed(chunk)
+            except FramingError as error:
+                self._on_framing_error(error)
 
     def skip_request(self, n_bytes: int) -> int:
         """Skip the next bytes of the client if their content is not needed; return how many were skipped."""

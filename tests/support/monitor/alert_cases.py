@@ -2,16 +2,15 @@
 
 from typing import Any
 
-import msgspec
-
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.monitor.explain.explain import with_explanation
-from quantdrift.monitor.fold.alert_event import AlertEvent, summary, transition_row
+from quantdrift.monitor.fold.alert_event import summary, transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
@@ -81,12 +80,31 @@ def alert(
 
 def text(row: TransitionRow) -> str:
     """Return the whole text of an alert: its first line, its reason, its explanation and its advice."""
-    known: dict[str, Any] = {
-        name: row.details[name] for name in AlertEvent.__struct_fields__ if name in row.details
-    }
-    lines = [
-        summary(msgspec.convert(known, AlertEvent)),
-        *row.details.get("explanation", ()),
-        row.details["advice"],
-    ]
-    return "\n".join(lines)
+    event = row.alert
+    return "\n".join([summary(event), *event.explanation.explanation, event.change.advice])
+
+
+def event_with(**flat: Any) -> AlertEvent:
+    """Return the event of an alert from its flat form: `flat`, and for what it leaves out an alert of flips."""
+    return AlertEvent.read(_FLIPS | flat)
+
+
+_FLIPS: dict[str, Any] = {
+    "model": "digits",
+    "version": "1",
+    "reference": "d",
+    "slice": "scanner=faint",
+    "predicate": "p",
+    "from_verdict": "ok",
+    "verdict": "firing",
+    "reason": "r",
+    "metric": "flip",
+    "unit": "share of exchanges",
+    "budget": 0.01,
+    "n_recent": 400,
+    "n_groups": 400,
+    "evidence": 12.0,
+    "threshold": 10.0,
+    "aggregate_verdict": "ok",
+    "advice": "look",
+}

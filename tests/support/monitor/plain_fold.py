@@ -4,21 +4,34 @@ What the shipped fold does with arrays over a batch, and only as often as it is 
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
-from quantdrift.drift.evidence.header import POLICY
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.evidence.header import CREATED_AT, LAST_AT, N_TOTAL, POLICY, SCALE, M, N
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.watch import Change, Groups, Series, SignalKey, advance
+from quantdrift.drift.evidence.state import dump_state
+from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, advance
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.groups import exchanges, shown, slices_of
+from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
-from quantdrift.monitor.fold.slice_state import Key
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, RollupRow, Snapshot
+from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.storage.monitor.rows import (
+    BatchRows,
+    ComparisonRow,
+    DetectorRow,
+    Outcome,
+    RollupRow,
+    Snapshot,
+    VerdictRow,
+)
+from tests.support.monitor.plain_groups import shown, slices_of
 
+Row = TypeVar("Row", DetectorRow, VerdictRow)
 EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 MEANS = ("flip", "topk", "js", "divergence", "margin", "tie")
 
@@ -87,48 +100,87 @@ class PlainFold(Fold):
         self.plain_rollup = PlainRollup()
 
     def batch(self, rows: BatchRows) -> None:
-        """Fold one batch, and make the rows of what it touched at once, from each state by itself."""
+        """Fold one batch, and make the verdicts of what it touched at once, from each state by itself."""
         super().batch(rows)
-        for key in self._chronicle.dirty:
-            assert self._state.slices[key].verdict.slice_id == key[1]
+        for key in self.state.dirty:
+            self._make(self.state.slices[key])
 
     def take(self) -> Outcome:
         """Return what is to be written."""
-        for key in self._chronicle.dirty:
-            self._state.slices[key].watch.touched()  # what is worked out for many at a time is not used
+        dirty = [self.state.slices[key] for key in sorted(self.state.dirty)]
+        detectors = [row for entry in dirty for row in plain_rows(entry)]
+        verdicts = [entry.written for entry in dirty]
         rollups, self.plain_rollup = self.plain_rollup.rows(), PlainRollup()
         outcome = super().take()
         assert not outcome.rollups
-        return Outcome(
-            **{name: getattr(outcome, name) for name in Outcome.__struct_fields__ if name != "rollups"},
+        return msgspec.structs.replace(
+            outcome,
+            detectors=_replaced(
+                outcome.detectors,
+                detectors,
+                lambda row: (row.model_version_id, row.slice_id, row.metric, row.kind),
+            ),
+            verdicts=_replaced(outcome.verdicts, verdicts, lambda row: (row.model_version_id, row.slice_id)),
             rollups=tuple(rollups),
         )
+
+    def _make(self, entry: SliceState) -> None:
+        """Make the row of a verdict."""
+        table, row, watch = entry.table, entry.row, entry.watch
+        if not table.stale[row]:
+            return
+        states = sorted(watch.states.items())
+        evidence, threshold = entry.written.evidence, entry.written.threshold
+        if table.unweighed[row]:
+            evidence = 0.0
+            for signal, state in states:
+                evidence += DETECTORS[signal.kind].evidence(state)
+            mass = 0.0
+            for signal, state in states:
+                mass += DETECTORS[signal.kind].page_mass(state)
+            limits = self.state.thresholds
+            threshold = max(limits.page, limits.mass_ratio * mass)
+        entry.written = VerdictRow(
+            model_version_id=entry.key[0],
+            slice_id=entry.key[1],
+            verdict=entry.said,
+            reason=entry.reason,
+            since_us=entry.since_us,
+            n_groups=max(int(state[N_TOTAL]) for _, state in states),
+            evidence=evidence,
+            threshold=threshold,
+            estimate=plain_estimate(entry),
+            last_us=entry.last_us,
+            updated_us=int(table.updated_us[row]),
+            fold_seq=int(table.fold_seq[row]),
+        )
+        table.stale[row] = table.unweighed[row] = False
 
     def _compare(self, rows: BatchRows) -> tuple[list[Key], list[tuple[Key, Change]]]:
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
         order = 0
         for exchange in exchanges(rows.comparisons):
             order, first = exchange.order, exchange.rows[0]
-            self._see(min(first.captured_us, rows.stored_us))
+            self.state.pass_time(min(first.captured_us, rows.stored_us))
             version = self.catalog.versions[first.model_version_id]
             if not version.reference_digest:
                 continue
-            cap = self._state.budget(version.model).cap
+            cap = self.state.budget(version.id).cap
             for slice_id, items in slices_of(exchange.rows).items():
                 self.plain_rollup.add(slice_id, items, cap)
             if first.group_key:
-                self._sessions.add(exchange.rows, self._state.now_us)
+                self.state.sessions.add(exchange.rows, self.state.now_us)
             else:
                 self._group(exchange.rows, order, collected)
-        if self._state.clock.at_us is not None:
-            for place, closed in enumerate(self._sessions.due(self._state.now_us), start=order + 1):
+        if self.state.clock.at_us is not None:
+            for place, closed in enumerate(self.state.sessions.due(self.state.now_us), start=order + 1):
                 for slice_id, items in slices_of(closed).items():
                     self.plain_rollup.close(slice_id, items)
                 self._group(closed, place, collected)
         keys = sorted(collected)
-        watches = [self._state.slices[key].watch for key in keys]
+        watches = [self.state.slices[key].watch for key in keys]
         groups = [_groups(collected[key]) for key in keys]
-        changes = advance(watches, groups, self._state.thresholds)
+        changes = advance(watches, groups, self.state.thresholds)
         for watch in watches:
             watch.touched()
         return keys, [(keys[change.watch], change) for change in changes]
@@ -139,29 +191,83 @@ class PlainFold(Fold):
         order: int,
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]],
     ) -> None:
-        first, state = rows[0], self._state
-        budget = state.budget(self.catalog.versions[first.model_version_id].model)
+        first, state = rows[0], self.state
+        budget = state.budget(first.model_version_id)
         captured_us = min(max(row.captured_us for row in rows), state.now_us)
         for slice_id, items in slices_of(rows).items():
-            rates = self._rates.of(self.catalog, slice_id, first.policy_id)
-            if self._ignores(slice_id):
+            rates = state.rates(slice_id, first.policy_id)
+            if state.ignores(slice_id):
                 continue
             values = shown(slice_id, items, rates, budget)
             if not values:
                 continue
             key = (first.model_version_id, slice_id)
-            if key not in self._state.slices:
-                self._enter(key, "", state.now_us, captured_us)
-            entry = self._state.slices[key]
-            entry.last_us = max(entry.last_us, captured_us)
-            state.succession.seen(key[0], captured_us)
+            if key not in self.state.slices:
+                state.enter(key, "", at_us=state.now_us, last_us=captured_us)
+            entry = self.state.slices[key]
+            entry.compared(captured_us)
+            state.compared(key[0], captured_us)
             weighted = rates.session_weighted if first.group_key else rates.weighted
-            state.observed(
-                key, sorted(values), weighted=weighted, fold_seq=self._fold_seq, catalog=self.catalog
-            )
+            state.observed(key, sorted(values), weighted=weighted)
             for signal in values:
                 entry.watch.states[signal][POLICY] = first.policy_id
             collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, values))
+
+
+def plain_rows(entry: SliceState) -> list[DetectorRow]:
+    """Return the detectors of a slice as they are stored."""
+    return [
+        DetectorRow(
+            model_version_id=entry.key[0],
+            slice_id=entry.key[1],
+            metric=signal.metric,
+            kind=signal.kind,
+            state=dump_state(signal.kind, state),
+            budget=float(state[M]),
+            n_groups=int(state[N]),
+            evidence=DETECTORS[signal.kind].evidence(state),
+            fold_seq=int(entry.table.fold_seq[entry.row]),
+            created_us=int(state[CREATED_AT]),
+            last_us=int(state[LAST_AT]),
+            retired_us=None,
+            noise=entry.noise(signal),
+        )
+        for signal, state in sorted(entry.watch.states.items())
+    ]
+
+
+def plain_estimate(entry: SliceState) -> dict[str, dict[str, float]]:
+    """Return what the row of a verdict shows of each metric."""
+    found: dict[str, dict[str, float]] = {}
+    for signal, state in sorted(entry.watch.states.items()):
+        if signal.kind != BUDGET.kind:
+            if missing := DETECTORS[signal.kind].missing(state):
+                found.setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
+            continue
+        noise, scale = entry.noise(signal), float(state[SCALE])
+        shown = found.setdefault(signal.metric, {})
+        shown["budget"] = (float(state[M]) - noise) * scale
+        if noise:
+            shown["noise"] = noise * scale
+        if recent := BUDGET.recent(state):
+            shown["mean"] = recent.mean
+            if recent.missing:
+                shown["missing"] = recent.missing
+            else:
+                shown["low"], shown["high"] = recent.low, recent.high
+            shown["n"] = recent.n
+        if entry.watch.phase is not Phase.WATCHING and (since := BUDGET.since_change(state)):
+            shown["severity"] = since.low
+    return found
+
+
+def _replaced(
+    written: Sequence[Row], plain: Sequence[Row], key: Callable[[Row], tuple[object, ...]]
+) -> tuple[Row, ...]:
+    """Return the rows that were written, with those of the same key in `plain` in their places."""
+    made = {key(row): row for row in plain}
+    assert made.keys() <= {key(row) for row in written}
+    return tuple(made.get(key(row), row) for row in written)
 
 
 def _groups(collected: Sequence[tuple[int, float, int, dict[SignalKey, FloatArray]]]) -> Groups:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from quantdrift.core.records import Exchange
+from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.handoff.frame import RawMeta
 
 ID = "0123456789abcdef0123456789abcdef"
@@ -54,3 +56,11 @@ def raw_exchange(
         response_bytes=len(raw_response),
     )
     return meta, raw_request, raw_response
+
+
+def recorded_by(
+    recorder: Recorder, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
+) -> Exchange | None:
+    """Return what a recorder makes of a raw exchange in all its steps."""
+    heads = recorder.read_heads(meta, request, response)
+    return recorder.record(meta, recorder.read_request(meta, heads, request), response)

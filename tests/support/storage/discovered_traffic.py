@@ -81,8 +81,12 @@ async def write_traffic(
     n: int,
     flips: Mapping[str, float],
     seed: int,
+    weekend: float = 1.0,
 ) -> None:
-    """Insert n exchanges of one item each, spread evenly, and their hourly roll-ups; others flip at 0.3 %."""
+    """Insert n exchanges of one item each, spread evenly, and their hourly roll-ups; others flip at 0.3 %.
+
+    On Saturdays and Sundays (UTC) all flip `weekend` times as often.
+    """
     rng = np.random.default_rng(seed)
     scanners = rng.choice(list(SHARES), n, p=list(SHARES.values()))
     await make_partitions(db, [(begin + day * DAY).date() for day in range((end - begin).days + 2)])
@@ -96,7 +100,8 @@ async def write_traffic(
     )
     policy = await db.fetchval("select id from policy")
     everything = await db.fetchval("select id from slice where predicate = 'true'")
-    flipped = rng.random(n) < np.array([flips.get(scanner, 0.003) for scanner in scanners])
+    season = np.array([weekend if at.weekday() >= 5 else 1.0 for at in times])
+    flipped = rng.random(n) < season * np.array([flips.get(scanner, 0.003) for scanner in scanners])
     contrast = rng.normal(1.0, 0.3, n)
     rows = [
         Comparison(

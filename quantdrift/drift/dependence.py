@@ -1,0 +1,134 @@
+"""A test for sessions that nobody declared: requests of one user that come in bursts and have alike outcomes.
+
+Every bound of the detectors rests on exchanges that say something new each. Twenty requests of one user that all flip are one
+observation, and count as twenty unless `sampling.sticky_header` names the user. This test looks for an attribute whose
+neighbouring exchanges are alike.
+
+Assumption (H0)
+    The outcomes of a slice within one look, some 1,000 exchanges, are exchangeable, whatever the attribute says. Then the
+    sequential ranks u_t, the share of the outcomes so far that are below the t-th, with ties broken at random, are
+    independent and uniform.
+Evidence
+    Where exchange b follows exchange a with the same value of the attribute, the test bets that their ranks are alike: the
+    factor is the density of a Gaussian copula with correlation r at (u_a, u_b). Given the past its mean is 1, so the product,
+    averaged over `CORRELATIONS`, and multiplied over looks, is a non-negative martingale.
+Bound
+    Ville's inequality: under H0 it ever reaches 1 / a with a probability of at most a, however often one looks.
+Source
+    Vovk, Gammerman, Shafer (2005), "Algorithmic Learning in a Random World", chapter 7, for the ranks; Ville (1939), "Etude
+    critique de la notion de collectif", for the bound.
+
+When the outcomes of all users change at the same time, neighbours are alike, too. The same bets are therefore made with the
+nearest earlier exchange of *another* value, and what they win is taken from the evidence, which only lowers it.
+
+An attribute with few values, or one whose values do not come in bursts, is no session: a scanner that is worse than others is a
+slice. Such attributes are left out before any outcome is looked at.
+"""
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from scipy.special import logsumexp, ndtri
+
+from quantdrift.drift.evidence.observations import FloatArray
+
+LOOK: Final = 1000
+"""Exchanges of a version in one look."""
+LEAST_EXCHANGES: Final = 200
+"""Fewest exchanges of a slice in a look that are tested."""
+FALSE_SHARE: Final = 0.01
+"""Largest share of versions with independent exchanges of which any slice is ever said to have sessions."""
+MOST_KEYS: Final = 16
+"""Most attributes of a version that are tested."""
+MOST_SLICES: Final = 1000
+CORRELATIONS: Final = (0.1, 0.2, 0.4, 0.6, 0.8, 0.95)
+
+_LEAST_VALUES: Final = 20  # of an attribute in one look: with fewer it names groups of users, not users
+_LARGEST_SHARE: Final = 0.1  # of one value in a look
+_BURSTS: Final = 1.5  # times as many close exchanges with the same value as in a random order
+_REACH: Final = 8  # exchanges back that count as close
+
+
+def log_threshold(*, everything: bool) -> float:
+    """Return the log evidence from which on a slice is said to have sessions.
+
+    Half of `FALSE_SHARE` is for the slice `all`, where every exchange counts, and half for all other slices together.
+    """
+    n_tests = MOST_KEYS if everything else MOST_KEYS * MOST_SLICES
+    return math.log(2 * n_tests / FALSE_SHARE)
+
+
+def could_be_session(values: Sequence[str]) -> bool:
+    """Return whether an attribute has many values that come in bursts.
+
+    Parameters
+    ----------
+    values
+        Its value in each exchange of a look, in the order of capture; empty: it has none.
+    """
+    places: dict[str, list[int]] = {}
+    for place, value in enumerate(values):
+        if value:
+            places.setdefault(value, []).append(place)
+    largest = max(map(len, places.values()), default=0)
+    if len(places) < _LEAST_VALUES or largest > _LARGEST_SHARE * len(values):
+        return False
+    n_close = sum(int((np.diff(of_value) <= _REACH).sum()) for of_value in places.values())
+    share = sum((len(of_value) / len(values)) ** 2 for of_value in places.values())
+    return n_close > max(_BURSTS * share * _REACH * len(values), _LEAST_VALUES)
+
+
+def log_evidence(values: Sequence[str], outcome: FloatArray, ties: FloatArray) -> float:
+    """Return the logarithm of the evidence of one look at one slice that exchanges with one value are alike.
+
+    Parameters
+    ----------
+    values
+        The attribute's value of each exchange, in the order of capture; empty: it has none.
+    outcome
+        (exchanges,) what is compared: the divergence, or whether the decision differs.
+    ties
+        (exchanges,) numbers in (0, 1) that break ties, uniform and unrelated to anything else.
+    """
+    score = ndtri(_ranks(outcome, ties))
+    last: dict[str, int] = {}
+    newest: tuple[int, int] = (-1, -1)  # the last exchange, and the last one before it with another value
+    same: list[tuple[int, int]] = []
+    other: list[tuple[int, int]] = []
+    for place, value in enumerate(values):
+        if newest[0] >= 0 and values[newest[0]] != value:
+            newest = (newest[0], newest[0])
+        if value and (before := last.get(value)) is not None and place - before <= _REACH:
+            same.append((before, place))
+            if newest[1] >= 0:
+                other.append((newest[1], place))
+        last[value] = place
+        newest = (place, newest[1])
+    return _log_wealth(score, same) - max(_log_wealth(score, other), 0.0)
+
+
+def _ranks(outcome: FloatArray, ties: FloatArray) -> FloatArray:
+    """Return per exchange, (exchanges,), the share of the outcomes up to it that are smaller, ties broken at random."""
+    ordered: list[float] = []
+    ranks = np.empty(len(outcome))
+    for place, value in enumerate(outcome.tolist()):
+        low = bisect.bisect_left(ordered, value)
+        high = bisect.bisect_right(ordered, value, lo=low)
+        ranks[place] = (low + ties[place] * (high - low + 1)) / (place + 1)
+        ordered.insert(high, value)
+    return ranks
+
+
+def _log_wealth(score: FloatArray, pairs: Sequence[tuple[int, int]]) -> float:
+    """Return the log of the mean, over `CORRELATIONS`, of the products of the copula's densities; 0 without pairs."""
+    if not pairs:
+        return 0.0
+    x, y = score[np.array(pairs)].T
+    squares, product, n = float((x * x + y * y).sum()), float((x * y).sum()), len(pairs)
+    r = np.array(CORRELATIONS)
+    free = 1 - r * r
+    each = -n / 2 * np.log(free) - (r * r * squares - 2 * r * product) / (2 * free)
+    return float(logsumexp(each)) - math.log(len(r))

@@ -1,0 +1,177 @@
+"""The search for sessions that nobody declared, in the leading monitor.
+
+Once a minute it reads the exchanges stored since, and tests each version after every `LOOK` of them, on every recorded attribute
+that could be a session. What it finds makes slices `unknown`, and is logged with what to do.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.process.run import Stop
+from quantdrift.core.slices import EVERYTHING
+from quantdrift.drift.dependence import (
+    LEAST_EXCHANGES,
+    LOOK,
+    MOST_KEYS,
+    could_be_session,
+    log_evidence,
+    log_threshold,
+)
+from quantdrift.monitor.fold.verdict import looks_like_sessions
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.dependence import (
+    SessionEvidence,
+    TestedExchange,
+    exchanges_between,
+    newest_batch,
+    session_evidence,
+    write_session_evidence,
+)
+from quantdrift.storage.monitor.read import read_catalog
+from quantdrift.storage.monitor.rows import Catalog
+
+EVERY_S: Final = 60.0
+_MOST_READ: Final = 20_000  # exchanges in a turn; of more, the rest is not tested
+_LOG = logging.getLogger(__name__)
+
+
+class SessionSearch:
+    """The search. One task calls `turn` repeatedly.
+
+    Parameters
+    ----------
+    leads
+        Returns whether this process leads.
+    """
+
+    def __init__(
+        self, *, database: Database, clock: Clock, stop: Stop, leads: Callable[[], bool], wait_s: float
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._stop = stop
+        self._leads = leads
+        self._wait_s = wait_s
+        self._batch: int | None = None
+        self._due_s = 0.0
+        self._waiting: dict[int, list[TestedExchange]] = {}
+
+    async def turn(self) -> None:
+        """Search once a minute while this process leads, then wait for `wait_s`.
+
+        Raises
+        ------
+        RetryError
+            Postgres is not available.
+        """
+        if not self._leads():
+            self._batch = None
+            self._waiting.clear()
+        elif self._clock.monotonic_s() >= self._due_s:
+            self._due_s = self._clock.monotonic_s() + EVERY_S
+            await self.look()
+        await self._stop.wait(self._wait_s)
+
+    async def look(self) -> None:
+        """Read what was stored since the last call, and test the versions with enough of it.
+
+        The first call only notes where to begin: what was tested before a restart is not tested twice.
+        """
+        async with self._database.begin() as connection:
+            until = await newest_batch(connection)
+            after, self._batch = self._batch, until
+            if after is None or after == until:
+                return
+            rows = await exchanges_between(connection, after, until, _MOST_READ)
+            for row in rows:
+                self._waiting.setdefault(row.model_version_id, []).append(row)
+            ready = {version: rows for version, rows in self._waiting.items() if len(rows) >= LOOK}
+            if not ready:
+                return
+            catalog = await read_catalog(connection, wanted=())
+        for version_id, rows in ready.items():
+            n = len(rows) - len(rows) % LOOK
+            self._waiting[version_id] = rows[n:]
+            for begin in range(0, n, LOOK):
+                await self._test(version_id, rows[begin : begin + LOOK], catalog)
+
+    async def _test(self, version_id: int, rows: Sequence[TestedExchange], catalog: Catalog) -> None:
+        everything = {row.id for row in catalog.slices.values() if row.predicate == EVERYTHING}
+        async with self._database.begin() as connection:
+            before = {
+                (row.slice_id, row.attribute): row for row in await session_evidence(connection, version_id)
+            }
+            known = {attribute for _, attribute in before}
+            after = await asyncio.to_thread(lambda: list(tested(rows, before, known, everything)))
+            await write_session_evidence(connection, after)
+        version = catalog.versions[version_id]
+        for row in after:
+            if row.found_at == row.tested_at:
+                _LOG.warning(
+                    "model %s, version %s, slice %s: %s",
+                    version.model,
+                    version.candidate_version,
+                    catalog.slices[row.slice_id].name,
+                    looks_like_sessions(row.attribute),
+                )
+
+
+def tested(
+    rows: Sequence[TestedExchange],
+    before: Mapping[tuple[int, str], SessionEvidence],
+    known: set[str],
+    everything: set[int],
+) -> Iterator[SessionEvidence]:
+    """Yield the evidence after one look at a version.
+
+    Parameters
+    ----------
+    rows
+        In the order of storing.
+    before
+        The evidence so far, by slice and attribute.
+    known
+        Attributes that have some.
+    everything
+        The slices `all`.
+    """
+    named = sorted({key for row in rows for key in row.attributes}, key=lambda key: (key not in known, key))
+    keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in rows])]
+    members: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        for slice_id in row.slice_ids:
+            members.setdefault(slice_id, []).append(place)
+    outcome = np.array([row.outcome for row in rows])
+    ties = np.array([_uniform(row.exchange_id) for row in rows])
+    for key in keys[:MOST_KEYS]:
+        for slice_id, places in sorted(members.items()):
+            if len(places) < LEAST_EXCHANGES:
+                continue
+            values = [rows[place].attributes.get(key, "") for place in places]
+            gained = log_evidence(values, outcome[places], ties[places])
+            last, now = before.get((slice_id, key)), rows[-1].captured_at
+            total = gained + (last.log_evidence if last else 0.0)
+            threshold = log_threshold(everything=slice_id in everything)
+            found_at = last.found_at if last else None
+            yield SessionEvidence(
+                model_version_id=rows[0].model_version_id,
+                slice_id=slice_id,
+                attribute=key,
+                n_exchanges=len(places) + (last.n_exchanges if last else 0),
+                log_evidence=total,
+                log_threshold=threshold,
+                tested_at=now,
+                found_at=found_at or (now if total >= threshold else None),
+            )
+
+
+def _uniform(exchange_id: str) -> float:
+    """Return a number in (0, 1) that is always the same for an exchange and says nothing else about it."""
+    digest = hashlib.blake2b(exchange_id.encode(), digest_size=8, person=b"ties").digest()
+    return (int.from_bytes(digest) + 0.5) / 2**64

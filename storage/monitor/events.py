@@ -1,0 +1,229 @@
+"""The events that are sent: of an alert, as nested records with one flat form, and of a change of noise.
+
+The monitor builds an `AlertEvent` at the change of verdict, and explains it. `write` flattens it once, when it puts it
+into the outbox: `transition.details` and `alert.details` are that flat form, and so are the attributes that reach the
+collector, each with `quantdrift.` before its name. Whoever reads it back gets the same record.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.records import Metric, Side, Verdict
+from quantdrift.core.tasks import Task
+from quantdrift.storage.monitor.explanation import Explanation
+
+
+class AlertSlice(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "slice"}):
+    """The slice that an alert is about.
+
+    Parameters
+    ----------
+    model, version, reference
+        Candidate, its version, the digest of its reference.
+    name, predicate
+        The slice's name and its canonical text.
+    task
+        The model's task: it defines what a flip is, and the graded divergence.
+    """
+
+    model: str
+    version: str
+    reference: str
+    name: str
+    predicate: str
+    task: Task = Task.CLASSIFICATION
+
+
+class VerdictChange(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from_verdict", "after": "verdict"}
+):
+    """The verdicts before and after, why, and what to do."""
+
+    before: Verdict
+    after: Verdict
+    reason: str
+    advice: str
+
+
+class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": "evidence"}):
+    """The figures that decided, and those that stand beside them.
+
+    Parameters
+    ----------
+    metric, measure, unit, budget
+        The metric with the most evidence, its name for people, its unit (empty: none) and the accepted mean.
+    noise
+        The allowance added to the budget because reference or candidate differ from themselves.
+    detector
+        The kind of detector with the most evidence: `budget` (the mean is above the accepted mean), `change` (flips
+        are above their learned baseline) or `tail` (the upper tail of the divergence is above its learned baseline;
+        `mean`, `low`, `high`, `before` and `after` are then its 99 % quantile).
+    total, threshold
+        Evidence at the change (summed over the slice's signals; for the end of an alert the least of their evidence
+        of recovery), and the threshold it had to reach.
+    before, after
+        The mean before and since the estimated onset: the figures that decided. `after` is biased upwards, because the
+        onset is chosen from the same data. `before` is left out below 30 exchanges.
+    onset
+        Estimated onset, ISO 8601; None where an alert has ended.
+    n_groups, n_since_onset, n_history
+        Exchanges compared in this slice so far, and those that the deciding signal observed since the onset and before
+        it.
+    mean, low, high, n_recent
+        The mean over the recent window with its time-uniform 95 % interval, and the window's exchanges. These figures
+        did not decide.
+    tail_level, tail_before, tail_after
+        For a tail: a level, and the share of items above it before and since the onset, where that rose beyond chance.
+    """
+
+    metric: Metric
+    measure: str = ""
+    unit: str
+    budget: float
+    noise: float | None = None
+    detector: str = "budget"
+    total: float
+    threshold: float
+    before: float | None = None
+    after: float | None = None
+    onset: str | None = None
+    n_groups: int
+    n_since_onset: int | None = None
+    n_history: int | None = None
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n_recent: int
+    tail_level: float | None = None
+    tail_before: float | None = None
+    tail_after: float | None = None
+
+
+class AggregateEvidence(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "verdict": "aggregate_verdict",
+        "mean": "aggregate_mean",
+        "low": "aggregate_low",
+        "high": "aggregate_high",
+        "accepted": "aggregate_accepted",
+    },
+):
+    """The same metric over all of the version's traffic: it shows whether only this slice drifts.
+
+    Parameters
+    ----------
+    mean, low, high
+        Over the recent window.
+    accepted
+        The accepted mean there, noise allowance included.
+    """
+
+    verdict: Verdict
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    accepted: float | None = None
+
+
+class AlertExamples(msgspec.Struct, frozen=True, kw_only=True, rename={"exchanges": "examples"}):
+    """The most divergent recent exchanges, and links to their production traces."""
+
+    exchanges: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()
+
+
+class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of verdict that opens, escalates or closes an alert.
+
+    Parameters
+    ----------
+    explanation
+        Why the slice alerts. Before the explainer has seen it, only the state of the slice before the onset (`begin`).
+    examples
+        Found when the event is written.
+    """
+
+    slice: AlertSlice
+    change: VerdictChange
+    evidence: AlertEvidence
+    aggregate: AggregateEvidence
+    explanation: Explanation = Explanation()
+    examples: AlertExamples = AlertExamples()
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the flat form: plain JSON types by name, without values that are unknown."""
+        flat: dict[str, Any] = {}
+        for part in (self.slice, self.change, self.evidence, self.aggregate, self.examples):
+            flat |= msgspec.to_builtins(part)
+        known = {name: value for name, value in flat.items() if value is not None}
+        return known | self.explanation.attributes()
+
+    @classmethod
+    def read(cls, details: Mapping[str, Any]) -> "AlertEvent":
+        """Return the event whose flat form is `details`.
+
+        Raises
+        ------
+        msgspec.ValidationError
+            They have another form: a change between `ok` and `unknown` has no event.
+        """
+        return cls(
+            slice=msgspec.convert(details, AlertSlice),
+            change=msgspec.convert(details, VerdictChange),
+            evidence=msgspec.convert(details, AlertEvidence),
+            aggregate=msgspec.convert(details, AggregateEvidence),
+            explanation=msgspec.convert(details, Explanation),
+            examples=msgspec.convert(details, AlertExamples),
+        )
+
+
+class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of noise, flat, as it is stored and sent.
+
+    Parameters
+    ----------
+    model, version, reference
+        Candidate, its version, the digest of its reference.
+    side
+        The side that differs from itself: `reference` or `candidate`.
+    metric, measure, unit
+        The metric, its name for people, and its unit (empty: none).
+    exceeds
+        Whether the noise is too high from now on; false: it was shown to be below the limit again.
+    mean, low, high, n_recent
+        Mean divergence of the side from itself, its time-uniform bounds, and the number of exchanges behind them.
+    budget, limit
+        The accepted mean, and the part of it that noise may reach.
+    added
+        The allowance that is added to every budget of the version.
+    """
+
+    model: str
+    version: str
+    reference: str
+    side: Side
+    metric: Metric
+    measure: str
+    unit: str
+    exceeds: bool
+    mean: float
+    low: float
+    high: float
+    n_recent: int
+    budget: float
+    limit: float
+    added: float
+    advice: str
+
+
+def event_of(details: Mapping[str, Any]) -> AlertEvent | None:
+    """Return the event in `details`, or None where they hold none."""
+    try:
+        return AlertEvent.read(details)
+    except msgspec.ValidationError:
+        return None
