@@ -4,9 +4,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-JOBS   ?= logical
+JOBS   ?= auto
 COLOUR := $(if $(MAKE_TERMOUT),--color=yes)
 TORCH_INDEX ?=
+
+# The tests start hundreds of Python processes: without compiled files each compiles every module that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test test-servers coverage lint format docs bench clean
@@ -28,21 +31,21 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 	$(BIN)/python -m examples.digits $(DEMO)
 
-# Lint and tests run side by side: pytest's output waits in the pipe until lint has printed all of its own, so that the
-# last line is pytest's. Each side leaves a file when it fails, and either fails the whole.
+# Lint and tests run side by side: pytest's output waits in the pipe until lint has printed all of its own. Each side
+# leaves a file when it fails, and either fails the whole. What lint complained about is printed again at the end.
 define beside_lint
 	@mkdir -p out && rm -f out/lint.failed out/tests.failed
-	@{ $(BIN)/python -m pytest -n $(JOBS) $(COLOUR) $(1) 2>&1 || touch out/tests.failed; } \
-	  | { $(MAKE) --no-print-directory lint </dev/null 2>&1 || touch out/lint.failed; cat; }
-	@test ! -e out/lint.failed || { echo "make lint failed: see above what it said before the tests" >&2; false; }
-	@test ! -e out/tests.failed
+	@{ $(BIN)/python -m pytest -n $(1) $(COLOUR) $(2) 2>&1 || touch out/tests.failed; } \
+	  | { $(MAKE) --no-print-directory lint </dev/null >out/lint.log 2>&1 || touch out/lint.failed; cat out/lint.log -; }
+	@test ! -e out/lint.failed || { cat out/lint.log; echo "make lint failed: its messages are above" >&2; false; }
+	@test ! -e out/tests.failed || { echo "tests failed: they are listed above" >&2; false; }
 endef
 
 check: setup ## Run the linters and the quick tests: unit, contract, property (90 s on 2 cores)
-	$(call beside_lint,-m "unit or contract or property" tests/unit tests/contract tests/property)
+	$(call beside_lint,$(JOBS:auto=logical),-m "unit or contract or property" tests/unit tests/contract tests/property)
 
 test: setup ## Run the linters and every test
-	$(call beside_lint,$(TESTS))
+	$(call beside_lint,$(JOBS),$(TESTS))
 
 test-servers: setup ## Run the tests with every real server, the large ones too (5 GB; Java for TorchServe)
 	TEST_SERVERS=all $(BIN)/python -m pytest -m servers tests/servers

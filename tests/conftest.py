@@ -17,7 +17,7 @@ from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
-from quantdrift.storage.server.temporary import throwaway_server
+from tests.support.in_memory import memory_directory
 from tests.support.isolation import isolated
 from tests.support.schedule import LongestFirst, rank
 from tests.support.shared import made_once
@@ -48,6 +48,12 @@ _FORBIDDEN = pytest.StashKey[list[str]]()
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return for `-n auto` one process more than there are cores: tests wait a third of their time."""
+    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst:
     """Share the tests among the processes as `tests.schedule` says, whatever `--dist` says."""
     return LongestFirst(config, log)
@@ -55,15 +61,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFi
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse a test that has not one mark of its kind, and sort what several processes share by what takes long."""
-    for item in items:
-        kinds = [mark.name for mark in item.iter_markers() if mark.name in _KINDS]
-        if len(kinds) != 1:
-            raise pytest.UsageError(
-                f"{item.nodeid} is marked {kinds or 'by nothing'}: exactly one of {_KINDS}"
-            )
+    """Put the tests that several processes share into an order: what takes long comes first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test that has not exactly one mark of its kind."""
+    kinds = [mark.name for mark in item.iter_markers() if mark.name in _KINDS]
+    if len(kinds) != 1:
+        pytest.fail(f"it is marked {kinds or 'by nothing'}: exactly one of {_KINDS}", pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -85,13 +93,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def nats_url() -> Iterator[str]:
     """Return the address of a real JetStream server that all tests of this process share.
 
     Each test uses a stream name of its own, and each stream reserves as much as in production: far more together than
     there is disk, and than is ever used.
     """
-    with NatsServer(tmp_path_factory.mktemp("nats"), store_bytes=1 << 50) as server:
+    with memory_directory() as parent, NatsServer(parent / "nats", store_bytes=1 << 50) as server:
         yield server.url
 
 
@@ -101,7 +109,7 @@ def postgres_cluster() -> Iterator[PostgresServer]:
 
     Nobody connects to that database but `postgres_dsn`, which copies it.
     """
-    with throwaway_server() as server:
+    with memory_directory() as parent, PostgresServer(parent / "postgres", durable=False) as server:
         asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
 
@@ -143,14 +151,23 @@ async def database(postgres_dsn: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres_server() -> Iterator[PostgresServer]:
     """Return a migrated server of the test's own, to be killed and started again.
 
-    It keeps its promises about durability, as in production.
+    Its settings are those of production, also for durability.
     """
-    with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
+    with memory_directory() as parent, PostgresServer(parent / "server") as server:
         asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """Return what `tmp_path` returns, in memory: for tests that start a Postgres server with data of its own."""
+    with memory_directory() as parent:
+        path = parent / "test"
+        path.mkdir(mode=0o700)
+        yield path
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`quantdrift backtest` and `quantdrift plan` on a record that a monitor made, as typed."""
 
+import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.support.commands import started
+from tests.support.commands import invoked, started
 from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import folded, record_of, running_monitor, stop_monitor, until
 
@@ -40,11 +41,11 @@ async def record(postgres_dsn: str, tmp_path: Path) -> AsyncIterator[asyncpg.Con
     await connection.close()
 
 
-def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return started(*arguments, directory=directory, QUANTDRIFT_DSN=dsn)
+async def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(invoked, *arguments, directory=directory, QUANTDRIFT_DSN=dsn)
 
 
-async def test_history_is_told_again_and_told_otherwise(
+async def test_a_backtest_repeats_history_and_shows_another_configuration(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
 ) -> None:
     """The same configuration makes the same changes of verdict; another misses what it accepts.
@@ -52,7 +53,7 @@ async def test_history_is_told_again_and_told_otherwise(
     `plan` takes traffic, shares and the number of detectors from it. Nothing is written.
     """
     before = await record_of(record)
-    done = _quantdrift(postgres_dsn, tmp_path, "backtest", "--json")
+    done = started("backtest", "--json", directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn)
     assert done.returncode == 0, done.stderr
     same = json.loads(done.stdout)
     assert same["identical"]
@@ -65,7 +66,7 @@ async def test_history_is_told_again_and_told_otherwise(
     assert same["alerts"][0]["recorded"] == same["alerts"][0]["tested"]
 
     tolerant = ("--set", "models.digits.budget.flip=0.3", "--set", "sampling.rate=1")
-    done = _quantdrift(postgres_dsn, tmp_path, "backtest", *tolerant, "--plot", "tolerant.svg")
+    done = await _quantdrift(postgres_dsn, tmp_path, "backtest", *tolerant, "--plot", "tolerant.svg")
     assert done.returncode == 0, done.stderr
     assert "scanner=faint" in done.stdout
     assert "MISSED" in done.stdout
@@ -75,12 +76,12 @@ async def test_history_is_told_again_and_told_otherwise(
     assert "digits 1, scanner=faint: flip" in picture
 
     strict = ("--set", "models.digits.budget.flip=0.005", "--from", "2026-03-01T12:01:00")
-    done = _quantdrift(postgres_dsn, tmp_path, "backtest", *strict, "--plot", "strict.png")
+    done = await _quantdrift(postgres_dsn, tmp_path, "backtest", *strict, "--plot", "strict.png")
     assert done.returncode == 0, done.stderr
     assert "detectors start empty there" in done.stdout
     assert (tmp_path / "strict.png").read_bytes().startswith(b"\x89PNG")
 
-    done = _quantdrift(postgres_dsn, tmp_path, "plan", "--from-record", "--days", "36500", "--json")
+    done = await _quantdrift(postgres_dsn, tmp_path, "plan", "--from-record", "--days", "36500", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {one["slice"] for one in found["slices"]} == {"all", "scanner=faint", "scanner=clear"}
@@ -99,7 +100,7 @@ async def test_history_is_told_again_and_told_otherwise(
         (("--to", "2020-01-01"), "the database has no folded batches yet"),
     ],
 )
-async def test_what_cannot_be_done_is_said_in_a_sentence(
+async def test_a_command_that_cannot_be_run_ends_with_one_sentence(
     postgres_dsn: str, tmp_path: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     """Exit code 2 and no traceback, on a record that knows a model and has folded nothing."""
@@ -110,7 +111,7 @@ async def test_what_cannot_be_done_is_said_in_a_sentence(
         await connection.execute("update batch set fold_seq = 1")
     await connection.close()
     (tmp_path / "config.toml").write_text('[[models]]\nname = "digits"\n')
-    done = _quantdrift(postgres_dsn, tmp_path, "backtest", *arguments)
+    done = await _quantdrift(postgres_dsn, tmp_path, "backtest", *arguments)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr

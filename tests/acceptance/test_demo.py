@@ -11,15 +11,14 @@ from tests.support.product import ROOT
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
 
-def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(tmp_path: Path) -> None:
+def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(demo_directory: Path) -> None:
     """It ends by itself with 0, which it does only if the archive's slice fired and no other.
 
     Seeded training and traffic. That the slice (some 5 % flips against 1 %) does not fire in 120 s, or that any
     other fires, has a probability below 1e-4.
     """
-    out = tmp_path / "demo"
     done = subprocess.run(
-        [sys.executable, "-m", "examples.digits", "--fast", "--out", str(out)],
+        [sys.executable, "-m", "examples.digits", "--fast", "--out", str(demo_directory)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -28,6 +27,6 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(tmp_path: Path
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "scanner=archive" in done.stdout
-    page = (out / "report.html").read_text(encoding="utf-8")
+    page = (demo_directory / "report.html").read_text(encoding="utf-8")
     assert "scanner=archive" in page
     assert "<script" not in page

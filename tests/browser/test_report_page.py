@@ -142,7 +142,7 @@ async def test_the_page_stands_alone_on_every_screen(
 
 
 @pytest.mark.parametrize("width", [1200, 400])
-async def test_an_alert_is_told_under_the_one_that_explains_it(
+async def test_an_alert_is_listed_under_the_one_that_explains_it(
     browser: Browser, report: Path, width: int
 ) -> None:
     """Each says why; the ticket stands below the page that explains it, moved in, and says by whom."""

@@ -202,7 +202,7 @@ def test_an_alarm_resets_the_copy_that_alarmed_and_recovery_arms_both(kind: str)
 
 
 @LEARNING
-def test_one_that_learns_takes_no_part_until_it_lacks_nothing(kind: str) -> None:
+def test_a_learner_is_silent_until_its_baseline_is_complete(kind: str) -> None:
     """It has no evidence, is given no mass and does not stand in the way of recovery; `tend` lets it go live."""
     detector, learning = LEARNERS[kind], EXAMPLES[kind].learning
     assert learning is not None

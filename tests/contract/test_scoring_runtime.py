@@ -290,7 +290,7 @@ def test_an_answer_that_fails_loses_no_exchange(told: RuntimeRequest, asked: lis
         runtime.close()
 
 
-def test_an_end_that_is_no_token_is_told_at_the_start(told: RuntimeRequest) -> None:
+def test_an_end_that_is_no_token_is_refused_at_the_start(told: RuntimeRequest) -> None:
     """Later it would have answers refused."""
     generation = msgspec.structs.replace(told.model.generation, end_ids=(1, 99_999))
     model = msgspec.structs.replace(told.model, generation=generation)

@@ -18,7 +18,7 @@ from tests.support.monitor.monitor_processes import (
     until,
 )
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(400)]
 
 
 async def _wait_for(connection: asyncpg.Connection, number: int, *, exactly: bool = True) -> None:

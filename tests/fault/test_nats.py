@@ -228,7 +228,7 @@ async def test_a_full_stream_and_a_large_exchange_are_counted_by_name(nats_url: 
     assert 10 < n_full < 20
 
 
-async def test_a_server_that_refuses_the_stream_is_told_once_and_asked_again(
+async def test_a_server_that_refuses_the_stream_is_logged_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What comes meanwhile is counted, without a word for each; once there is room, exchanges are published."""

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,10 @@ import msgspec
 import pytest
 
 from quantdrift.core.codec import encode
-from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
-from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.worker import serve
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
-from tests.support.shadow.shadow_workers import worker_config
+from tests.support.shadow.shadow_workers import serving, worker_config
 
 pytestmark = pytest.mark.fault
 
@@ -67,20 +64,6 @@ def _with_here(config: Config, tmp_path: Path) -> Config:
     return msgspec.structs.replace(config, models=(*config.models, here))
 
 
-@asynccontextmanager
-async def _serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
-    queue = await Queue.connect(config.stream, client_name="test")
-    await queue.ensure()
-    stop = Stop()
-    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
-    try:
-        yield queue
-    finally:
-        stop.set()
-        await queue.close()
-        assert await asyncio.wait_for(worker, DEADLINE_S) == 0
-
-
 async def _publish(queue: Queue, n_exchanges: int, first_seed: int, model: str = "digits") -> None:
     for seed in range(first_seed, first_seed + n_exchanges):
         exchange = exchange_of(inputs_of(1, seed), model=model)
@@ -116,7 +99,7 @@ async def test_a_server_that_hangs_costs_no_exchange_and_no_worker(
     async def waits() -> bool:
         return caplog.text.count("it could compute before") >= 2
 
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await _publish(queue, 5, first_seed=0)
         await _until(lambda: stored(5), "the first ones are compared")
         os.kill(server[0].pid, signal.SIGSTOP)
@@ -141,7 +124,7 @@ async def test_other_models_go_on_while_a_server_hangs(
         of_model = f"join model_version v on v.id = c.model_version_id where v.model = '{model}'"
         return bool(await _value(postgres_dsn, f"select count(*) from comparison c {of_model}") == count)
 
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await _publish(queue, 1, first_seed=0)
         await _until(lambda: stored("digits", 1), "the server answers")
         os.kill(server[0].pid, signal.SIGSTOP)
@@ -168,7 +151,7 @@ async def test_other_models_begin_while_a_server_is_away(
     async def stored(count: int) -> bool:
         return bool(await _value(postgres_dsn, "select count(*) from comparison") == count)
 
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await _publish(queue, 7, first_seed=0)
         await _publish(queue, 5, first_seed=100, model="here")
         await _until(lambda: stored(5), "the other model is compared")
@@ -177,7 +160,7 @@ async def test_other_models_begin_while_a_server_is_away(
     assert await _value(postgres_dsn, "select count(*) from quarantine") == 0
 
 
-async def test_what_is_set_aside_keeps_within_one_allowance(
+async def test_the_messages_that_are_set_aside_share_one_limit(
     config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many models have stages of their own: a wrong configuration must not fill the disk."""
@@ -190,7 +173,7 @@ async def test_what_is_set_aside_keeps_within_one_allowance(
     async def set_aside() -> bool:
         return bool(await _value(postgres_dsn, count) == 2)
 
-    async with _serving(_with_here(config, tmp_path), postgres_dsn) as queue:
+    async with serving(_with_here(config, tmp_path), postgres_dsn) as queue:
         for exchange in bad:
             await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
         await _until(set_aside, "both are set aside")

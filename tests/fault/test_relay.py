@@ -95,7 +95,7 @@ async def test_bytes_flow_wherever_the_observer_raises(
     ids=lambda value: getattr(value, "__name__", value),
 )
 @on_both_loops
-async def test_what_a_failing_observer_held_is_lost_and_counted(
+async def test_the_buffer_of_a_failing_observer_is_lost_and_counted(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
     """Every exchange that was taken is handed over or counted under `observer_error`; memory is given back."""

@@ -141,14 +141,14 @@ def _up(directory: Path, config: str, **environment: str) -> Iterator[Up]:
                     process.kill()
 
 
-def test_nothing_that_happens_behind_it_ends_the_serving_path(tmp_path: Path) -> None:
+def test_nothing_that_happens_behind_it_ends_the_serving_path(memory_path: Path) -> None:
     """A reference that is gone, a database that cannot start, one that hangs: each is told, and mends by itself."""
-    reference = saved(linear_model(), tmp_path / "reference.onnx")
+    reference = saved(linear_model(), memory_path / "reference.onnx")
     models = f'[[models]]\nname = "m"\n[[models.references]]\npath = "{reference}"\n'
-    with _up(tmp_path, models) as up:
+    with _up(memory_path, models) as up:
         up.wait_for_line("quantdrift is up")
 
-        away = reference.rename(tmp_path / "away")
+        away = reference.rename(memory_path / "away")
         up.child("quantdrift", "shadow", "--config").kill()
         up.wait_for_line("shadow is down since", str(reference))
         up.serves()
@@ -175,19 +175,19 @@ def test_nothing_that_happens_behind_it_ends_the_serving_path(tmp_path: Path) ->
 
 
 async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the_stream(
-    tmp_path: Path,
+    memory_path: Path,
 ) -> None:
     """The rest comes up when the database does, and the stream is made once the configuration asks for less."""
     dsn = f"postgresql://quantdrift:away@127.0.0.1:{free_port()}/quantdrift"
-    (tmp_path / "dsn").write_text(dsn)
+    (memory_path / "dsn").write_text(dsn)
     large = "max_bytes = 90000000000000000"
-    with _up(tmp_path, f'[storage]\ndsn_file = "dsn"\n[stream]\n{large}\n') as up:
+    with _up(memory_path, f'[storage]\ndsn_file = "dsn"\n[stream]\n{large}\n') as up:
         up.wait_for_line(
             "db upgrade is down since", "Postgres at 127.0.0.1", "is not available: connection refused"
         )
         up.serves()
-        with PostgresServer(tmp_path / "postgres", durable=False) as postgres:
-            (tmp_path / "dsn").write_text(postgres.dsn)
+        with PostgresServer(memory_path / "postgres", durable=False) as postgres:
+            (memory_path / "dsn").write_text(postgres.dsn)
             up.wait_for_line("db upgrade runs again")
             up.wait_for_line("shadow is down since", "NATS refuses the stream", "stream.max_bytes")
             up.serves()

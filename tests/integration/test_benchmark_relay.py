@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_every_way_answers_alike_and_takes_its_own_time(tmp_path: Path) -> None:
+def test_every_compared_proxy_gives_the_same_answers(tmp_path: Path) -> None:
     """nginx, its mirror and aiohttp's proxy hand on the backend's answer; wrk counts no failure."""
     with ExitStack() as stack:
         backend = stack.enter_context(ways.backend(tmp_path / "backend"))["http"]
@@ -55,7 +55,7 @@ def test_grpc_passes_nginx_and_is_counted(tmp_path: Path) -> None:
     assert 0 < seen.p50_ms <= seen.p99_ms
 
 
-def test_the_relay_is_found_with_its_processes(tmp_path: Path, nats_url: str) -> None:
+def test_all_processes_of_the_relay_are_measured(tmp_path: Path, nats_url: str) -> None:
     """Its counts are read, and requests that it told to be inference are those that were sent."""
     with ExitStack() as stack:
         backend = stack.enter_context(ways.backend(tmp_path / "backend"))["http"]

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,19 @@ from tests.support.sidecar.relay_process import free_port
 pytestmark = pytest.mark.integration
 
 
-def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _quantdrift(
+    dsn: str, directory: Path, *arguments: str, run: Run = invoked
+) -> subprocess.CompletedProcess[str]:
     (directory / "config.toml").write_text("")
-    return started(*arguments, directory=directory, QUANTDRIFT_DSN=dsn)
+    return run(*arguments, directory=directory, QUANTDRIFT_DSN=dsn)
 
 
 def test_a_report_is_written_where_it_was_asked_for(postgres_dsn: str, tmp_path: Path) -> None:
     """As text and as JSON; an empty database makes an honest page."""
-    done = _quantdrift(postgres_dsn, tmp_path, "report", "--week", "--out", "page.html")
+    done = _quantdrift(postgres_dsn, tmp_path, "report", "--week", "--out", "page.html", run=started)
     assert done.returncode == 0, done.stderr
     assert "<html" in (tmp_path / "page.html").read_text()
     done = _quantdrift(
@@ -36,17 +42,17 @@ def test_a_report_is_written_where_it_was_asked_for(postgres_dsn: str, tmp_path:
 
 def test_the_schema_is_upgraded_once_and_then_left_alone(postgres_dsn: str, tmp_path: Path) -> None:
     """Running it again is safe; machines read what was done."""
-    done = _quantdrift(postgres_dsn, tmp_path, "db", "upgrade", "--json")
+    done = _quantdrift(postgres_dsn, tmp_path, "db", "upgrade", "--json", run=started)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["applied"] == []
     assert "create role" in _quantdrift(postgres_dsn, tmp_path, "db", "roles").stdout.lower()
 
 
-def test_a_wrong_password_is_told_without_a_traceback(postgres_dsn: str, tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_without_a_traceback(postgres_dsn: str, tmp_path: Path) -> None:
     """Exit code 2, a sentence, and no password in it."""
     wrong = postgres_dsn.replace("@", "-wrong@")
     for command in (["db", "upgrade"], ["report", "--week"], ["monitor"], ["shadow"]):
-        done = _quantdrift(wrong, tmp_path, *command)
+        done = _quantdrift(wrong, tmp_path, *command, run=started)
         assert done.returncode == 2, (command, done.stderr)
         assert "Traceback" not in done.stderr
         assert "-wrong" not in done.stderr

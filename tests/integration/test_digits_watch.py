@@ -1,3 +1,5 @@
+"""The demo's view of what runs."""
+
 from pathlib import Path
 
 import pytest

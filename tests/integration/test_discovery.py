@@ -313,9 +313,7 @@ async def test_a_round_that_fails_is_tried_again_in_an_hour_and_not_at_once(
         telemetry.close()
 
 
-async def test_a_round_that_is_told_to_end_writes_nothing(
-    database: Database, record: asyncpg.Connection
-) -> None:
+async def test_a_cancelled_round_writes_nothing(database: Database, record: asyncpg.Connection) -> None:
     """In the middle of reading, and the next one begins from the same place."""
     version = await write_version(record)
     await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=BAD, seed=1)

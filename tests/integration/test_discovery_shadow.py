@@ -13,16 +13,15 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Slice, Stream
 from quantdrift.core.process.run import Stop
-from quantdrift.core.records import Metric, Predicate
+from quantdrift.core.records import Predicate
 from quantdrift.core.slices import slice_of
 from quantdrift.core.stream.connection import Queue
-from quantdrift.drift.discovery.confirmation import N_BETS
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow, load_state, store_round
+from quantdrift.storage.slices.discovery import StoredRow, load_state, store_round
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
-from tests.support.storage.discovered_traffic import NOW, write_version
+from tests.support.storage.discovered_traffic import NOW, discovery, write_version
 
 pytestmark = pytest.mark.integration
 
@@ -52,24 +51,13 @@ async def test_later_items_carry_the_id_of_a_confirmed_slice(
     version = await write_version(record)
     async with Database(postgres_dsn, config.storage) as database, database.begin() as connection:
         standing = await load_state(connection, NOW)
-        row = DiscoveryRow(
-            model="digits",
+        row = discovery(
+            id=0,
             predicate=key.predicate,
             name=key.name,
             where=key.where,
             status=Status.CONFIRMED,
             model_version_id=version,
-            metric=Metric.FLIP,
-            found_mean=0.1,
-            overall_mean=0.01,
-            found_share=0.1,
-            null_mean=0.02,
-            scale=1.0,
-            log_threshold=7.0,
-            log_wealth=(0.0,) * N_BETS,
-            first_found_at=NOW,
-            frozen_at=NOW,
-            tested_at=NOW,
             confirmed_at=NOW,
         )
         confirmed = StoredRow(row=row, reason="confirmed")

@@ -162,7 +162,9 @@ async def test_two_damaged_stores_of_a_city_are_two_incidents(
         assert found[one].incident in {"dark", "clear"}
 
 
-async def test_outputs_that_are_no_numbers_are_told(database: Database, record: asyncpg.Connection) -> None:
+async def test_outputs_that_are_not_finite_are_reported(
+    database: Database, record: asyncpg.Connection
+) -> None:
     """Half of the flips since the onset are of such outputs: their share of the slice is said, beside that before."""
     await store_items(record, items(damage))
     await record.execute(
@@ -181,7 +183,7 @@ async def test_outputs_that_are_no_numbers_are_told(database: Database, record: 
     assert "(before: 0 %)" in said
 
 
-async def test_what_else_moved_is_told(database: Database, record: asyncpg.Connection) -> None:
+async def test_other_measures_that_moved_are_listed(database: Database, record: asyncpg.Connection) -> None:
     """Of all that the comparator measures beside: what moved in the slice and what is counted, and not what stayed."""
     await store_items(record, items(damage))
     await record.execute(
@@ -216,7 +218,7 @@ async def test_what_else_moved_is_told(database: Database, record: asyncpg.Conne
     assert "(6 compared)" in said
 
 
-async def test_a_record_that_answers_late_tells_not_what_else_moved(
+async def test_a_slow_database_leaves_out_the_other_measures(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """The rest of the explanation stands without it."""
@@ -233,7 +235,9 @@ async def test_a_record_that_answers_late_tells_not_what_else_moved(
     assert dark.n_measures is None
 
 
-async def test_a_doubt_of_the_configuration_is_told(database: Database, record: asyncpg.Connection) -> None:
+async def test_a_configuration_warning_is_in_the_explanation(
+    database: Database, record: asyncpg.Connection
+) -> None:
     """Whoever is woken by figures that may mislead reads so in the alert."""
     await store_items(record, items(damage))
     await record.execute(
@@ -245,7 +249,7 @@ async def test_a_doubt_of_the_configuration_is_told(database: Database, record: 
     assert "Configuration in doubt: they are probabilities." in dark.explanation
 
 
-async def test_more_close_calls_are_told_as_input_shift(
+async def test_more_close_calls_are_reported_as_input_shift(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """The model does what it always did on close calls; `faint` has more of them. Nobody calls it damage."""
@@ -256,7 +260,7 @@ async def test_more_close_calls_are_told_as_input_shift(
     assert all(one.cause != "damage" for one in found.values())
 
 
-async def test_a_version_that_is_bad_from_its_first_exchange_is_held_against_the_one_before(
+async def test_a_version_that_is_bad_from_its_first_exchange_is_compared_with_the_one_before(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """It has no before of its own, or a bad one: damage is told against version 1, of the slice and of all traffic.

@@ -82,7 +82,7 @@ def begin(made: Pod) -> None:
     made.begin(lambda: told(made, exchange(headers=FAINT)))
 
 
-def test_what_envoy_tells_becomes_an_exchange(envoyed: Pod) -> None:
+def test_a_request_that_envoy_reports_becomes_an_exchange(envoyed: Pod) -> None:
     """JSON, binary tensors and gRPC, in as many pieces as they come; every stream is closed as soon as it is complete."""
     values = np.arange(6, dtype="<f4").reshape(2, 3)
     tensor = {"name": "x", "shape": [2, 3], "datatype": "FP32", "parameters": {"binary_data_size": 24}}
@@ -178,7 +178,7 @@ def test_two_hundred_streams_at_once(envoyed: Pod) -> None:
     wait(lambda: envoyed.running.count("quantdrift_sidecar_held_bytes") == 0, "nothing is held")
 
 
-def test_what_is_too_large_is_let_go_of(envoyed: Pod) -> None:
+def test_an_exchange_that_is_too_large_is_dropped(envoyed: Pod) -> None:
     """In many pieces, or in one above what gRPC may receive at all; the next exchange is taken in."""
     before, cut_short = envoyed.lost("held_bytes"), envoyed.lost("truncated")
     pieces = [request_headers(FAINT), *[request_body(bytes(100_000)) for _ in range(20)]]

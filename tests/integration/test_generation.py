@@ -219,7 +219,7 @@ def test_a_model_answers_as_it_does_itself(reference: str, language_folder: Path
         np.testing.assert_array_equal(one.divergences.divergence, other.divergences.divergence)
 
 
-def test_an_answer_that_babbles_on_is_told(language_folder: Path, fp32: VllmLike) -> None:
+def test_an_answer_that_goes_on_too_long_is_reported(language_folder: Path, fp32: VllmLike) -> None:
     """A candidate that does not take the reference's end: it is longer, and the reference had long ended on its path."""
     (text, *_) = REQUEST
     prompt = fp32.answer("/tokenize", {"messages": [{"role": "user", "content": text}]})[1]["tokens"]

@@ -169,7 +169,7 @@ def test_log_probabilities_that_were_served_go_first(language_folder: Path, int8
     assert (len(probe), len(asked)) == (1, 1)
 
 
-def test_of_another_version_a_copy_tells_nothing(language_folder: Path, int8: VllmLike, url: str) -> None:
+def test_a_copy_gives_no_figures_for_another_version(language_folder: Path, int8: VllmLike, url: str) -> None:
     """Its KL would be that of a model that served nobody."""
     found = _compared(chats(int8, **IDS), _told(language_folder, url=url, versions=("int8-2*",)))
     assert set(_column(found, "logprobs")) == {"unavailable"}
@@ -241,7 +241,7 @@ def test_a_check_of_references_opens_the_copy_too(
     assert "[models.references.copy]" in str(ran.output) + str(ran.exception)
 
 
-def test_the_record_tells_of_the_copy(language_folder: Path, int8_folder: Path, fp32: VllmLike) -> None:
+def test_the_database_names_the_copy(language_folder: Path, int8_folder: Path, fp32: VllmLike) -> None:
     """Its digest, its precision as it is told, and what computed it, beside the reference's own."""
     runtime = open_with_replica(_told(language_folder, path=str(int8_folder), precision="int8 weights"))
     told, own = replayed_by(runtime), open_reference(opening(language_folder)).artefact

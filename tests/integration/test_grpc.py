@@ -270,7 +270,7 @@ async def test_an_error_is_the_servers_and_is_counted_as_one(server: tuple[Doubl
     assert caught.value.loss is Loss.ERROR_STATUS
 
 
-async def test_concurrent_calls_on_one_channel_are_told_apart(server: tuple[Doubling, int]) -> None:
+async def test_concurrent_calls_on_one_channel_are_separate_exchanges(server: tuple[Doubling, int]) -> None:
     """Many streams of one connection at once, each with values of its own."""
     bench = Bench()
 

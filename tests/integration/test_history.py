@@ -118,7 +118,9 @@ async def test_what_retention_took_is_left_out_or_counted(
         _ = [chunk async for chunk in history.batches(whole)]
 
 
-async def test_the_record_tells_what_a_model_was_sent(postgres_dsn: str, record: asyncpg.Connection) -> None:
+async def test_the_traffic_of_a_model_is_read_from_the_database(
+    postgres_dsn: str, record: asyncpg.Connection
+) -> None:
     """Requests from the exact tallies, shares from the weights: the sampling is undone."""
     await _fold(postgres_dsn, record)
     async with Database(postgres_dsn, Storage()) as database:

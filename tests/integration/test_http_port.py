@@ -224,7 +224,7 @@ async def test_heads_are_bounded_together() -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\n\r\n"])
-async def test_a_head_that_is_too_long_is_told_so(end: bytes) -> None:
+async def test_a_head_that_is_too_long_is_refused(end: bytes) -> None:
     """With an end or without."""
     async with serving(head_bytes=1000) as served:
         reader, _ = await served.peer(b"GET /wait HTTP/1.1\r\nHost: a\r\nx: " + b"a" * 1000 + end)

@@ -87,7 +87,7 @@ def test_a_wheel_has_one_name_at_its_top_level(wheel: Path) -> None:
         assert f"quantdrift/{data}" in names
 
 
-def test_the_tap_stands_beside_modules_of_the_same_names(installed: Path, directory: Path) -> None:
+def test_the_tap_works_next_to_modules_of_the_same_names(installed: Path, directory: Path) -> None:
     """What a server calls `sidecar`, `storage` or `migrations` stays what it was."""
     program = (
         "import sidecar, storage, migrations, sys; from quantdrift import Tap; "

@@ -130,7 +130,7 @@ def exchange(**changes: Any) -> dict[str, Any]:
     return {"target": TARGET, "request": REQUEST, "response": RESPONSE, **changes}
 
 
-def test_what_is_told_becomes_an_exchange(intake: Intake) -> None:
+def test_a_request_to_the_intake_becomes_an_exchange(intake: Intake) -> None:
     """JSON, binary tensors in base64 and a compressed batch: tensors, attributes and time are as they were told."""
     values = np.arange(4, dtype="<f4")
     tensor = {"name": "x", "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
@@ -259,7 +259,7 @@ def test_events_of_whoever_has_no_token_reach_nothing(intake: Intake) -> None:
     assert len(intake.stored()) == seen + 12
 
 
-def test_an_intake_takes_no_events_unless_it_is_told_to(tmp_path: Path, nats_url: str) -> None:
+def test_an_intake_takes_events_only_where_that_is_configured(tmp_path: Path, nats_url: str) -> None:
     """An address for programs opens nothing for loggers."""
     stream, port = Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"), free_port()
     with sidecar(

@@ -123,7 +123,7 @@ async def test_two_processes_may_create_the_streams_at_once(stream: Stream, conn
     await queues[0].publish_exchange("m", "id", b"x")
 
 
-async def test_a_message_above_the_payload_limit_is_told_apart(stream: Stream, connect: Connect) -> None:
+async def test_a_message_above_the_payload_limit_has_its_own_error(stream: Stream, connect: Connect) -> None:
     """The largest allowed passes; one byte more will never pass."""
     queue = await connect(stream)
     await queue.publish_exchange("m", "fits", bytes(queue.max_payload_bytes))

@@ -1,7 +1,6 @@
 """TLS to real NATS servers, seen from the wire: whom the client speaks to, and whom it tells nothing."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.nats_server import find_program
 from quantdrift.core.stream.connection import Queue
 from tests.support.certificates import Authority, Pair, openssl
+from tests.support.recording_relay import RecordingRelay
 
 pytestmark = pytest.mark.integration
 
@@ -78,63 +78,6 @@ class Server:
             self._process = None
 
 
-class Wire:
-    """A relay before a server that keeps what clients send, as it is on the wire."""
-
-    def __init__(self) -> None:
-        self.to = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ends: list[asyncio.StreamWriter] = []
-        self._server: asyncio.Server | None = None
-        self.port = 0
-        self.sent = b""
-        self.n_connections = 0
-
-    async def start(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        """End every connection."""
-        if self._server is not None:
-            self._server.close()
-        for _turn in range(5):  # what was accepted just now is handed over
-            await asyncio.sleep(0)
-        for end in self._ends:
-            end.transport.abort()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.n_connections += 1
-        self._ends.append(writer)
-        self._tasks.add(asyncio.create_task(self._relay(reader, writer)))
-
-    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(OSError, asyncio.CancelledError):
-                there, out = await asyncio.open_connection("127.0.0.1", self.to)
-                try:
-                    await asyncio.gather(
-                        self._pump(reader, out, kept=True), self._pump(there, writer, kept=False)
-                    )
-                finally:
-                    out.transport.abort()
-        finally:
-            writer.transport.abort()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, kept: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(65536):
-                if kept:
-                    self.sent += data
-                writer.write(data)
-                await writer.drain()
-        writer.transport.abort()
-
-
 async def until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
     """Wait until `condition` holds."""
     async with asyncio.timeout(timeout_s):
@@ -159,12 +102,12 @@ class Rig:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._made: list[tuple[Server, Wire]] = []
+        self._made: list[tuple[Server, RecordingRelay]] = []
         self._queues: list[Queue] = []
 
-    async def serve(self, extra: str, *, stores: bool = True) -> tuple[Server, Wire]:
+    async def serve(self, extra: str, *, stores: bool = True) -> tuple[Server, RecordingRelay]:
         """Start a server behind a wire; WIRE in its configuration is the wire's port."""
-        wire = Wire()
+        wire = RecordingRelay()
         directory = self._directory / f"server{len(self._made)}"
         server = Server(directory, stores=stores)
         self._made.append((server, wire))
@@ -209,13 +152,13 @@ def tls(pair: Pair, more: str = "") -> str:
     return f'tls {{ cert_file: "{pair.certificate}", key_file: "{pair.key}", timeout: 5\n{more} }}'
 
 
-def stream(wire: Wire, scheme: str = "tls", **options: Any) -> Stream:
+def stream(wire: RecordingRelay, scheme: str = "tls", **options: Any) -> Stream:
     """Return the section that leads to the server behind the wire, with a password in its address."""
     files: dict[str, Any] = {name: str(value) for name, value in options.items()}
     return Stream(url=f"{scheme}://quant:{PASSWORD}@127.0.0.1:{wire.port}", name="t", **files)
 
 
-async def refused(rig: Rig, server: Server, wire: Wire, section: Stream) -> str:
+async def refused(rig: Rig, server: Server, wire: RecordingRelay, section: Stream) -> str:
     """Connect in vain, and return what is said; the server has heard nothing."""
     with pytest.raises(RetryError) as raised:
         async with asyncio.timeout(20):
@@ -239,7 +182,7 @@ async def stored(queue: Queue) -> None:
     assert delivery.data == b"payload"
 
 
-async def test_a_server_without_tls_hears_not_one_byte(rig: Rig, ours: Authority) -> None:
+async def test_a_server_without_tls_gets_not_one_byte(rig: Rig, ours: Authority) -> None:
     """Where tls:// or a certificate file asks for TLS, a server in plaintext is told nothing at all."""
     server, wire = await rig.serve(PLAIN)
     sections = stream(wire, "tls"), stream(wire, "nats", ca_file=ours.file)
@@ -261,7 +204,7 @@ async def test_one_address_with_tls_makes_it_the_rule_for_all(rig: Rig) -> None:
     assert "CONNECT" not in server.log
 
 
-async def test_a_server_with_another_name_is_told_nothing(rig: Rig, ours: Authority) -> None:
+async def test_a_server_with_another_name_is_sent_nothing(rig: Rig, ours: Authority) -> None:
     """The message says that the name does not match, and how to go on."""
     server, wire = await rig.serve(tls(ours.sign("misnamed", names="DNS:other.example")))
     said = await refused(rig, server, wire, stream(wire, ca_file=ours.file))
@@ -269,7 +212,7 @@ async def test_a_server_with_another_name_is_told_nothing(rig: Rig, ours: Author
     assert "connect with a name in the certificate" in said
 
 
-async def test_a_server_of_another_authority_is_told_nothing(
+async def test_a_server_of_another_authority_is_sent_nothing(
     rig: Rig, ours: Authority, theirs: Authority
 ) -> None:
     """The message names the option and the file, or what to set where there is none."""
@@ -282,7 +225,7 @@ async def test_a_server_of_another_authority_is_told_nothing(
     assert "set stream.ca_file to the authority that signed it" in said[1]
 
 
-async def test_a_server_whose_certificate_has_expired_is_told_nothing(rig: Rig, ours: Authority) -> None:
+async def test_a_server_whose_certificate_has_expired_is_sent_nothing(rig: Rig, ours: Authority) -> None:
     """The message says so."""
     server, wire = await rig.serve(tls(ours.sign("expired", expired=True)))
     said = await refused(rig, server, wire, stream(wire, ca_file=ours.file))
@@ -356,7 +299,7 @@ async def test_a_client_certificate_that_the_server_does_not_trust_is_named(
 @pytest.mark.filterwarnings(
     "ignore:parameter 'timeout' of type:DeprecationWarning"
 )  # nats-py asks aiohttp so
-async def test_websockets_are_held_to_the_same_rule(rig: Rig, ours: Authority) -> None:
+async def test_websockets_follow_the_same_rule(rig: Rig, ours: Authority) -> None:
     """`wss://` checks the certificate, and `ws://` is refused where a file asks for TLS."""
     own = tls(ours.sign("server"))
     server, wire = await rig.serve(f'websocket {{ host: "127.0.0.1", port: -1, {own} }}')
@@ -391,7 +334,7 @@ def test_the_loop_of_production_does_the_same(tmp_path: Path, ours: Authority) -
     uvloop.run(both())
 
 
-async def test_a_reconnect_is_held_to_the_same_rule_and_reads_the_files_again(
+async def test_a_reconnect_follows_the_same_rule_and_reads_the_files_again(
     rig: Rig, ours: Authority, theirs: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server that comes back in plaintext, or with an authority unknown so far, is told nothing until it is trusted."""
@@ -417,7 +360,7 @@ async def test_a_reconnect_is_held_to_the_same_rule_and_reads_the_files_again(
     await stored(queue)
 
 
-async def test_a_server_named_by_another_is_held_to_the_same_rule(rig: Rig, ours: Authority) -> None:
+async def test_a_server_named_by_another_follows_the_same_rule(rig: Rig, ours: Authority) -> None:
     """INFO in plaintext names nobody that counts, and who is named inside TLS is told nothing without it."""
     cluster = 'cluster {{ name: c, listen: "127.0.0.1:-1", routes: [{}] }}\n'
     server, wire = await rig.serve(cluster.format("") + tls(ours.sign("server")), stores=False)

@@ -228,7 +228,7 @@ async def test_too_much_noise_is_an_event_a_gauge_and_no_verdict(
     assert flips["low"] < flips["mean"] < flips["high"]
 
 
-async def test_noise_is_told_in_the_unit_of_its_metric(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_noise_is_reported_in_the_unit_of_its_metric(postgres_dsn: str, tmp_path: Path) -> None:
     """As its budget and its signals are, not over the cap."""
     stream = [
         msgspec.structs.replace(

@@ -1,3 +1,5 @@
+"""The example's inference server."""
+
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -111,7 +113,7 @@ async def test_bodies_may_be_compressed_in_both_directions(server: InferenceServ
     np.testing.assert_array_equal(result.as_numpy("total"), image + 2)
 
 
-async def test_health_and_metadata_are_told(server: InferenceServer) -> None:
+async def test_health_and_metadata_are_served(server: InferenceServer) -> None:
     """A client can find out what is served and in which version."""
 
     def question(client: Any) -> Any:

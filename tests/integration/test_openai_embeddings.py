@@ -102,7 +102,7 @@ def test_vectors_that_were_cut_are_set_aside(
     assert "truncate_prompt_tokens" in case.detail
 
 
-def test_failures_are_told_apart(runtime: ReferenceRuntime, server: VllmLike) -> None:
+def test_each_kind_of_failure_has_its_error(runtime: ReferenceRuntime, server: VllmLike) -> None:
     """A server that is away is waited for, a text that it refuses is set aside."""
     server.fails = [503]
     with pytest.raises(RetryError):

@@ -198,9 +198,7 @@ async def test_who_does_not_follow_does_not_even_look(stream: Stream, tmp_path: 
     assert pod.is_local()
 
 
-async def test_a_capture_process_that_is_started_anew_knows_what_was_drawn(
-    stream: Stream, tmp_path: Path
-) -> None:
+async def test_a_restarted_capture_process_knows_the_earlier_policies(stream: Stream, tmp_path: Path) -> None:
     """The file tells the directives of before, though NATS is away."""
     clock = ManualClock(BEGIN)
     pod = Pod(tmp_path, on(stream), clock)

@@ -5,7 +5,6 @@ handshake, writes down what comes after it, and hands that on to the real server
 """
 
 import asyncio
-import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -24,6 +23,7 @@ from quantdrift.storage.admin.migrate import current, head, upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
 from tests.support.certificates import Authority, Pair
+from tests.support.recording_relay import RecordingRelay
 
 pytestmark = pytest.mark.integration
 
@@ -31,11 +31,11 @@ SSL_REQUEST = bytes.fromhex("0000000804d2162f")
 PASSWORD = "hunter2-hunter2"
 
 
-class TlsEnd:
+class TlsEnd(RecordingRelay):
     """The end of TLS before a real Postgres; without a certificate it answers as a server that has none."""
 
     def __init__(self, to: int, pair: Pair | None, *, clients: Path | None = None) -> None:
-        self._to = to
+        super().__init__(to)
         self._context: ssl.SSLContext | None = None
         if pair is not None:
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -43,64 +43,26 @@ class TlsEnd:
         if self._context is not None and clients is not None:
             self._context.verify_mode = ssl.CERT_REQUIRED
             self._context.load_verify_locations(clients)
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._ends: list[asyncio.StreamWriter] = []
-        self.port = 0
-        self.asked = b""  # before the handshake
-        self.heard = b""  # after it
-        self.n_connections = 0
+        self.asked = b""  # before the handshake; `sent` is what comes after it
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        for _turn in range(5):  # what was accepted just now is handed over
-            await asyncio.sleep(0)
-        for end in self._ends:
-            end.transport.abort()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.stop()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.n_connections += 1
-        self._ends.append(writer)
-        self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                self.asked += await reader.readexactly(len(SSL_REQUEST))
-                if self._context is None:
-                    writer.write(b"N")
-                    while data := await reader.read(65536):
-                        self.asked += data
-                    return
-                writer.write(b"S")
-                await writer.start_tls(self._context)
-                there, out = await asyncio.open_connection("127.0.0.1", self._to)
-                try:
-                    await asyncio.gather(
-                        self._pump(reader, out, kept=True), self._pump(there, writer, kept=False)
-                    )
-                finally:
-                    out.transport.abort()
-        finally:
-            writer.transport.abort()
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, kept: bool) -> None:
-        with contextlib.suppress(OSError):
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Do the handshake of Postgres first."""
+        self.asked += await reader.readexactly(len(SSL_REQUEST))
+        if self._context is None:
+            writer.write(b"N")
             while data := await reader.read(65536):
-                if kept:
-                    self.heard += data
-                writer.write(data)
-                await writer.drain()
-        writer.transport.abort()
+                self.asked += data
+            return
+        writer.write(b"S")
+        await writer.start_tls(self._context)
+        await super().forward(reader, writer)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +119,7 @@ async def refused(way: Way, end: TlsEnd, query: str) -> str:
     assert PASSWORD not in said
     assert end.n_connections > 0
     assert end.asked == SSL_REQUEST * end.n_connections
-    assert end.heard == b""
+    assert end.sent == b""
     return said
 
 
@@ -172,7 +134,7 @@ async def test_a_server_without_tls_hears_the_question_alone(way: Way, mode: str
 
 
 @WAYS
-async def test_a_server_with_another_name_is_told_nothing(way: Way, ours: Authority) -> None:
+async def test_a_server_with_another_name_is_sent_nothing(way: Way, ours: Authority) -> None:
     """`verify-full` asks for the name; it is what a file alone means too."""
     pair = ours.sign("misnamed", names="DNS:other.example")
     async with TlsEnd(9, pair) as end:
@@ -184,7 +146,7 @@ async def test_a_server_with_another_name_is_told_nothing(way: Way, ours: Author
 
 @WAYS
 @pytest.mark.parametrize("mode", ["require", "verify-ca", "verify-full"])
-async def test_a_server_of_another_authority_is_told_nothing(
+async def test_a_server_of_another_authority_is_sent_nothing(
     way: Way, mode: str, ours: Authority, theirs: Authority
 ) -> None:
     """Where an authority is named, every mode asks for it, and the message names option and file."""
@@ -196,7 +158,7 @@ async def test_a_server_of_another_authority_is_told_nothing(
 
 
 @WAYS
-async def test_a_server_whose_certificate_has_expired_is_told_nothing(way: Way, ours: Authority) -> None:
+async def test_a_server_whose_certificate_has_expired_is_sent_nothing(way: Way, ours: Authority) -> None:
     """The message says so."""
     async with TlsEnd(9, ours.sign("expired", expired=True)) as end:
         said = await refused(way, end, f"sslmode=verify-ca&sslrootcert={ours.file}")
@@ -218,12 +180,12 @@ async def test_a_server_that_never_answers_is_given_up_in_time(ours: Authority) 
 
 @pytest.mark.parametrize("mode", ["", "require", "verify-ca", "verify-full"])
 @WAYS
-async def test_every_way_goes_through_tls(way: Way, mode: str, ours: Authority, postgres_dsn: str) -> None:
+async def test_every_connection_uses_tls(way: Way, mode: str, ours: Authority, postgres_dsn: str) -> None:
     """With the right authority all of them reach the real server, and the server's end sees it in TLS."""
     query = f"sslrootcert={ours.file}" + (f"&sslmode={mode}" if mode else "")
     async with TlsEnd(port_of(postgres_dsn), ours.sign("server")) as end:
         await way(through(postgres_dsn, end, query))
-        assert end.heard
+        assert end.sent
         assert end.asked == SSL_REQUEST * end.n_connections
 
 
@@ -231,7 +193,7 @@ async def test_require_without_an_authority_encrypts_alone(theirs: Authority, po
     """As libpq has it: who the server is is not asked."""
     async with TlsEnd(port_of(postgres_dsn), theirs.sign("server")) as end:
         await by_leader(through(postgres_dsn, end, "sslmode=require"))
-        assert end.heard
+        assert end.sent
 
 
 async def test_rows_are_copied_and_the_schema_is_made_through_tls(ours: Authority, postgres_dsn: str) -> None:
@@ -259,9 +221,9 @@ async def test_a_client_certificate_opens_a_server_that_asks_for_one(
         query = f"sslmode=verify-full&sslrootcert={ours.file}"
         with pytest.raises((OperatorError, RetryError)):
             await way(through(postgres_dsn, end, query))
-        assert end.heard == b""
+        assert end.sent == b""
         await way(through(postgres_dsn, end, f"{query}&sslcert={client.certificate}&sslkey={client.key}"))
-        assert end.heard
+        assert end.sent
 
 
 async def test_the_options_name_the_same_files(ours: Authority, postgres_dsn: str, tmp_path: Path) -> None:
@@ -279,7 +241,7 @@ async def test_the_options_name_the_same_files(ours: Authority, postgres_dsn: st
         secrets = load_secrets(load(config, {}), Role.MONITOR, {})
         for way in (by_pool, by_leader, by_migration):
             await way(secrets.dsn)
-        assert end.heard
+        assert end.sent
 
 
 async def test_files_are_read_again_for_each_connection(

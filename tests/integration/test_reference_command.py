@@ -65,7 +65,7 @@ def _served(path: Path, port: int = 0) -> Iterator[int]:
             server.terminate()
 
 
-def test_a_server_is_held_to_what_the_file_gave(tmp_path: Path) -> None:
+def test_a_server_must_give_the_answers_of_the_file(tmp_path: Path) -> None:
     """Recorded from the file: the server that holds it reproduces them, one with another model does not."""
     good = saved(linear_model(), tmp_path / "linear.onnx")
     other = saved(linear_model(weight=WEIGHT * np.float32(1.001)), tmp_path / "other.onnx")
@@ -88,7 +88,7 @@ def test_a_server_is_held_to_what_the_file_gave(tmp_path: Path) -> None:
     assert [one["outcome"] for one in json.loads(done.stdout)["references"]] == ["no canaries", "away"]
 
 
-def test_a_language_model_is_held_to_what_the_folder_gave(language_folder: Path, tmp_path: Path) -> None:
+def test_a_language_model_must_give_the_answers_of_the_folder(language_folder: Path, tmp_path: Path) -> None:
     """Random words, and a chat of one's own; another model at the server is named with the token that is off."""
     model, tokenizer = loaded(language_folder)
     server = VllmLike(model, tokenizer)

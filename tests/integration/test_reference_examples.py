@@ -92,7 +92,7 @@ def test_what_is_code_and_not_pinned_rightly_is_not_loaded(form: str, directory:
     assert reference.digest in done.stderr
 
 
-def test_a_server_is_held_to_the_same_canaries(directory: Path, tmp_path: Path) -> None:
+def test_a_server_is_checked_with_the_same_canaries(directory: Path, tmp_path: Path) -> None:
     """The server of the demo, in place of Triton; one that holds another model is told from it."""
     other = onnx.load(directory / "digits-fp32.onnx")
     for stored in other.graph.initializer:

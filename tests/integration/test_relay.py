@@ -418,7 +418,7 @@ async def test_a_reset_is_no_orderly_end() -> None:
 
 
 @on_both_loops
-async def test_without_a_backend_the_client_is_told_at_once() -> None:
+async def test_without_a_backend_the_client_gets_an_error_at_once() -> None:
     """It is disconnected, and counted."""
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]

@@ -14,7 +14,7 @@ from tests.support.sidecar.relay_rig import answer, post
 pytestmark = pytest.mark.integration
 
 
-def test_a_sidecar_serves_and_tells_of_it(tmp_path: Path, backend: Backend) -> None:
+def test_a_sidecar_serves_and_logs_it(tmp_path: Path, backend: Backend) -> None:
     """Bytes pass, /livez and /readyz are well without a stream, and /metrics has the counts by stratum."""
     strata = '[{"name": "faint", "rate": 1.0, "headers": {"x-scanner": "faint"}}]'
     with sidecar(
@@ -186,7 +186,7 @@ def test_a_backend_that_turns_out_to_be_the_sidecar_is_refused_at_the_start(tmp_
         ("quantdrift.sidecar.capture.process", set()),
     ],
 )
-def test_processes_beside_the_pod_are_small(module: str, unwanted: set[str]) -> None:
+def test_the_sidecars_processes_need_little_memory(module: str, unwanted: set[str]) -> None:
     """None loads a runtime, scipy or SQLAlchemy; a relay worker nothing but what it relays with."""
     program = f"import {module}, sys; print(*sys.modules)"
     output = subprocess.run(

@@ -1,3 +1,5 @@
+"""The weekly report from a real database."""
+
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -100,7 +102,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert html.count("<svg ") == 6
 
 
-async def test_a_doubt_stands_beside_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_a_configuration_warning_is_next_to_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
     """Of the reference that was compared with, on the page and in the terminal; one that was mended does not."""
     await write_short_story(postgres_dsn)
     db = await asyncpg.connect(postgres_dsn)
@@ -192,7 +194,7 @@ async def test_the_figures_are_those_of_the_items(postgres_dsn: str, tmp_path: P
     assert figures.n_compared == everything
 
 
-async def test_unknown_is_told_with_its_reason(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_unknown_is_reported_with_its_reason(postgres_dsn: str, tmp_path: Path) -> None:
     """A slice with too little data is unknown, whatever its flips."""
     await write_short_story(postgres_dsn)
     figures, _ = await _write(postgres_dsn, tmp_path)
@@ -314,7 +316,7 @@ async def test_old_versions_without_data_are_left_out(postgres_dsn: str, tmp_pat
     assert story.version_id
 
 
-async def test_a_silent_slice_with_an_open_alert_is_still_told(postgres_dsn: str, tmp_path: Path) -> None:
+async def test_a_silent_slice_with_an_open_alert_is_still_reported(postgres_dsn: str, tmp_path: Path) -> None:
     """An alert that stays open belongs into every report, with or without new data."""
     await write_short_story(postgres_dsn)
     figures, html = await _write(postgres_dsn, tmp_path, days=40)

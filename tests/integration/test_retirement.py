@@ -192,7 +192,7 @@ async def test_a_person_decides_and_a_round_that_began_before_writes_nothing(
     assert (wrong.exit_code, "is not a discovered slice" in wrong.stderr) == (2, True)
 
 
-async def test_the_fold_follows_once_resumes_and_tells_the_same_when_it_is_folded_again(
+async def test_the_fold_applies_a_retirement_once_and_gives_the_same_result_when_folded_again(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """The alert ends with the batch after the decision; a fresh monitor and a back-test know of it."""

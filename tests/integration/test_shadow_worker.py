@@ -3,8 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
-from tests.support.shadow.shadow_workers import worker_config
+from tests.support.shadow.shadow_workers import serving, worker_config
 
 DEADLINE_S = 30.0
 
@@ -44,20 +43,6 @@ def config(tmp_path: Path, nats_url: str) -> Config:
     )
     found = worker_config(nats_url, [model], ack_wait_s=2.0, max_deliveries=2)
     return msgspec.structs.replace(found, slices=slices)
-
-
-@asynccontextmanager
-async def _serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
-    """Run a worker; yield a queue to publish to; stop it and see that it ends well."""
-    queue = await Queue.connect(config.stream, client_name="test")
-    stop = Stop()
-    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
-    try:
-        yield queue
-    finally:
-        stop.set()
-        await queue.close()
-        assert await asyncio.wait_for(worker, DEADLINE_S) == 0
 
 
 async def _publish(queue: Queue, *exchanges: Exchange) -> None:
@@ -118,7 +103,7 @@ async def test_a_replay_is_linked_to_the_production_traces(
     )
     traces = ["a" * 31 + str(n) for n in range(3)]
     told = [f"00-{trace}-{'b' * 16}-01" for trace in traces]
-    async with _serving(traced, postgres_dsn) as queue:
+    async with serving(traced, postgres_dsn) as queue:
         given = [exchange_of(inputs_of(2, seed)) for seed in range(5)]
         await _publish(
             queue,
@@ -142,7 +127,7 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     outputs = logits_of(x)
     outputs[1] = outputs[1][::-1]
     changed = exchange_of(x, outputs, attributes={"header.x-scanner": "faint\0"})
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await _publish(queue, changed, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
         await _until_counted(postgres_dsn, "comparison", 23)
         await _until_empty(queue)
@@ -179,7 +164,7 @@ async def test_bad_messages_are_set_aside_and_others_go_on(config: Config, postg
     """Undecodable, misshapen, labelled and late exchanges get their reason; a version without a reference counts."""
     good, x = exchange_of(inputs_of(1)), inputs_of(1)
     late = exchange_of(x, captured_at=datetime.now(UTC) - timedelta(days=400))
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await queue.publish_exchange("digits", "x", b"no exchange")
         await _publish(
             queue,
@@ -228,7 +213,7 @@ async def test_what_comes_again_is_stored_once_and_what_comes_too_often_is_poiso
     for delivery in await consumer.fetch(6, max_bytes=1 << 20, timeout_s=1):
         await delivery.nak(0)
     await queue.close()
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await _until_counted(postgres_dsn, "comparison", 5)
         await _until_counted(postgres_dsn, "quarantine", 1)
         await _until_empty(queue)
@@ -264,7 +249,7 @@ async def test_the_same_exchange_twice_in_the_stream_is_stored_once(
 ) -> None:
     """A sidecar that publishes again after the window of deduplication doubles nothing."""
     exchange = exchange_of(inputs_of(2))
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await queue.publish_exchange("digits", "first", encode(exchange))
         await queue.publish_exchange("digits", "second", encode(exchange))
         await _until_counted(postgres_dsn, "comparison", 2)
@@ -285,7 +270,7 @@ async def test_tallies_are_stored(config: Config, postgres_dsn: str) -> None:
         strata=(stratum,),
         blind_connections=0,
     )
-    async with _serving(config, postgres_dsn) as queue:
+    async with serving(config, postgres_dsn) as queue:
         await queue.publish_tally("other", "0" * 32, 1, b"no tally")
         await queue.publish_tally("pod", tally.boot, 1, encode(tally))
         await _until_counted(postgres_dsn, "tally", 1)
@@ -297,7 +282,7 @@ async def test_tallies_are_stored(config: Config, postgres_dsn: str) -> None:
 async def test_postgres_may_go_and_come_back(config: Config, postgres_server: PostgresServer) -> None:
     """While Postgres is away nothing is acknowledged; when it is back everything is stored, once."""
     dsn = postgres_server.dsn
-    async with _serving(config, dsn) as queue:
+    async with serving(config, dsn) as queue:
         await _publish(queue, exchange_of(inputs_of(1)))
         await _until_counted(dsn, "comparison", 1)
         postgres_server.kill()
@@ -314,13 +299,13 @@ async def test_postgres_may_go_and_come_back(config: Config, postgres_server: Po
 async def test_a_worker_ends_while_postgres_is_away(config: Config, postgres_server: PostgresServer) -> None:
     """What cannot be stored is given back, and the next worker stores it."""
     dsn = postgres_server.dsn
-    async with _serving(config, dsn) as queue:
+    async with serving(config, dsn) as queue:
         await _publish(queue, exchange_of(inputs_of(1)))
         await _until_counted(dsn, "comparison", 1)
         postgres_server.kill()
         await _publish(queue, exchange_of(inputs_of(1)))
     postgres_server.start()
-    async with _serving(config, dsn):
+    async with serving(config, dsn):
         await _until_counted(dsn, "comparison", 2)
 
 
@@ -331,7 +316,7 @@ async def test_nats_may_go_and_come_back(config: Config, postgres_dsn: str, tmp_
     server.start()
     config = msgspec.structs.replace(config, stream=msgspec.structs.replace(config.stream, url=server.url))
     try:
-        async with _serving(config, postgres_dsn) as queue:
+        async with serving(config, postgres_dsn) as queue:
             await queue.ensure()
             await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
             server.kill()

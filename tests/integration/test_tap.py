@@ -122,7 +122,7 @@ def pod(running_pod: Pod) -> Pod:
 FAINT = {"x-scanner": "faint"}
 
 
-def test_what_is_told_arrives_and_every_call_is_counted(pod: Pod) -> None:
+def test_recorded_calls_arrive_and_every_call_is_counted(pod: Pod) -> None:
     """Arrays, torch tensors, BF16, text and numbers; exact counts of what was not taken, too."""
     tap = pod.tap(version="int8-7")
     values = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -69,9 +69,9 @@ def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
-def test_it_gets_ready_and_ends_in_order(tmp_path: Path) -> None:
+def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
     """SIGTERM ends every role and server with exit code 0; a sidecar never saw the database's address."""
-    with _up(_config(tmp_path), tmp_path / "data") as process:
+    with _up(_config(memory_path), memory_path / "data") as process:
         children = _family(process)
         names = " ".join(" ".join(child.cmdline()) for child in children)
         for part in (
@@ -86,41 +86,41 @@ def test_it_gets_ready_and_ends_in_order(tmp_path: Path) -> None:
         for child in children:
             if any(part.startswith("sidecar") for part in child.cmdline()):
                 assert "QUANTDRIFT_DSN" not in child.environ()
-        assert (tmp_path / "data" / "dsn").stat().st_mode & 0o077 == 0
+        assert (memory_path / "data" / "dsn").stat().st_mode & 0o077 == 0
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
-def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
+def test_a_second_one_on_the_same_data_is_refused(memory_path: Path) -> None:
     """Two supervisors would fight for one database."""
-    config = _config(tmp_path)
-    with _up(config, tmp_path / "data", "--only", "monitor") as process:
+    config = _config(memory_path)
+    with _up(config, memory_path / "data", "--only", "monitor") as process:
         names = " ".join(" ".join(child.cmdline()) for child in _family(process))
         assert "sidecar" not in names
-        second = _run(config, tmp_path / "data")
+        second = _run(config, memory_path / "data")
         assert second.returncode == 2
         assert "another `quantdrift up` uses" in second.stderr
 
 
-def test_killed_it_takes_everything_along_and_can_be_started_again(tmp_path: Path) -> None:
+def test_killed_it_takes_everything_along_and_can_be_started_again(memory_path: Path) -> None:
     """Nothing is left behind that would hold a port or the data."""
-    config = _config(tmp_path)
-    with _up(config, tmp_path / "data") as process:
+    config = _config(memory_path)
+    with _up(config, memory_path / "data") as process:
         children = _family(process)
         process.kill()
         assert psutil.wait_procs(children, timeout=60)[1] == []
-    with _up(config, tmp_path / "data") as process:
+    with _up(config, memory_path / "data") as process:
         process.terminate()
         assert process.wait(60) == 0
 
 
-def test_a_port_that_the_sidecar_cannot_open_ends_it_with_2(tmp_path: Path) -> None:
+def test_a_port_that_the_sidecar_cannot_open_ends_it_with_2(memory_path: Path) -> None:
     """Its own configuration is all that ends it: in one line, with the option and the address."""
-    config = _config(tmp_path)
+    config = _config(memory_path)
     address = tomllib.loads(config.read_text())["sidecar"]["listen"]
     with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
-        done = _run(config, tmp_path / "data", "--only", "sidecar")
+        done = _run(config, memory_path / "data", "--only", "sidecar")
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if "cannot be opened" in line]
     assert lines == [f"quantdrift: sidecar.listen {address} cannot be opened: Address already in use"]
@@ -142,13 +142,22 @@ class _Anyone(BaseHTTPRequestHandler):
 
 
 def test_the_answer_of_another_process_is_not_taken_for_its_own(
-    tmp_path: Path, postgres_dsn: str, nats_url: str
+    memory_path: Path, postgres_dsn: str, nats_url: str
 ) -> None:
     """It is up once its own roles answer, and says which port another has; then the port is free, and it is up."""
-    config = _config(tmp_path)
+    config = _config(memory_path)
     address = tomllib.loads(config.read_text())["monitor"]["admin"]
     environment = {"QUANTDRIFT_DSN": postgres_dsn, "QUANTDRIFT__STREAM__URL": nats_url}
-    command = [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(tmp_path / "data")]
+    command = [
+        sys.executable,
+        "-m",
+        "quantdrift",
+        "up",
+        "-c",
+        str(config),
+        "--data",
+        str(memory_path / "data"),
+    ]
     other = ThreadingHTTPServer(("127.0.0.1", int(address.rpartition(":")[2])), _Anyone)
     answering = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.05})
     answering.start()
@@ -182,20 +191,22 @@ def test_the_answer_of_another_process_is_not_taken_for_its_own(
 
 
 def test_the_detectors_are_compiled_before_it_is_up_and_that_is_said(
-    tmp_path: Path, postgres_dsn: str, nats_url: str
+    memory_path: Path, postgres_dsn: str, nats_url: str
 ) -> None:
     """Once on a machine: not when it is started again."""
     environment = {
         "QUANTDRIFT_DSN": postgres_dsn,
         "QUANTDRIFT__STREAM__URL": nats_url,
-        "NUMBA_CACHE_DIR": str(tmp_path / "code"),
+        "NUMBA_CACHE_DIR": str(memory_path / "code"),
     }
 
     def lines() -> list[str]:
-        log = tmp_path / "log"
+        log = memory_path / "log"
         with (
             log.open("w") as stderr,
-            _up(_config(tmp_path), tmp_path / "data", "--only", "monitor", stderr=stderr, **environment),
+            _up(
+                _config(memory_path), memory_path / "data", "--only", "monitor", stderr=stderr, **environment
+            ),
         ):
             return [line for line in log.read_text().splitlines() if "compil" in line]
 

@@ -68,7 +68,7 @@ def test_pieces_and_their_order_change_nothing(
 
 
 @given(st.lists(MESSAGE, max_size=12))
-def test_no_sequence_of_messages_raises_or_is_held_on_to(messages: list[bytes]) -> None:
+def test_no_sequence_of_messages_raises_or_leaks_memory(messages: list[bytes]) -> None:
     """What was taken is handed over or lost, exactly once."""
     tell(Bench(), [request_headers(), *messages])
     tell(Bench(), messages)

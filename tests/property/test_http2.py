@@ -27,7 +27,7 @@ from tests.support.sidecar.http2_wire import (
     frame,
     headers,
 )
-from tests.support.sidecar.relay_ends import relayed
+from tests.support.sidecar.relay_ends import check_forwarding, relayed
 from tests.support.sidecar.relay_rig import Bench
 
 pytestmark = pytest.mark.property
@@ -192,17 +192,7 @@ PIECES = st.one_of(
 @given(steps=st.lists(st.tuples(st.booleans(), PIECES), max_size=40), connected_at=st.integers(0, 10))
 def test_garbage_is_forwarded_as_it_came(steps: list[tuple[bool, bytes]], connected_at: int) -> None:
     """No bytes after the preface, however strange, change, get lost or make the observer fail; memory is given back."""
-    bench = Bench()
-    steps = [(True, OPENING), *steps]
-    to_backend, to_client, connection = relayed(bench, steps, connected_at)
-    assert to_backend == b"".join(chunk for from_client, chunk in steps if from_client)
-    assert to_client == b"".join(chunk for from_client, chunk in steps if not from_client)
-    connection.backend.eof_received()
-    connection.client.connection_lost(None)
-    connection.backend.connection_lost(None)
-    assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == 0
-    assert bench.slot.gauge(Gauge.BLIND) <= 1
-    assert bench.balance() == bench.slot.gauge(Gauge.HELD_BYTES) == bench.slot.gauge(Gauge.OPEN) == 0
+    check_forwarding([(True, OPENING), *steps], connected_at)
 
 
 FIELDS = st.lists(

@@ -198,7 +198,7 @@ def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
     ]
 
 
-def test_a_stream_that_was_made_anew_is_looked_at_anew() -> None:
+def test_a_recreated_stream_gives_no_pace_and_no_growth() -> None:
     """Counts that run backwards are no pace and no growth; halvings stay in force."""
     limits = Limits(max_bytes=1e6, max_age_s=3600.0)
     lag = msgspec.structs.replace(

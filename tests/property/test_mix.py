@@ -148,7 +148,7 @@ def test_close_calls_that_were_never_seen_stay_apart_from_sure_ones() -> None:
     assert together[0] == together[-1]
 
 
-def test_close_calls_that_were_few_go_with_those_beside_them_and_never_with_sure_ones() -> None:
+def test_few_close_calls_are_pooled_with_adjacent_bins_and_never_with_sure_ones() -> None:
     """Across a gap a few of them stay apart; beside others that were seen they share their stratum."""
     before, after = np.zeros(N_BINS, dtype=np.int64), np.zeros(N_BINS)
     before[3], before[-1] = LEAST - 5, 10 * LEAST

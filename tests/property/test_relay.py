@@ -16,7 +16,7 @@ from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request, parse_response
 from quantdrift.sidecar.relay.observing.memory import ObserverMemory
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.support.sidecar.relay_ends import relayed
+from tests.support.sidecar.relay_ends import check_forwarding, relayed
 from tests.support.sidecar.relay_rig import INFER, Bench
 
 pytestmark = pytest.mark.property
@@ -209,16 +209,7 @@ def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[T
 )
 def test_garbage_is_forwarded_as_it_came(steps: list[tuple[bool, bytes]], connected_at: int) -> None:
     """No bytes, however strange, change, get lost or make the observer fail; what was held is given back."""
-    bench = Bench()
-    to_backend, to_client, connection = relayed(bench, steps, connected_at)
-    assert to_backend == b"".join(chunk for from_client, chunk in steps if from_client)
-    assert to_client == b"".join(chunk for from_client, chunk in steps if not from_client)
-    connection.backend.eof_received()
-    connection.client.connection_lost(None)
-    connection.backend.connection_lost(None)
-    assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == 0
-    assert bench.slot.gauge(Gauge.BLIND) <= 1
-    assert bench.balance() == bench.slot.gauge(Gauge.HELD_BYTES) == bench.slot.gauge(Gauge.OPEN) == 0
+    check_forwarding(steps, connected_at)
 
 
 @settings(max_examples=40, deadline=None)

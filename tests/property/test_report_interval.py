@@ -1,3 +1,5 @@
+"""Confidence intervals in the report, for any data."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -108,7 +108,7 @@ def test_the_reference_itself_does_not_drift(digits: Digits, reference: OnnxRunt
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_quantised_candidate_is_told_from_its_reference(
+def test_a_quantised_candidate_diverges_from_its_reference(
     name: str, digits: Digits, candidates: dict[str, Path], reference: OnnxRuntime
 ) -> None:
     """Every scan moves, far above the floor; few decisions do, and every figure is what SciPy says of the same logits."""

@@ -167,7 +167,7 @@ def _compared(
     return [found[place] for place in range(len(sentences))]
 
 
-def test_int8_sentences_are_told_from_fp32(models: dict[str, Path], sentences: list[Arrays]) -> None:
+def test_int8_sentences_diverge_from_fp32(models: dict[str, Path], sentences: list[Arrays]) -> None:
     """The transformer itself shows rounding alone; INT8 far more, most with one scale for a matrix, as SciPy says it."""
     served = {name: _served(path, sentences) for name, path in models.items()}
     found = {name: _compared(models["fp32"], answers, sentences) for name, answers in served.items()}

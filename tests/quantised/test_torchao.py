@@ -107,7 +107,7 @@ def reference(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> Refer
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_quantised_candidate_is_told_from_its_reference(
+def test_a_quantised_candidate_diverges_from_its_reference(
     name: str, digits: Digits, reference: ReferenceRuntime
 ) -> None:
     """The network itself shows rounding alone; its quantised copy far more, and exactly what SciPy says."""

@@ -61,7 +61,7 @@ def given(tick: Tick, seed: int, *, share: bool = True) -> float:
     return total + sum(clock.mass - mass for mass in last.values())
 
 
-def test_all_that_a_fleet_is_given_in_a_month_is_one_unit_at_most() -> None:
+def test_a_fleet_gets_at_most_one_unit_in_a_month() -> None:
     """Exact, over 10 histories; late events that count, or an allowance that is not shared out, exceed it."""
     assert max(given(shipped, seed) for seed in range(10)) <= 1 + 1e-9
     assert max(given(each_step, seed) for seed in range(10)) > 1

@@ -1,3 +1,5 @@
+"""Coverage of the confidence intervals in the report."""
+
 import math
 
 import numpy as np

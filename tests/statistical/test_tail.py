@@ -185,7 +185,7 @@ def test_false_alarms_stay_inside_the_bound_however_short_the_baseline(
 
 
 @pytest.mark.parametrize("warned", [False, True])
-def test_a_bag_that_stands_still_breaks_the_bound(*, warned: bool) -> None:
+def test_a_fixed_mixture_breaks_the_bound(*, warned: bool) -> None:
     """The mutant of the test before: a baseline of 20 groups taken for the truth, with the slack of 128 streams."""
     assert not inside(passages(20, 0.0, 2048, 128, still=True, warned=warned), 2048, 0.16)
 

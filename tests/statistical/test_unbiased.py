@@ -136,7 +136,7 @@ MUTANTS: dict[str, Callable[[Taken], FloatArray]] = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_wrong_weights_are_found_out(mutant: str) -> None:
+def test_wrong_weights_are_detected(mutant: str) -> None:
     """The same check rejects estimates that forget a phase, or both."""
     rng = np.random.default_rng(8)
     these = world(0, N)
@@ -144,7 +144,7 @@ def test_wrong_weights_are_found_out(mutant: str) -> None:
     assert (scores(these, taken, MUTANTS[mutant](taken)) > 5).any()
 
 
-def test_one_hash_for_both_phases_is_found_out() -> None:
+def test_one_hash_for_both_phases_is_detected() -> None:
     """With u2 = u1 what the first phase took passes the second too often: the product is not the probability."""
     policy = Policy(
         epoch="",

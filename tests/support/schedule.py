@@ -34,7 +34,7 @@ def part(test: str) -> str:
     Parameters
     ----------
     test
-        The test's id: `tests/unit/test_alert.py::test_...`.
+        The test's id: `tests/unit/test_backtest_alerts.py::test_...`.
     """
     return next((directory for directory in _WHOLE if test.startswith(directory)), test.partition("::")[0])
 

@@ -194,7 +194,7 @@ def test_an_alert_reads_as_its_case_says(case: str) -> None:
     assert text(alert(**given_)).split("\n") == lines
 
 
-def test_a_mean_of_one_exchange_is_no_before() -> None:
+def test_one_exchange_is_not_enough_for_a_mean_before() -> None:
     """Below 30 exchanges the mean before the onset is not told at all; the count is."""
     few, enough = (alert(n_before=n, before=1.0).alert for n in (FEWEST_BEFORE - 1, FEWEST_BEFORE))
     assert (few.evidence.before, few.evidence.n_history, few.explanation.begin) == (None, 29, "first_seen")
@@ -215,7 +215,7 @@ def test_the_reason_names_what_decided() -> None:
         (TAIL.kind, Metric.DIVERGENCE, "the upper tail of KL is within its learned baseline again"),
     ],
 )
-def test_the_end_of_an_alert_tells_the_evidence_and_not_the_window_that_still_holds_the_drift(
+def test_the_end_of_an_alert_shows_the_evidence_and_not_the_window_that_contains_the_drift(
     detector: str, metric: Metric, said: str
 ) -> None:
     """A recovery beside a mean of 2.7 % against 1 % is a contradiction: the mean is of another window."""
@@ -330,7 +330,7 @@ def test_no_alert_contradicts_itself(
         assert abs(float(value.replace(",", ""))) > float(error.replace(",", "")), told
 
 
-def test_a_move_of_all_traffic_that_may_be_chance_is_not_told_with_parts_that_may_be_too() -> None:
+def test_a_move_that_may_be_chance_is_not_split_into_parts_that_may_be_chance() -> None:
     """Only the part that is beyond chance is named."""
     found = Explanation(
         aggregate_cause="unseen",
@@ -350,7 +350,7 @@ def test_a_move_of_all_traffic_that_may_be_chance_is_not_told_with_parts_that_ma
     )
 
 
-def test_a_move_that_six_digits_do_not_show_is_told_as_none() -> None:
+def test_a_move_that_six_digits_do_not_show_is_printed_as_none() -> None:
     """`from 1 to 1` says nothing."""
     found = Explanation(
         moved=("topk_overlap",), moved_before=(1.0,), moved_after=(1.0 - 1e-12,), n_measures=1

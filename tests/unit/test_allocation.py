@@ -108,7 +108,7 @@ def test_with_more_budget_than_traffic_everything_is_taken() -> None:
     assert made.policy.header_strata[0].rate == made.policy.body_strata[-1].rate == 1.0
 
 
-def test_a_slice_that_cannot_be_told_at_capture_is_served_by_the_base_rate() -> None:
+def test_a_slice_that_capture_cannot_recognise_gets_the_base_rate() -> None:
     """Its share goes there; no body stratum names it."""
     made = parts(key="feature.mean")
     assert [stratum.name for stratum in made.policy.body_strata] == ["default"]

@@ -44,7 +44,7 @@ status codes: 19280 2xx, 0 3xx, 0 4xx, 2 5xx
 
 
 @pytest.mark.parametrize(("told", "p99_ms"), [("7.16ms", 7.16), ("1.25s", 1250.0), ("990.00us", 0.99)])
-def test_wrk_tells_requests_and_latency_in_any_unit(told: str, p99_ms: float) -> None:
+def test_requests_and_latency_of_wrk_are_read_in_any_unit(told: str, p99_ms: float) -> None:
     """Percentiles are of the latency, not of the lines above it that look alike."""
     load = parse_wrk(WRK.format(p99=told, errors=""))
     assert (load.requests, load.per_s, load.failed) == (37_519, 18_535.04, 0)
@@ -57,7 +57,7 @@ def test_what_wrk_calls_errors_is_counted() -> None:
     assert parse_wrk(WRK.format(p99="1.00ms", errors=errors)).failed == 510
 
 
-def test_h2load_tells_requests_and_its_log_their_latency() -> None:
+def test_requests_of_h2load_and_the_latency_in_its_log_are_read() -> None:
     """A line of the log is the start, the status and the time taken, in microseconds."""
     log = "".join(f"1795276340000000\t200\t{1000 * i}\n" for i in range(1, 101))
     load = parse_h2load(H2LOAD, log)

@@ -227,7 +227,7 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
 
 
 @pytest.mark.unit
-def test_a_cap_is_not_filled_anew_by_a_configuration_that_leaves_it() -> None:
+def test_a_limit_is_not_refilled_by_a_configuration_that_keeps_it() -> None:
     """A file that is touched every second must not let more through than the cap says."""
     config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))
     counters = Counters.create(1, 1)

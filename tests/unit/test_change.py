@@ -242,7 +242,7 @@ def test_a_recorded_baseline_comes_back_as_it_was() -> None:
         CHANGE.from_content(Baseline(share=(1.0,), total=(0.0,), n_groups=1), scale=1.0, mass=0.0, at_us=0)
 
 
-def test_only_what_alerts_stands_in_the_way_of_recovery() -> None:
+def test_only_signals_that_alert_block_a_recovery() -> None:
     """A signal that learns, or went live during the alert, does not keep its slice from resolving."""
     quiet, learning, alerting = live(), CHANGE.fresh(scale=1.0, mass=0.0, at_us=0), live()
     CHANGE.alarmed(learning, page=True)

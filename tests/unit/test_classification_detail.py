@@ -60,7 +60,7 @@ def test_total_variation_and_overlap_are_those_of_others() -> None:
     np.testing.assert_array_equal(found.topk, overlap < 1)
 
 
-def test_flips_of_interest_are_told_by_their_direction() -> None:
+def test_flips_of_interest_are_counted_by_their_direction() -> None:
     """Into the class, out of it, beside it; a candidate that is not finite has lost, a broken reference says nothing."""
     a, b, c, bad = [0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [np.nan, 0.5, 0.5]
     none = [0.5, np.nan, 0.5]  # where the class of interest would stand
@@ -69,7 +69,7 @@ def test_flips_of_interest_are_told_by_their_direction() -> None:
     assert detail["lost"] == [False, True, False, False, True, False, None, False]
 
 
-def test_what_is_undefined_is_not_told() -> None:
+def test_undefined_figures_are_left_out() -> None:
     """Only a weighted flip is defined of a candidate that is not finite: the reference was sure of what it lost."""
     detail = _compared([[np.nan, 0.5, 0.5], [0.8, 0.1, 0.1]], [[0.7, 0.2, 0.1], [np.nan, 0.0, 1.0]])
     assert detail["weighted_flip"] == [pytest.approx(0.5), pytest.approx(np.nan, nan_ok=True)]
@@ -99,7 +99,7 @@ def _listed(texts: list[bytes], reference: list[float], kind: OutputKind) -> Div
     return ClassificationComparator(kind, 2, (0,)).compare(array, np.array([reference]))
 
 
-def test_a_list_of_probabilities_tells_shifts_and_flips() -> None:
+def test_a_list_of_probabilities_gives_shifts_and_flips() -> None:
     """Two of three: total variation stays unknown, what the top ones tell does not."""
     detail = _listed([b"0.6:1", b"0.3:0"], [0.7, 0.2, 0.1], OutputKind.PROBABILITIES).detail
     assert np.isnan(detail["tv"]).all()
@@ -110,7 +110,7 @@ def test_a_list_of_probabilities_tells_shifts_and_flips() -> None:
     assert detail["lost"].tolist() == [True]
 
 
-def test_a_short_list_of_logits_tells_no_shift() -> None:
+def test_a_short_list_of_logits_gives_no_shift() -> None:
     """Its sum is not known; a stray class halves the overlap of two."""
     detail = _listed([b"6:0", b"3:2"], [5.0, 4.0, 1.0], OutputKind.LOGITS).detail
     assert np.isnan(detail["confidence_shift"]).all()

@@ -173,7 +173,7 @@ def test_vectors_without_a_number_cannot_be_fitted() -> None:
         fit_clusters(sample, NAMING, n_clusters=3, quantile=0.95, previous=None, seed=1)
 
 
-def test_a_label_tells_only_where_it_is_frequent_and_more_so_than_elsewhere() -> None:
+def test_a_label_describes_a_cluster_where_it_is_frequent_and_more_so_than_elsewhere() -> None:
     """Weighted; a label of all, and one of a handful, tell nothing; a thousand others are left out."""
     positions = np.array([0] * 50 + [1] * 50 + [-1] * 20)
     labels = [

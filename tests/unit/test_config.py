@@ -438,7 +438,7 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
     assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
 
 
-def test_a_server_that_nothing_is_held_against_is_told(tmp_path: Path) -> None:
+def test_a_reference_server_without_canaries_is_reported(tmp_path: Path) -> None:
     """Of a server nothing can be proven: without canaries it may hold any model. A file is what it is."""
     server = '[[models]]\nname = "m"\n[[models.references]]\nruntime = "oip-http"\nurl = "http://t:8000"\n'
     held = server + 'canaries = "c.safetensors"\n'
@@ -453,7 +453,7 @@ def test_a_server_that_nothing_is_held_against_is_told(tmp_path: Path) -> None:
     assert told == [True, False, False]
 
 
-def test_a_sticky_sample_is_told_what_it_costs(tmp_path: Path) -> None:
+def test_the_cost_of_a_sticky_sample_is_reported(tmp_path: Path) -> None:
     """That a user counts once is said before it is deployed, and only then."""
     sticky = load(_file(tmp_path, '[sampling]\nsticky_header = "x-user"'), {})
     assert any("count as one observation" in note for note in explain(sticky).notes)
@@ -498,7 +498,7 @@ def test_the_explanation_adds_up(tmp_path: Path) -> None:
     assert memory_bytes(crowded) > memory_bytes(config) + 2 * 8_000 * 20_000
 
 
-def test_the_token_of_a_reference_is_told_to_the_shadow_alone(tmp_path: Path) -> None:
+def test_only_the_shadow_gets_the_token_of_a_reference(tmp_path: Path) -> None:
     """It is no option, and appears nowhere."""
     config = load(_file(tmp_path, ""), {})
     env = {"QUANTDRIFT_DSN": "postgresql://x", "QUANTDRIFT_REFERENCE_TOKEN": "secret"}
@@ -527,7 +527,9 @@ def test_where_a_reference_is_names_file_or_model(tmp_path: Path) -> None:
         (Intake(ext_proc="pod.local:9002"), "intake.ext_proc at pod.local:9002"),
     ],
 )
-def test_a_way_in_that_strangers_reach_needs_a_token(tmp_path: Path, intake: Intake, named: str) -> None:
+def test_an_intake_port_that_strangers_can_reach_needs_a_token(
+    tmp_path: Path, intake: Intake, named: str
+) -> None:
     """From the environment or a file, whose end of line is none of it; an empty file gives none."""
     config = Config(intake=intake)
     with pytest.raises(OperatorError, match=re.escape(named)) as refused:

@@ -26,7 +26,7 @@ def test_there_is_one_for_each_kind_of_server() -> None:
     assert {"triton", "kserve", "torchserve", "openai"} <= {path.parent.name for path in CONFIGS}
 
 
-def test_an_adapter_that_cannot_be_had_is_told_by_the_check(tmp_path: Path) -> None:
+def test_the_check_reports_an_adapter_that_cannot_be_loaded(tmp_path: Path) -> None:
     """Before a sidecar is started with it."""
     path = tmp_path / "config.toml"
     path.write_text('[[models]]\nname = "m"\nadapter = "no.such:Adapter"\n')

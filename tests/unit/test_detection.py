@@ -52,7 +52,7 @@ def test_a_shifted_box_loses_its_overlap() -> None:
 
 
 @pytest.mark.unit
-def test_missed_invented_and_changed_objects_are_told_apart() -> None:
+def test_missed_invented_and_changed_objects_are_counted_separately() -> None:
     """Two equal, one missed, one invented, one of another class: PQ = 2 / (2 + 2 / 2 + 2 / 2)."""
     same = [(0, 0, 10, 10, 0.9, 1), (20, 0, 30, 10, 0.8, 2)]
     reference = [*same, (40, 0, 50, 10, 0.7, 1), (60, 0, 70, 10, 0.6, 1)]
@@ -104,7 +104,7 @@ def test_the_best_pairs_are_found_where_the_nearest_are_not() -> None:
 
 
 @pytest.mark.unit
-def test_a_faint_object_of_another_class_is_none() -> None:
+def test_a_faint_object_of_another_class_does_not_count() -> None:
     """Nothing changed its class where one side says nothing."""
     found = _compared([(0, 0, 10, 10, 0.2, 2)], [(0, 0, 10, 10, 0.9, 1)])
     assert (found["missed"], found["class_changed"]) == (1, 0)
@@ -224,7 +224,7 @@ def test_every_way_of_writing_a_box_is_the_same_box(box_format: BoxFormat, box: 
 
 
 @pytest.mark.unit
-def test_scores_of_classes_tell_the_class() -> None:
+def test_the_class_is_the_one_with_the_highest_score() -> None:
     """As probabilities, and as logits with a background."""
     boxes = np.array([[[0, 0, 4, 4], [6, 6, 9, 9]]], dtype=np.float32)
     probabilities = np.array([[[0.1, 0.7, 0.2], [0.05, 0.15, 0.8]]])
@@ -252,7 +252,7 @@ def test_scores_of_classes_tell_the_class() -> None:
 
 
 @pytest.mark.unit
-def test_columns_may_stand_in_any_order() -> None:
+def test_columns_may_come_in_any_order() -> None:
     """As some detectors end: item, class, score, box."""
     columns = (Column.ITEM, Column.CLASS, Column.SCORE, *(Column.BOX,) * 4, Column.OTHER)
     comparator = DetectionComparator(Detection(detections="out", columns=columns))

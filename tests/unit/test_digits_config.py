@@ -1,3 +1,5 @@
+"""The demo's configuration names the demo's files."""
+
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ _CONFIG = Path(examples.digits.__file__).parent / "config.toml"
 
 
 @pytest.mark.unit
-def test_the_demos_configuration_speaks_of_what_the_demo_sends() -> None:
+def test_the_demos_configuration_has_the_model_and_headers_that_the_demo_sends() -> None:
     """Names on the wire, in the files and in the configuration are the same."""
     config = load(_CONFIG, environment={})
     model = config.model(NAME)

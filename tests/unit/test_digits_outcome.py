@@ -1,3 +1,5 @@
+"""The outcome of the demo: which events make it fail."""
+
 from typing import Any
 
 import msgspec
@@ -48,9 +50,7 @@ def test_the_run_is_good_when_only_the_archive_fired_and_the_aggregate_is_ok() -
         ((_event(ARCHIVE, "firing"),), "ok", 3, "3 requests"),
     ],
 )
-def test_everything_that_is_not_as_it_must_be_is_said(
-    events: tuple[Event, ...], verdict: str, failed: int, word: str
-) -> None:
+def test_every_problem_is_listed(events: tuple[Event, ...], verdict: str, failed: int, word: str) -> None:
     """Each way to fail is a problem of its own."""
     (problem,) = Outcome(events=events, snapshot=_snapshot(verdict), failed=failed).problems()
     assert word in problem

@@ -1,3 +1,5 @@
+"""The scans that the demo sends."""
+
 import numpy as np
 import pytest
 from numpy.random import default_rng

@@ -1,3 +1,5 @@
+"""The text that the demo prints."""
+
 import io
 
 import pytest
@@ -83,7 +85,7 @@ def test_a_terminal_gets_a_live_table() -> None:
     assert evidence_bar(1e-3) in text.getvalue()
 
 
-def test_a_firing_slice_has_a_full_bar_although_its_evidence_begins_anew() -> None:
+def test_a_firing_slice_has_a_full_bar_although_its_evidence_was_reset() -> None:
     """After the page the stored evidence is zero; what paged is what is shown."""
     screen, text = _screen(terminal=True)
     slices = (_slice("scanner=archive", "firing", 0.0, 0.05),)
@@ -119,7 +121,7 @@ def test_the_check_against_the_labels_shows_who_lost_accuracy() -> None:
         assert part in text.getvalue()
 
 
-def test_what_decided_an_alert_stands_below_the_figures_of_the_recent_window() -> None:
+def test_the_figures_that_decided_an_alert_are_below_those_of_the_recent_window() -> None:
     """The table shows what was seen lately and says so; an alert is decided by what came since its onset."""
     screen, text = _screen(terminal=False)
     slices = (_slice("all", "ok", None, 0.003), _slice("scanner=archive", "firing", 0.0, 0.0077))

@@ -172,7 +172,7 @@ def test_a_request_id_cannot_blow_it_up() -> None:
     assert not items.members((Predicate(key="json.70", equals="v"),)).any()
 
 
-def test_a_search_gives_up_when_it_is_told_to() -> None:
+def test_a_search_ends_when_it_is_cancelled() -> None:
     """At the next of many points, and finds nothing then."""
     asked = iter(range(10_000))
     with pytest.raises(GivenUpError):

@@ -42,7 +42,7 @@ def test_an_output_needs_no_other_graph(tmp_path: Path) -> None:
     assert [spec.name for spec in runtime.outputs] == ["logits"]
 
 
-def test_external_data_is_found_beside_the_file(tmp_path: Path) -> None:
+def test_external_data_is_found_next_to_the_file(tmp_path: Path) -> None:
     """The widened graph is loaded from memory, its weights from where they lie."""
     path = tmp_path / "linear.onnx"
     onnx.save_model(

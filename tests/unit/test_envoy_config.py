@@ -36,7 +36,7 @@ def in_a_mesh() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("configuration", [by_itself, in_a_mesh])
-def test_envoy_tells_everything_and_waits_for_nothing(configuration: Any) -> None:
+def test_envoy_sends_everything_and_waits_for_no_answer(configuration: Any) -> None:
     """Whole exchanges, in observability mode, whatever becomes of the processor."""
     options = configuration()[0]["typed_config"]
     assert options["observability_mode"] is options["failure_mode_allow"] is True
@@ -49,7 +49,7 @@ def test_envoy_tells_everything_and_waits_for_nothing(configuration: Any) -> Non
     assert len(modes) == 6
 
 
-def test_a_mesh_is_told_the_same() -> None:
+def test_the_mesh_configuration_is_the_same() -> None:
     """Filter and cluster differ in nothing but that the address needs no look-up."""
     assert in_a_mesh()[0] == by_itself()[0]
     assert in_a_mesh()[1] == by_itself()[1] | {"type": "STATIC"}

@@ -179,7 +179,7 @@ def test_a_store_without_damage_is_no_part_of_what_explains_the_city() -> None:
     assert set(smallest(scene, beside, scene.sizes(), slice_id=10, cap=2.0, tolerance=0.25)) == {11, 12}
 
 
-def test_alerts_stand_as_after_the_batch_of_a_change() -> None:
+def test_alerts_are_as_they_were_after_the_batch_of_a_change() -> None:
     """What opens later does not count, what opens in the same batch does, what has ended does not."""
     standing = AlertingSlices(
         [alert(ALL), alert(SMALL)],
@@ -203,7 +203,7 @@ def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> 
     assert (note.slice_id, note.change) == (BIG, by)
 
 
-def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
+def test_an_alert_is_listed_alone_once_the_one_that_explains_it_has_ended() -> None:
     """Nothing explains it any more."""
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
     (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended()
@@ -305,7 +305,7 @@ FOUND = Explanation(
 )
 
 
-def test_sentences_tell_everything_the_most_telling_first() -> None:
+def test_sentences_have_every_finding_the_most_important_first() -> None:
     """What explains it, what is new, damage or shift, and the aggregate; in points of a share, or in nats."""
     said = sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK)
     assert [one.split(" ")[0] for one in said] == ["Explained", "Explains", "New", "Numeric", "Over"]
@@ -318,7 +318,7 @@ def test_sentences_tell_everything_the_most_telling_first() -> None:
     assert why.startswith("Not explained: the database did not answer in time")
 
 
-def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> None:
+def test_too_few_items_are_reported_as_too_few_and_without_figures() -> None:
     """A cause or a move of eight exchanges would be taken for a finding."""
     found = Explanation(
         cause="too_few",
@@ -336,7 +336,7 @@ def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> Non
     assert "nat" not in slice_ + aggregate
 
 
-def test_a_part_far_below_its_error_is_told_as_none() -> None:
+def test_a_part_far_below_its_standard_error_is_reported_as_none() -> None:
     """Nobody who is woken reads -9.19e-05 as nothing, nor a part within 1.96 standard errors as a finding."""
     found = msgspec.structs.replace(FOUND, aggregate_mix=-9.19e-7, aggregate_mix_se=0.00084)
     said = " ".join(sentences(found, Metric.FLIP, BUDGET.kind, TASK))
@@ -346,7 +346,7 @@ def test_a_part_far_below_its_error_is_told_as_none() -> None:
     assert "0.08 points" not in " ".join(sentences(below, Metric.FLIP, BUDGET.kind, TASK))
 
 
-def test_what_was_not_there_before_is_told_apart() -> None:
+def test_traffic_that_is_new_is_reported_separately() -> None:
     """As the cause of its own, or beside another one; nothing is said of it where there was no such traffic."""
     new = msgspec.structs.replace(
         FOUND,
@@ -397,7 +397,7 @@ def test_without_margins_nothing_is_said_of_them() -> None:
     assert known.cause == "too_few"
 
 
-def test_outputs_that_are_no_numbers_are_told_by_weight() -> None:
+def test_outputs_that_are_not_finite_are_reported_by_their_weight() -> None:
     """Of every task, whatever else is known; nothing is said where all are numbers, and no `before` of no window."""
     measure, cap = Measure(metric=Metric.FLIP, kind=BUDGET.kind, cap=1.0), 2.0
     before = WindowSample([item(number, (ALL,), margin=None) for number in range(100)])

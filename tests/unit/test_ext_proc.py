@@ -162,7 +162,9 @@ def test_values_are_read_from_either_field(told: Told, field: str) -> None:
     ],
     ids=["path", "method", "answer first", "empty", "unreadable"],
 )
-def test_what_is_no_inference_is_closed_after_one_message(told: Told, first: bytes, gauge: int) -> None:
+def test_a_stream_without_an_inference_is_closed_after_one_message(
+    told: Told, first: bytes, gauge: int
+) -> None:
     """Nothing is counted but that it was passed over."""
     assert told.tell([first, request_body(ASKED)]) == 1
     slot = told.bench.slot
@@ -206,7 +208,7 @@ def test_a_stream_that_ends_early_is_lost_as_truncated(told: Told) -> None:
 
 
 @pytest.mark.parametrize("half", [request_body, response_body])
-def test_what_is_too_large_is_let_go_of_at_once(half: Any) -> None:
+def test_an_exchange_that_is_too_large_is_dropped_at_once(half: Any) -> None:
     """Nothing more of it is wanted, and nothing of it is held."""
     told = Told(max_exchange_bytes=1000)
     messages = [request_headers(), response_headers(), half(bytes(600)), half(bytes(600)), half(b"x")]
@@ -225,7 +227,7 @@ def test_all_streams_share_a_bound_with_the_other_ways() -> None:
     assert told.bench.lost(Loss.HELD_BYTES) == 3
 
 
-def test_an_envoy_that_waits_for_answers_is_let_go_of_and_told_about(
+def test_an_envoy_that_waits_for_answers_is_disconnected_and_logged(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its requests would wait; it is said once."""
@@ -244,7 +246,7 @@ def test_an_envoy_that_waits_for_answers_is_let_go_of_and_told_about(
     ],
     ids=["no bodies", "no trailers"],
 )
-def test_what_envoy_does_not_send_is_told_about(
+def test_missing_parts_of_envoys_messages_are_logged(
     told: Told, caplog: pytest.LogCaptureFixture, messages: list[bytes], advice: str
 ) -> None:
     """The log names the option of its filter."""

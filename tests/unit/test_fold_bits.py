@@ -1,6 +1,7 @@
 """The shipped fold, with its arrays over a batch, gives the bits of one that takes group after group."""
 
 from collections import Counter
+from functools import cache
 
 import msgspec
 import pytest
@@ -13,15 +14,20 @@ from tests.support.monitor.plain_fold import PlainFold
 
 pytestmark = pytest.mark.unit
 
-STREAM = mixed(300)
+
+@cache
+def stream() -> list[BatchRows]:
+    """Return the batches; they take a second to make, so that no process makes them which only collects."""
+    return mixed(300)
 
 
-def folded(kind: type[Fold], stream: list[BatchRows], every: int) -> list[Outcome]:
+@cache
+def folded(kind: type[Fold], every: int) -> list[Outcome]:
     """Return what a fold writes after each `every` batches."""
     fold = kind(CONFIG, Snapshot(position=Position()))
     fold.learn(CATALOG)
     outcomes = []
-    for number, rows in enumerate(stream, start=1):
+    for number, rows in enumerate(stream(), start=1):
         fold.batch(rows)
         if number % every == 0:
             outcomes.append(fold.take())
@@ -36,7 +42,7 @@ def bits(outcome: Outcome) -> bytes:
 @pytest.mark.parametrize("every", [1, 64])
 def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(every: int) -> None:
     """States, verdicts, transitions, roll-ups, baselines, sessions and noise; written out after each batch, or rarely."""
-    ours, plain = folded(Fold, STREAM, every), folded(PlainFold, STREAM, every)
+    ours, plain = folded(Fold, every), folded(PlainFold, every)
     for number, (one, other) in enumerate(zip(ours, plain, strict=True)):
         for name in Outcome.__struct_fields__:
             assert bits(getattr(one, name)) == bits(getattr(other, name)), (name, number)
@@ -44,7 +50,7 @@ def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(every: in
 
 def test_the_stream_shows_all_that_it_is_there_for() -> None:
     """Without these the comparison would say less than it seems to."""
-    outcomes = folded(Fold, STREAM, 1)
+    outcomes = folded(Fold, 1)
     verdicts = Counter(row.to_verdict for one in outcomes for row in one.transitions)
     assert {Verdict.FIRING, Verdict.OK, Verdict.UNKNOWN} <= verdicts.keys()
     reasons = {row.reason.split(":")[0] for one in outcomes for row in one.transitions}

@@ -65,7 +65,7 @@ def test_detectors_that_see_nothing_for_a_month_are_not_counted() -> None:
     assert not any(row.retired_us for row in fold.take().detectors)
 
 
-def test_a_changed_budget_starts_the_evidence_anew() -> None:
+def test_a_changed_budget_resets_the_evidence() -> None:
     """A state that measured against another budget is not carried over, but the exchanges stay counted."""
     stream = batches(60)
     _, outcome = fold_all(stream[:50])

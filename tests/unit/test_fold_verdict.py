@@ -19,7 +19,7 @@ from tests.support.monitor.fold_stream import (
     WITHOUT_REFERENCE,
     batches,
 )
-from tests.support.monitor.folds import EMPTY, fold_all, quiet, verdict_of
+from tests.support.monitor.folds import EMPTY, clean, fold_all, quiet, verdict_of
 
 pytestmark = pytest.mark.unit
 
@@ -153,20 +153,7 @@ def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
     fold, _ = fold_all(stream)
     at_us = stream[-1].stored_us
     for number in range(1, 1200):
-        row = msgspec.structs.replace(
-            stream[0].comparisons[0],
-            exchange_id=f"{number:032x}",
-            captured_us=at_us + number * SECOND_US,
-            slice_ids=(FAINT_ID,),
-            group_key="",
-            pi1=1.0,
-            pi2=1.0,
-            u1=0.0,
-            u2=0.0,
-            candidate_margin=0.5,
-            flip=0.0,
-            divergence=0.0,
-        )
+        row = clean(number, at_us + number * SECOND_US)
         fold.batch(BatchRows(fold_seq=300 + number, stored_us=row.captured_us, comparisons=(row,)))
     (closed,) = [row for row in fold.take().transitions if row.episode is Episode.CLOSE]
     assert (closed.from_verdict, closed.to_verdict) == (Verdict.FIRING, Verdict.OK)

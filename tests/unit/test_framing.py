@@ -45,7 +45,7 @@ CHUNKS = b"3;x=y\r\nabc\r\n0a\r\n0123456789\r\n0\r\nT: u\r\n\r\n"
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
-def test_messages_are_told_apart_however_they_are_cut(step: int) -> None:
+def test_messages_are_separated_however_they_are_cut(step: int) -> None:
     """Empty, counted and chunked bodies, one after the other, in pieces of any size."""
     wire = [HEAD, HEAD + b"12345", HEAD + CHUNKS, HEAD]
     log = Log(0, 5, CHUNKED, 0)
@@ -133,7 +133,7 @@ def test_a_tunnel_is_followed_no_more() -> None:
     assert log.messages == []
 
 
-def test_what_is_held_back_is_taken_up_in_order() -> None:
+def test_delayed_bytes_are_processed_in_order() -> None:
     """Bytes that came while their meaning was open are read once it is known."""
     log = Log(0, 3, 0)
     delimiter = log.delimiter
@@ -147,7 +147,7 @@ def test_what_is_held_back_is_taken_up_in_order() -> None:
     assert log.messages == [HEAD, HEAD + b"abc", HEAD]
 
 
-def test_not_much_is_held_back() -> None:
+def test_delayed_bytes_are_limited() -> None:
     """A client that goes on without waiting for the answer is not followed."""
     log = Log()
     log.delimiter.pause()

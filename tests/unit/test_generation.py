@@ -113,7 +113,7 @@ def test_tokens_are_matched_by_spelling_where_ids_are_missing() -> None:
         np.testing.assert_allclose(spelt.detail[name], by_id.detail[name], rtol=1e-12)
 
 
-def test_another_likeliest_token_is_a_flip_and_told_by_its_place() -> None:
+def test_another_likeliest_token_is_a_flip_with_its_position() -> None:
     """At places where the reference is undecided nothing can differ."""
     found = told(compared(scores_of(Q, SERVED), scores_of(P, SERVED)))
     assert (found["flip"], found["same_top1"]) == (0, 1)  # 0.4 and 0.4 share the top; the last place is a tie
@@ -171,7 +171,7 @@ def _respelt(scores: Scores, spelling: dict[bytes, bytes]) -> Scores:
 
 
 @pytest.mark.parametrize("spelling", [b"alike", "\N{REPLACEMENT CHARACTER}".encode(), b""])
-def test_tokens_that_cannot_be_told_apart_count_for_no_side(spelling: bytes) -> None:
+def test_tokens_with_the_same_text_make_no_flip(spelling: bytes) -> None:
     """Parts of characters mostly. No flip comes of them."""
     both = {b"t0": spelling, b"t1": spelling}
     candidate, reference = (
@@ -328,7 +328,7 @@ def test_what_is_not_a_number_is_an_outcome() -> None:
     assert np.isnan(found.divergence[0])
 
 
-def test_a_place_that_is_not_told_is_left_out() -> None:
+def test_a_position_without_figures_is_left_out() -> None:
     """Some servers tell none of the first."""
     some = scores_of(Q, SERVED)
     some = msgspec.structs.replace(some, logprobs=np.array([np.nan, *some.logprobs[1:]]))

@@ -1,4 +1,4 @@
-"""What a head says about where its message ends."""
+"""Heads of HTTP messages: where the message ends."""
 
 import contextlib
 import time

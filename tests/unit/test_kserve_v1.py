@@ -46,7 +46,7 @@ def test_what_a_server_of_kserve_answers_is_read() -> None:
         ([[[{"b64": ""}]]], "BYTES", [[[b""]]]),
     ],
 )
-def test_rows_tell_their_type_and_shape(rows: list[Any], datatype: str, expected: list[Any]) -> None:
+def test_type_and_shape_follow_from_the_rows(rows: list[Any], datatype: str, expected: list[Any]) -> None:
     """As far as JSON has types; `{"b64": ...}` is the bytes that it stands for."""
     found = ask(V1, {"instances": rows}).inputs
     assert (values(found), datatypes(found)) == ({"instances": expected}, {"instances": datatype})

@@ -146,7 +146,7 @@ def test_what_is_dequantised_is_floating_point() -> None:
         )
 
 
-def test_a_quantised_candidate_is_compared_with_what_its_integers_stand_for() -> None:
+def test_integers_of_a_quantised_candidate_are_dequantised_and_compared() -> None:
     """Names and types differ on both sides; the same numbers give no divergence, others do."""
     reference = Reference(
         path="m.onnx",

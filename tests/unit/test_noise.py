@@ -113,7 +113,7 @@ def test_a_reference_that_knows_no_neighbours_has_no_noise() -> None:
     assert worker.noise.counts["digits", Side.REFERENCE, "measured"] == len(items)
 
 
-def test_a_reference_that_looks_at_its_batch_is_found_out() -> None:
+def test_a_reference_whose_answers_depend_on_the_batch_is_detected() -> None:
     """Nearly every item differs, and each is told with its own place and probability."""
     worker = Worker(_BatchStatistics)
     items = [item for _ in range(12) for item in worker.batch([1, 3, 4])]
@@ -145,7 +145,7 @@ def test_it_takes_a_bounded_share_of_the_time() -> None:
     assert worker.noise.counts["digits", Side.REFERENCE, "left_out"] > 0
 
 
-def test_what_waits_for_a_version_that_never_comes_again_is_let_go_of(
+def test_items_that_wait_for_a_version_that_never_returns_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would keep others out for good."""

@@ -1,3 +1,5 @@
+"""Numbers as texts show them."""
+
 import pytest
 
 from quantdrift.core.notation import count_of, from_to, number, percent
@@ -5,7 +7,7 @@ from quantdrift.core.notation import count_of, from_to, number, percent
 pytestmark = pytest.mark.unit
 
 
-def test_a_noun_is_in_the_singular_after_one_alone() -> None:
+def test_a_noun_is_in_the_singular_only_after_one() -> None:
     """`1 exchanges` is read by everybody who is woken."""
     assert [count_of(n, "exchange") for n in (0, 1, 2, 1042)] == [
         "0 exchanges",
@@ -33,7 +35,7 @@ def test_a_number_has_no_exponent(value: float, text: str) -> None:
     assert "e" not in percent(value).replace("more", "").replace("less", "")
 
 
-def test_two_numbers_are_told_with_the_digits_that_tell_them_apart() -> None:
+def test_two_numbers_are_printed_with_enough_digits_to_differ() -> None:
     """`from 1 to 1` says nothing; what six digits do not show is no move."""
     assert from_to(0.105, 0.305) == ("0.105", "0.305")
     assert from_to(0.99999, 0.9998) == ("1", "0.9998")

@@ -298,7 +298,9 @@ def test_a_raw_string_is_the_whole_body() -> None:
     ],
     ids=lambda _: "case",
 )
-def test_a_raw_request_that_cannot_be_told_is_lost_by_its_reason(model: Model | None, loss: Loss) -> None:
+def test_a_raw_request_without_type_and_shape_is_lost_with_its_reason(
+    model: Model | None, loss: Loss
+) -> None:
     """What must be configured is told apart from a body that does not fit it."""
     with pytest.raises(LostError) as caught:
         decode_request("0", bytes(16), model=model)

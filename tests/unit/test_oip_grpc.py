@@ -158,7 +158,7 @@ def test_content_that_is_not_packed_says_the_same() -> None:
         assert query.inputs[0].data == TWO
 
 
-def test_a_message_of_contents_with_nothing_in_it_may_stand_beside_bytes() -> None:
+def test_an_empty_contents_message_may_come_with_raw_bytes() -> None:
     """As MLServer writes it."""
     output = response().outputs[0]
     output.contents.SetInParent()
@@ -255,12 +255,12 @@ def test_empty_tensors_have_no_content() -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_told_by_its_reason(fields: dict[str, Any], loss: Loss) -> None:
+def test_an_unusable_message_is_refused_with_its_reason(fields: dict[str, Any], loss: Loss) -> None:
     """Nothing of it is guessed."""
     assert loss_of(asked, request(**fields)) is loss
 
 
-def test_no_sequence_is_told_by_zero() -> None:
+def test_sequence_id_zero_means_no_sequence() -> None:
     """As clients say it that always say something."""
     assert asked(request(parameters={"sequence_id": Parameter(int64_param=0)})).inputs
 
@@ -287,7 +287,7 @@ def test_many_small_values_are_refused() -> None:
         prefixed(b"\x0a\x02\xff\xfe"),
     ],
 )
-def test_a_body_that_holds_no_message_is_none(body: bytes) -> None:
+def test_a_body_without_a_message_gives_none(body: bytes) -> None:
     """Cut short, garbage, or more than the one that is due."""
     assert loss_of(OipGrpc().request, head(), body, WireContext(max_bytes=LIMIT)) is Loss.DECODE
 
@@ -314,7 +314,7 @@ def test_a_failed_call_is_an_error(at: Head) -> None:
     assert loss_of(answered, response(), at) is Loss.ERROR_STATUS
 
 
-def test_who_tells_of_a_success_in_another_way_needs_no_status() -> None:
+def test_a_sender_that_reports_success_in_another_way_needs_no_status() -> None:
     """A logger tells of calls that succeeded, without trailers."""
     assert answered(response(), ended("HTTP/1.1")).version == "7"
 
@@ -340,7 +340,7 @@ def out(value: float, identifier: str = "", **fields: Any) -> dict[str, Any]:
     return {"raw_output_contents": [struct.pack("<2f", value, value)], "id": identifier, **fields}
 
 
-def test_a_streams_responses_are_told_apart_by_their_ids() -> None:
+def test_responses_of_a_stream_are_matched_by_their_ids() -> None:
     """Whatever the order they come in; an answer that only says that there are no more is none."""
     requests = [request(id=name, **row(n)) for n, name in enumerate("abc")]
     farewell = {"triton_final_response": Parameter(bool_param=True)}
@@ -395,7 +395,9 @@ TWICE = [request(**row(0)), request(**row(1))]
         ),
     ],
 )
-def test_what_cannot_be_paired_is_told_so(requests: list[InferRequest], messages: list[bytes]) -> None:
+def test_responses_that_cannot_be_paired_are_reported(
+    requests: list[InferRequest], messages: list[bytes]
+) -> None:
     """Counts, ids, versions, models, parameters, names and rows must leave no doubt."""
     assert loss_of(stream, requests, messages) is Loss.UNPAIRED
 

@@ -137,7 +137,7 @@ def test_tensorrt_is_started_without_tf32_or_not_at_all(tmp_path: Path, told: st
 
 
 @pytest.mark.integration
-def test_beside_tensorrt_other_references_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_that_run_next_to_tensorrt_are_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is opened first: PyTorch loads the same libraries, and TensorRT would be too late."""
     monkeypatch.delenv(OVERRIDE, raising=False)
     reference = Reference(runtime=Runtime.TORCH, path="nowhere.pt2")

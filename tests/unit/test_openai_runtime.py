@@ -136,7 +136,7 @@ def test_a_server_that_is_gone_is_waited_for(language_folder: Path) -> None:
         open_reference(remote_opening(url))
 
 
-def test_a_server_that_cannot_score_is_told_at_the_start(
+def test_a_server_that_cannot_score_is_refused_at_the_start(
     server: VllmLike, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So is one without the model."""

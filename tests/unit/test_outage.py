@@ -1,4 +1,4 @@
-"""What is told of a part that does not run."""
+"""The messages about a part that does not run."""
 
 import logging
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from quantdrift.core.clock import ManualClock
 pytestmark = pytest.mark.unit
 
 
-def test_the_same_reason_is_told_once_in_ten_minutes_another_at_once_and_the_end_once(
+def test_the_same_reason_is_logged_once_in_ten_minutes_another_at_once_and_the_end_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A part is tried again every half minute, all night. A number makes it no other reason, and reasons may take turns."""

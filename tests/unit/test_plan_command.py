@@ -69,7 +69,7 @@ def test_what_is_rarer_than_one_a_day_is_not_called_nothing(config: Path) -> Non
     assert "samples a day and gets 0.26 requests: merge it with other slices" in told
 
 
-def test_busy_traffic_is_told_in_plain_numbers(config: Path) -> None:
+def test_busy_traffic_is_printed_without_exponents(config: Path) -> None:
     """No powers of ten and no delay of no minutes: thousands are apart, and less than a minute is in seconds."""
     done = _plan(config, "--rps", "1279.346", "--shift", "10")
     assert done.exit_code == 0, done.output

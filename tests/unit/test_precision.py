@@ -162,7 +162,7 @@ def test_the_digest_of_one_file_is_its_sha256(tmp_path: Path) -> None:
     assert digest_of(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_a_pinned_reference_is_that_one_or_none(tmp_path: Path) -> None:
+def test_a_reference_with_another_digest_than_the_pinned_one_is_refused(tmp_path: Path) -> None:
     """The message says which digest is there, and which was asked for."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
 

@@ -97,7 +97,7 @@ def test_bodies_are_read_through_their_codings() -> None:
     assert exchange.outputs[0].shape == (1, 3)
 
 
-def test_the_version_is_the_first_that_is_told() -> None:
+def test_the_version_is_the_first_one_given() -> None:
     """Response, path, configuration, environment, in this order; else `unversioned`."""
     answered = {**RESPONSE, "model_version": "7"}
     path = "/v2/models/digits/versions/6/infer"
@@ -110,7 +110,7 @@ def test_the_version_is_the_first_that_is_told() -> None:
     assert recorded().version == "unversioned"
 
 
-def test_what_was_told_is_fit_to_be_stored() -> None:
+def test_recorded_attributes_can_be_stored() -> None:
     """A version and a trace come from the wire: Postgres takes no NUL, and no key of a megabyte."""
     answered = {**RESPONSE, "model_version": "7\0" + "x" * 5000}
     config = msgspec.structs.replace(CONFIG, sidecar=Sidecar())

@@ -71,7 +71,7 @@ def test_below_the_floor_errors_are_in_units_of_it() -> None:
     assert found.divergence.tolist() == [0.5, 1.0]
 
 
-def test_quantiles_that_cross_are_told_of_the_candidate_alone() -> None:
+def test_crossing_quantiles_are_reported_for_the_candidate_only() -> None:
     """Beside them the width of the interval; what crosses in the reference too is no news."""
     reference = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [2.0, 1.0, 3.0], [3.0, 3.0, 3.0]])
     candidate = np.array([[1.5, 2.0, 2.5], [2.5, 2.0, 3.0], [2.0, 1.0, 0.5], [2.0, 3.0, 4.0]])

@@ -1,3 +1,5 @@
+"""The report's advice on each finding."""
+
 import msgspec
 import pytest
 
@@ -55,7 +57,7 @@ def test_a_slice_without_history_is_compared_with_the_version_before() -> None:
     assert "no history before the drift" in _advise(before=None, n_before=0)
 
 
-def test_a_slice_above_budget_before_the_onset_is_told_as_older() -> None:
+def test_a_slice_above_budget_before_the_onset_is_reported_as_older() -> None:
     """An onset is an estimate: what was bad before it is said."""
     assert "older than the alert" in _advise(before=HIGH)
 
@@ -74,7 +76,7 @@ def test_a_version_that_came_with_the_onset_is_not_called_unchanged() -> None:
     assert "The version did not change (int8-7" in _advise(other)
 
 
-def test_grown_traffic_is_told() -> None:
+def test_grown_traffic_is_reported() -> None:
     """A fault that more people meet is another fault for the business."""
     assert "grew from 0.5 % to 4 %" in _advise(shares=(0.005, 0.04))
     assert "grew" not in _advise()
@@ -112,7 +114,7 @@ def test_what_is_said_of_decisions_is_what_became_of_them() -> None:
     assert not any("before decisions" in _advise(moved, flips=one) for one in (many, few, None))
 
 
-def test_a_share_of_traffic_before_is_told_of_enough_exchanges_alone() -> None:
+def test_an_earlier_share_of_traffic_needs_enough_exchanges() -> None:
     """A share that a single exchange gave is the count of it."""
     said = _advise(before=None, n_before=1, shares=(0.0005, 0.04))
     assert "grew to 4 % of all exchanges (1 exchange before the onset)" in said

@@ -1,3 +1,5 @@
+"""The findings of the weekly report."""
+
 from datetime import datetime, timedelta
 
 import msgspec
@@ -124,7 +126,7 @@ def test_the_monitors_budget_goes_before_the_configured_one() -> None:
     assert (model.slices[0].flip_budget, model.slices[0].divergence_budget) == (0.03, 0.05)
 
 
-def test_an_alert_on_kl_is_told_in_nats() -> None:
+def test_an_alert_on_kl_has_figures_in_nats() -> None:
     """Before and after the onset with intervals, each with the variance of its own time."""
     before = Measured(sums=_sums(400, divergence=2.0), bins=tuple([0.0] * 30 + [4000.0] + [0.0] * 33))
     after = Measured(sums=_sums(400, divergence=40.0), bins=tuple([0.0] * 30 + [2000.0, 0.0] * 17)[:N_BINS])
@@ -149,7 +151,7 @@ def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
         assert ("no history before the drift" in told.advice[0]) is not known
 
 
-def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
+def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -> None:
     """From the monitor's own figures of the window that it decided by; the end of an alert is told as one."""
     after = Measured(sums=_sums(400, flips=4.0, divergence=4.0), bins=())
     deciding = event_with(
@@ -172,7 +174,7 @@ def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
     )
 
 
-def test_an_alert_without_data_around_it_is_told_without_numbers() -> None:
+def test_an_alert_without_data_around_it_has_no_numbers() -> None:
     """Retention took its comparisons: what is not known is None."""
     (told,) = episodes(CONFIG, _facts(told=(_alert(None, None),)))
     assert (told.before, told.after, told.aggregate, told.share_after) == (None, None, None, None)

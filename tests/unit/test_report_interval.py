@@ -1,3 +1,5 @@
+"""Confidence intervals in the report."""
+
 import math
 
 import pytest
@@ -80,7 +82,7 @@ def test_quantile_lies_within_a_bin_of_the_true_one() -> None:
 
 
 @pytest.mark.parametrize(("probability", "n"), [(0.99, 999), (0.95, 199), (0.5, 19)])
-def test_quantile_is_not_told_where_n_is_too_small(probability: float, n: int) -> None:
+def test_there_is_no_quantile_where_n_is_too_small(probability: float, n: int) -> None:
     """Below ten exchanges expected beyond it, a quantile is no number."""
     bins = _bins_of([0.01] * n)
     assert quantile(bins, probability, n) is None
@@ -121,7 +123,7 @@ def test_the_mean_above_a_quantile_is_a_lower_bound_where_some_of_it_lies_in_the
     assert few.value < LAST_EDGE
 
 
-def test_the_mean_above_a_quantile_is_told_where_the_quantile_is() -> None:
+def test_there_is_a_mean_above_a_quantile_where_there_is_the_quantile() -> None:
     """Ten exchanges are expected beyond it, in the slice's effective number."""
     bins = _bins_of([0.01] * 2000)
     assert shortfall(bins, 0.99, 999) is None

@@ -1,3 +1,5 @@
+"""The period of a report."""
+
 from datetime import UTC, datetime, timedelta
 
 import pytest

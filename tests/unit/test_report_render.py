@@ -1,3 +1,5 @@
+"""The HTML of the report."""
+
 from typing import Any
 
 import msgspec
@@ -191,7 +193,7 @@ def test_the_page_tells_ties_beside_flips() -> None:
     assert "which one is first is a matter of their order" in text
 
 
-def test_losses_are_told_by_model_where_it_is_known() -> None:
+def test_losses_are_listed_by_model_where_it_is_known() -> None:
     """And every reason that a sidecar may count has its meaning on the page."""
     assert "Lost by model" in _page(make_figures()).text
     assert {loss.value for loss in Loss} <= set(REASONS)

@@ -1,3 +1,5 @@
+"""The trends in the report."""
+
 from datetime import timedelta
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The sentences of the report."""
+
 from datetime import timedelta
 
 import msgspec
@@ -41,7 +43,7 @@ def test_infinite_divergence_is_said_in_words() -> None:
     assert number(None) == "?"
 
 
-def test_what_was_measured_of_an_item_is_told_by_name() -> None:
+def test_measures_of_an_item_are_named() -> None:
     """Numbers with two digits, flags by their name alone; nothing of what is not so, empty, or no figure."""
     assert detail(
         {
@@ -83,7 +85,7 @@ def test_the_headline_names_slice_interval_budget_and_aggregate() -> None:
     )
 
 
-def test_the_headline_tells_the_other_drifted_slices_and_a_recovery() -> None:
+def test_the_headline_names_the_other_drifted_slices_and_a_recovery() -> None:
     """More than one page: the first in full, the others by name."""
     episodes = [
         make_episode(resolved_at=NOW),

@@ -194,7 +194,7 @@ def test_an_open_alert_of_a_slice_that_is_retired_ends_unknown_and_it_is_watched
     assert any(row.slice_id == FAINT_ID and row.hour_us for row in outcome.rollups), "the sums go on"
 
 
-def test_a_fold_that_resumes_ignores_what_is_retired_and_a_restored_slice_begins_anew() -> None:
+def test_a_fold_that_resumes_ignores_retired_slices_and_a_restored_slice_starts_empty() -> None:
     """The record says what is retired; once it is restored its detectors know nothing of before."""
     stream = batches(60)
     _, first = folded(with_change(stream[:30], 20, RETIRE))

@@ -1,4 +1,4 @@
-"""Hourly sums of items some of which have no divergence."""
+"""Hourly sums over items, some of which have no divergence."""
 
 import numpy as np
 import pytest

@@ -65,7 +65,7 @@ def test_a_boundary_is_found_within_its_tolerance(moved: int, boundary: int, los
 
 
 @pytest.mark.unit
-def test_classes_that_come_and_go_are_told() -> None:
+def test_classes_that_appear_and_disappear_are_reported() -> None:
     """One that is on one side alone has no overlap."""
     candidate, reference = _halves(10), _halves(10)
     candidate[0, 0], reference[19, 19] = 7, 4

@@ -112,7 +112,7 @@ def test_a_session_that_was_boosted_is_thinned_to_the_common_rate() -> None:
     assert (n_groups(seen), n_groups(unseen)) == (1, 0)
 
 
-def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_open_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest sessions close early where there are too many, and one that is too long closes at once."""
     monkeypatch.setattr(module, "MOST_OPEN", 5)
     monkeypatch.setattr(module, "MOST_ITEMS", 4)

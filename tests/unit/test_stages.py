@@ -261,7 +261,7 @@ async def test_a_batch_whose_reference_stays_away_is_given_back_at_the_end() -> 
     assert (delivery.n_beats, delivery.n_returned) == (0, 1)
 
 
-async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
+async def test_a_message_that_the_reader_fails_on_is_released() -> None:
     """An error in our own reading keeps none of the messages alive for ever: they come again, one by one."""
 
     class Broken(References):

@@ -73,7 +73,7 @@ def test_a_hashed_header_gets_none() -> None:
     assert header_strata(config(SCANNER, hmac=("header.x-scanner",))).strata == ()
 
 
-def test_at_most_63_and_the_rest_is_told() -> None:
+def test_more_than_63_strata_are_left_out_and_logged() -> None:
     """Strata by hand come first; `config check` names the values that found no place, once."""
     by_hand = (HeaderStratum(name="get", rate=1.0, method="GET"),)
     many = Slice(name="site", header="x-site", values=tuple(f"s{n}" for n in range(65)))

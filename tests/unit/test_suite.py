@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import in_memory
+from tests.support.in_memory import memory_directory
 from tests.support.isolation import ROOT, isolated, reaches
 from tests.support.resident_memory import apart, resident_bytes
 from tests.support.schedule import ORDER, part, rank
@@ -69,7 +71,7 @@ def test_every_directory_has_its_turn_and_servers_go_together() -> None:
     """A file goes to one process, the tests with real servers to one together, and what is short comes last."""
     held = {path.parent.name for path in TESTS.glob("*/test_*.py")}
     assert held == set(ORDER)
-    assert part("tests/unit/test_alert.py::test_a[b::c]") == "tests/unit/test_alert.py"
+    assert part("tests/unit/test_backtest_alerts.py::test_a[b::c]") == "tests/unit/test_backtest_alerts.py"
     assert part("tests/servers/test_vllm.py::test_a") == part("tests/servers/test_kserve.py::test_b")
     turns = [rank(f"tests/{name}/test_a.py::test_a") for name in ("new", "acceptance", "integration", "unit")]
     assert turns == sorted(turns)
@@ -102,3 +104,24 @@ def test_what_several_ask_for_is_made_once(tmp_path_factory: pytest.TempPathFact
         one.join()
     assert found == ["trained"] * 4
     assert len(calls) == 2
+
+
+@pytest.mark.unit
+def test_a_directory_in_memory_is_deleted_at_the_end_and_that_of_a_killed_process_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory in use stays. Without room in memory it is on disk."""
+    monkeypatch.setattr(in_memory, "MEMORY", tmp_path)
+    (tmp_path / "quantdrift-tests-killed.lock").touch()
+    (tmp_path / "quantdrift-tests-killed" / "postgres").mkdir(parents=True)
+    with memory_directory() as first:
+        assert not (tmp_path / "quantdrift-tests-killed").exists()
+        with memory_directory() as second:
+            assert first.parent == second.parent == tmp_path
+            assert first.is_dir()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(in_memory, "MEMORY", tmp_path / "missing")
+    with memory_directory() as directory:
+        assert tmp_path not in directory.parents
+        assert directory.stat().st_mode & 0o777 == 0o755
+    assert not directory.exists()

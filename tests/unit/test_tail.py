@@ -87,7 +87,7 @@ def test_weights_that_are_no_shares_of_a_group_are_refused() -> None:
             TAIL.run(one(), block(wrong))
 
 
-def test_moved_and_exceedance_tell_what_happened() -> None:
+def test_moved_and_exceedance_describe_the_change() -> None:
     """The onset is near group 512; p99 went up; at the level where that is clearest the share rose tenfold or more."""
     state = fired()[0]
     moved = TAIL.moved(state)
@@ -149,7 +149,7 @@ def test_a_daily_snapshot_from_before_the_onset_is_preferred() -> None:
     assert TAIL.content(state).n_groups == READY_RAREST + 2
 
 
-def test_a_signal_whose_tail_has_not_moved_does_not_stand_in_the_way() -> None:
+def test_a_signal_whose_tail_has_not_moved_does_not_block_a_recovery() -> None:
     """When another signal of its slice alarms, recovery is not asked for here."""
     state = one()[0]
     state = last(TAIL.run(state[None], given(np.random.default_rng(5), HEALTHY, 1, 0)))[0]

@@ -86,7 +86,7 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ('task = "ranking"\n[models.ranking]\ntopk = 3', "did you mean `top_k`"),
     ],
 )
-def test_a_contradiction_is_told(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_contradiction_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     """At start, with what to change."""
     with pytest.raises(OperatorError) as error:
         _loaded(tmp_path, text)

@@ -117,7 +117,7 @@ def test_an_answer_that_is_scored_in_part_is_infinitely_off(language_folder: Pat
 
 
 @pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])
-def test_a_server_is_told_from_others_in_each_way(language_folder: Path, path: Path, way: str) -> None:
+def test_another_server_is_detected_in_each_mode(language_folder: Path, path: Path, way: str) -> None:
     """The same model in FP32 reproduces them; in BF16, FP16 and INT8 it does not. `echo` needs no tokenizer there."""
     canaries = read_canaries(path)
     exact = loaded(language_folder)[0]

@@ -58,7 +58,7 @@ class Squashed(Linear):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
-def test_where_nothing_can_be_compiled_the_operator_is_told_what_to_do(tmp_path: Path) -> None:
+def test_where_nothing_can_be_compiled_the_error_says_what_to_do(tmp_path: Path) -> None:
     """At the start, in a line, without all that the compiler says."""
     torch.compiler.reset()
     with (

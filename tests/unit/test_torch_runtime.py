@@ -158,7 +158,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         TorchRuntime(opening(tmp_path / "gone.safetensors", factory=FACTORY))
 
 
-def test_weights_are_held_once(tmp_path: Path) -> None:
+def test_weights_are_in_memory_once(tmp_path: Path) -> None:
     """What was read from the file is let go when it has been looked at: it is as large as the reference."""
 
     def held() -> set[int]:
@@ -276,7 +276,7 @@ def test_an_input_is_named_as_configured(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, logits_of(inputs_of(2)), rtol=1e-5, atol=1e-6)
 
 
-def test_a_wrong_input_is_told_from_both_sides(tmp_path: Path) -> None:
+def test_a_wrong_input_is_reported_with_both_shapes(tmp_path: Path) -> None:
     """A type that PyTorch would cast, and a shape that it would broadcast, are the exchange's fault."""
     runtime = of_factory(tmp_path)
     with pytest.raises(
@@ -328,7 +328,7 @@ def test_without_memory_smaller_batches_are_tried_and_have_room(tmp_path: Path) 
     assert [isinstance(answer, QuarantineError) for answer in answers] == [False, False, True, False]
 
 
-def test_a_module_that_does_not_take_the_told_shape_is_refused(tmp_path: Path) -> None:
+def test_a_module_that_does_not_take_the_configured_shape_is_refused(tmp_path: Path) -> None:
     """Before the first exchange comes."""
     narrow = ModelTensor(name="x", datatype="FP32", shape=(-1, 2))
     with pytest.raises(OperatorError, match=r"does not compute zeros.*x: float32\[\?, 2\]"):

@@ -104,7 +104,7 @@ def test_the_digest_is_that_of_everything_that_is_read(folder: Path, name: str) 
         open_reference(opening(folder, reference={"digest": f"sha256:{digest}"}))
 
 
-def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     """With what is to be there."""
     with pytest.raises(OperatorError, match="save_pretrained"):
         open_reference(opening(tmp_path / "nowhere"))

@@ -1,10 +1,12 @@
 """Folds of stored batches in one go, streams that differ in nothing, and what a fold says of a slice."""
 
+from functools import cache
+
 import msgspec
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import BatchRows, Outcome, Position, Snapshot, TallyRow
+from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, Position, Snapshot, TallyRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 
 EMPTY = Snapshot(position=Position())
@@ -19,26 +21,35 @@ def fold_all(stream: list[BatchRows], snapshot: Snapshot = EMPTY) -> tuple[Fold,
     return fold, fold.take()
 
 
+@cache
+def _comparison() -> ComparisonRow:
+    return batches(1)[0].comparisons[0]
+
+
+def clean(number: int, at_us: int) -> ComparisonRow:
+    """Return a comparison of `faint` in which the two outputs are the same."""
+    return msgspec.structs.replace(
+        _comparison(),
+        exchange_id=f"{number:032x}",
+        captured_us=at_us,
+        slice_ids=(FAINT_ID,),
+        group_key="",
+        pi1=1.0,
+        pi2=1.0,
+        u1=0.0,
+        u2=0.0,
+        candidate_margin=0.5,
+        flip=0.0,
+        divergence=0.0,
+    )
+
+
 def quiet(n: int, *, first: int = 1, lost: int = 0, step_us: int = SECOND_US) -> list[BatchRows]:
     """Return `n` batches of exchanges of `faint` that never differ, each followed by a tally."""
     found = []
     for number in range(n):
         at_us = BEGIN_US + (first + number) * step_us
-        row = batches(1)[0].comparisons[0]
-        row = msgspec.structs.replace(
-            row,
-            exchange_id=f"{first + number:032x}",
-            captured_us=at_us,
-            slice_ids=(FAINT_ID,),
-            group_key="",
-            pi1=1.0,
-            pi2=1.0,
-            u1=0.0,
-            u2=0.0,
-            candidate_margin=0.5,
-            flip=0.0,
-            divergence=0.0,
-        )
+        row = clean(first + number, at_us)
         tally = TallyRow(
             source="pod",
             boot="b" * 32,

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CONFIG = """
 [monitor]
 interval_s = 0.05

@@ -3,7 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from quantdrift.core.codec import encode
@@ -42,6 +43,20 @@ async def published(config: Config, exchanges: Iterable[Exchange]) -> Queue:
     for exchange in exchanges:
         await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
     return queue
+
+
+@asynccontextmanager
+async def serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
+    """Run a worker inside the block; yield a queue to publish to; at the end the worker must end with 0."""
+    queue = await Queue.connect(config.stream, client_name="test")
+    stop = Stop()
+    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
+    try:
+        yield queue
+    finally:
+        stop.set()
+        await queue.close()
+        assert await asyncio.wait_for(worker, DEADLINE_S) == 0
 
 
 async def work_off(config: Config, dsn: str, exchanges: Iterable[Exchange]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from quantdrift.sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.relay_rig import Bench
 
 
@@ -74,3 +75,17 @@ def relayed(
     if connection.backend.transport is None:
         connection.backend.connection_made(backend)
     return backend.written, client.written, connection
+
+
+def check_forwarding(steps: list[tuple[bool, bytes]], connected_at: int) -> None:
+    """Send `steps`, close both ends, and assert that all bytes passed, no observer failed and no memory is in use."""
+    bench = Bench()
+    to_backend, to_client, connection = relayed(bench, steps, connected_at)
+    assert to_backend == b"".join(chunk for from_client, chunk in steps if from_client)
+    assert to_client == b"".join(chunk for from_client, chunk in steps if not from_client)
+    connection.backend.eof_received()
+    connection.client.connection_lost(None)
+    connection.backend.connection_lost(None)
+    assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == 0
+    assert bench.slot.gauge(Gauge.BLIND) <= 1
+    assert bench.balance() == bench.slot.gauge(Gauge.HELD_BYTES) == bench.slot.gauge(Gauge.OPEN) == 0

@@ -1,0 +1,49 @@
+"""Generated files: pages of the reference, made from the code, and Python modules, made from .proto files."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _pages() -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    pages: dict[str, str] = module.pages()
+    return pages
+
+
+def test_generated_files_are_what_the_code_says() -> None:
+    """`make docs` would change nothing."""
+    for path, text in _pages().items():
+        assert (ROOT / path).read_text(encoding="utf-8") == text, f"{path} is stale: run `make docs`"
+
+
+def test_generated_code_is_what_its_proto_says(tmp_path: Path) -> None:
+    """`python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. FILE` would change nothing."""
+    protos = [
+        path.relative_to(ROOT)
+        for floor in ("quantdrift", "sidecar")
+        for path in ROOT.glob(f"{floor}/**/*.proto")
+    ]
+    assert protos
+    written = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", *written, *map(str, protos)],
+        cwd=ROOT,
+        check=True,
+    )
+    for proto in protos:
+        for suffix in ("_pb2.py", "_pb2.pyi"):
+            path = proto.with_name(proto.stem + suffix)
+            kept, made = ((root / path).read_text(encoding="utf-8") for root in (ROOT, tmp_path))
+            assert kept == made, f"{path} is stale"

@@ -1,0 +1,290 @@
+"""What the weekly report reads from the database."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.storage.database import Database
+from quantdrift.storage.report.facts import Grain, Sums, Window
+from quantdrift.storage.report.reading import Reader, reading, record_run
+from tests.support.storage.report_rows import (
+    CAP,
+    HOUR,
+    MINUTE,
+    START,
+    Story,
+    rollup,
+    write_short_story,
+    write_tallies,
+)
+
+pytestmark = pytest.mark.integration
+
+END = START + 90 * MINUTE
+DAY = START.replace(hour=0)
+
+
+@pytest.fixture
+async def story(postgres_dsn: str) -> Story:
+    """Return ninety minutes of comparisons in Postgres."""
+    return await write_short_story(postgres_dsn)
+
+
+@pytest.fixture
+async def reader(postgres_dsn: str, story: Story) -> AsyncIterator[Reader]:
+    """Return a snapshot of the story."""
+    del story
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as found:
+        yield found
+
+
+def _close(found: Sums, sums: list[float]) -> None:
+    names = ("n_items", "n_groups", "weight", "weight_sq", "flip", "js", "divergence", "n_infinite")
+    assert [getattr(found, name) for name in names] == pytest.approx(sums[:8], rel=1e-9)
+    assert [found.flip_weight, found.js_weight, found.divergence_weight] == pytest.approx(
+        3 * [sums[2]], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window(begin=START, end=END, grain=Grain.ITEM),
+        Window(begin=START, end=START + 2 * HOUR, grain=Grain.HOUR),
+        Window(begin=DAY, end=DAY + 24 * HOUR, grain=Grain.DAY),
+    ],
+    ids=lambda window: window.grain.value,
+)
+async def test_every_grain_sums_to_the_same(reader: Reader, story: Story, window: Window) -> None:
+    """Comparisons and both roll-ups give the sums and histograms that were computed apart from the database."""
+    wanted = [story.all_id, story.slice_ids[1]]
+    caps = {story.version_id: CAP}
+    sums = await reader.divergence.sums(window, window.end - window.begin, caps, wanted)
+    bins = await reader.divergence.bins(window, caps, wanted)
+    assert [entry.slice_id for entry in sums] == wanted
+    for entry, histogram, parts in zip(sums, bins, (None, [1]), strict=True):
+        (known,) = rollup(story.items, parts, grain=24 * HOUR).values()
+        assert entry.at == window.begin
+        _close(entry.sums, known)
+        assert histogram.bins == pytest.approx(known[9:], rel=1e-9)
+
+
+async def test_buckets_begin_with_the_window_and_add_up(reader: Reader, story: Story) -> None:
+    """Ten-minute buckets hold what their items hold, none is outside, and their sum is the whole."""
+    window = Window(begin=START, end=END, grain=Grain.ITEM)
+    caps, width = {story.version_id: CAP}, 10 * MINUTE
+    found = await reader.divergence.sums(window, width, caps, [story.slice_ids[2]])
+    known = rollup(story.items, [2], grain=width)
+    assert [point.at for point in found] == sorted(known)
+    for point in found:
+        _close(point.sums, known[point.at])
+
+
+async def test_weights_undo_unequal_probabilities(postgres_dsn: str, story: Story) -> None:
+    """A group counts 1 / pi: halving pi1 doubles weight and sums, quadruples weight_sq, and leaves means alone."""
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("update comparison set pi1 = pi1 / 2")
+    await db.close()
+    window = Window(begin=START, end=END, grain=Grain.ITEM)
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        caps = {story.version_id: CAP}
+        (found,) = await reader.divergence.sums(window, END - START, caps, [story.all_id])
+    (known,) = rollup(story.items, None, grain=24 * HOUR).values()
+    assert found.sums.weight == pytest.approx(2 * known[2])
+    assert found.sums.weight_sq == pytest.approx(4 * known[3])
+    assert found.sums.mean(Metric.FLIP) == pytest.approx(known[4] / known[2])
+    assert found.sums.n_effective == pytest.approx(known[1])
+
+
+async def test_extent_is_exact_and_counts_no_further_than_asked(reader: Reader, story: Story) -> None:
+    """First and last capture are those of the items; the count stops at the limit."""
+    found = await reader.divergence.extent(START, END, 1000)
+    assert (found.first, found.last) == (story.items[0].at, story.items[-1].at)
+    assert found.n_items == 1000
+    nothing = await reader.divergence.extent(END + 48 * HOUR, END + 49 * HOUR, 1000)
+    assert (nothing.first, nothing.last, nothing.n_items) == (None, None, 0)
+
+
+async def test_extent_knows_hours_whose_comparisons_are_gone(postgres_dsn: str, story: Story) -> None:
+    """Roll-ups outlive comparisons, and still say from when to when there was data."""
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("delete from comparison where captured_at < $1", START + HOUR)
+    await db.close()
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        found = await reader.divergence.extent(DAY, DAY + 24 * HOUR, 10)
+    assert (found.first, found.last) == (START, story.items[-1].at)
+
+
+async def test_verdicts_are_those_of_the_end_of_the_period(reader: Reader, story: Story) -> None:
+    """Before the page, the slice was ok; the reason of that time is not made up."""
+    faint = story.slice_ids[1]
+    now = {said.slice_id: said for said in await reader.verdicts(END, [story.version_id])}
+    then = {said.slice_id: said for said in await reader.verdicts(START + 60 * MINUTE, [story.version_id])}
+    assert (now[faint].verdict, now[faint].reason) == (Verdict.FIRING, "evidence 34")
+    assert (then[faint].verdict, then[faint].reason) == (Verdict.OK, "")
+    assert now[faint].budgets == {Metric.FLIP: 0.01}
+
+
+async def test_an_alert_belongs_to_every_period_it_was_open_in(postgres_dsn: str, story: Story) -> None:
+    """Opened before or resolved after: it is told; what was resolved after the period is told as open."""
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("update alert set resolved_at = $1", START + 80 * MINUTE)
+    await db.close()
+    versions = [story.version_id]
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        (whole,) = await reader.episodes(START, END, versions)
+        (early,) = await reader.episodes(START, START + 70 * MINUTE, versions)
+        (late,) = await reader.episodes(START + 75 * MINUTE, END, versions)
+        assert await reader.episodes(START + 81 * MINUTE, END, versions) == []
+        assert await reader.episodes(START, START + 62 * MINUTE, versions) == []
+        changes = [
+            await reader.changes(begin, END, versions)
+            for begin in (START, START + 62 * MINUTE, START + 63 * MINUTE)
+        ]
+    assert whole.resolved_at == late.resolved_at == START + 80 * MINUTE
+    assert early.resolved_at is None
+    assert [found.pages for found in changes] == [1, 1, 0]
+
+
+async def test_examples_are_flipped_and_of_the_slice(reader: Reader, story: Story) -> None:
+    """The examples of a slice show what is wrong with it."""
+    found = await reader.examples(
+        START + 50 * MINUTE, END, version=story.version_id, slice_id=story.slice_ids[1], most=3
+    )
+    known = {(item.exchange, item.item) for item in story.items if item.part == 1 and item.flip}
+    assert len(found) == 3
+    assert {(example.exchange_id, example.item) for example in found} <= known
+
+
+async def test_counts_of_a_period_are_the_difference_of_cumulative_ones(reader: Reader, story: Story) -> None:
+    """What a sidecar counted before the period does not count."""
+    strata, fleet = await reader.coverage.strata(START, END, by_stratum=True)
+    default = next(stratum for stratum in strata if stratum.stratum == "default")
+    # Statements every 5 minutes: the last before START is number 1, the last before END number 19.
+    assert default.offered == 18 * 900
+    assert default.taken == 18 * 450
+    assert default.taken == default.published + sum(default.lost.values())
+    assert set(default.lost) == {"queue_full", "rate_cap"}
+    assert (fleet.sources, fleet.boots, fleet.blind_connections) == (1, 1, 0)
+    assert sum(stratum.compared or 0 for stratum in strata) == len({item.exchange for item in story.items})
+
+
+async def test_a_sidecar_that_started_again_is_counted_from_zero(postgres_dsn: str, story: Story) -> None:
+    """A second boot in the period adds all of its counts; its strata are not mixed up with the first."""
+    del story
+    db = await asyncpg.connect(postgres_dsn)
+    await write_tallies(db, begin=START + 40 * MINUTE, end=END, offered_per_s=1, lost=0, stratum="default")
+    await db.close()
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        strata, fleet = await reader.coverage.strata(START, END, by_stratum=False)
+    assert sum(stratum.offered for stratum in strata) == 18 * 900 + 11 * 300
+    assert (fleet.sources, fleet.boots, fleet.blind_connections) == (1, 2, 2)
+    assert all(stratum.compared is None for stratum in strata)
+
+
+async def test_counts_after_a_long_silence_begin_where_the_last_ones_ended(
+    postgres_dsn: str, story: Story
+) -> None:
+    """A sidecar that was not heard of for hours before the period counts from its last word, however old."""
+    del story
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("delete from tally where at >= $1 and at < $2", START - 2 * MINUTE, START + 30 * MINUTE)
+    await db.execute("update tally set at = at - interval '5 hours' where at < $1", START)
+    await db.close()
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        strata, _ = await reader.coverage.strata(START, END, by_stratum=False)
+    (default,) = (stratum for stratum in strata if stratum.stratum == "default")
+    assert default.offered == 18 * 900
+
+
+async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str, story: Story) -> None:
+    """Outputs that are no distribution have no KL: the mean is that of the others, and without others there is none."""
+    window, caps = Window(begin=START, end=END, grain=Grain.ITEM), {story.version_id: CAP}
+    faint = story.slice_ids[1]
+
+    async def measured() -> Sums:
+        async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+            (found,) = await reader.divergence.sums(window, window.end - window.begin, caps, [faint])
+            bins = await reader.divergence.bins(window, caps, [faint])
+        assert sum(sum(entry.bins) for entry in bins) == pytest.approx(found.sums.divergence_weight)
+        return found.sums
+
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute(
+        "update comparison set divergence = null, js = null where item > 0 and $1 = any(slice_ids)", faint
+    )
+    some = await measured()
+    await db.execute("update comparison set divergence = null, js = null where $1 = any(slice_ids)", faint)
+    none = await measured()
+    await db.close()
+    mine = [item for item in story.items if item.part == 1]
+    first = [item for item in mine if item.item == 0]
+    part = [1 / item.n_items for item in first]
+    expected = sum(w * min(item.divergence, CAP) for w, item in zip(part, first, strict=True)) / sum(part)
+    assert some.mean(Metric.DIVERGENCE) == pytest.approx(expected)
+    assert some.n_effective_of(Metric.DIVERGENCE) == pytest.approx(some.n_effective * sum(part) / some.weight)
+    assert some.n_effective_of(Metric.FLIP) == pytest.approx(some.n_effective)
+    assert (none.mean(Metric.DIVERGENCE), none.mean(Metric.JS), none.n_effective_of(Metric.DIVERGENCE)) == (
+        None,
+        None,
+        0.0,
+    )
+    assert none.mean(Metric.FLIP) == some.mean(Metric.FLIP)
+
+
+async def test_losses_after_publishing_are_counted_by_reason(reader: Reader) -> None:
+    """What the shadow read but did not compare, and what it set aside."""
+    (skipped,) = await reader.coverage.skipped(START, END)
+    (quarantined,) = await reader.coverage.quarantined(START, END)
+    assert (skipped.reason, skipped.n) == ("no_reference", 41)
+    assert (quarantined.reason, quarantined.n) == ("schema", 3)
+    assert "[1, 7]" in quarantined.detail
+    assert await reader.coverage.quarantined(END, END + HOUR) == []
+    assert await reader.coverage.quarantined(START, END, "another") == []
+    assert await reader.judged_until() == END
+
+
+async def test_a_snapshot_does_not_change_while_it_is_read(postgres_dsn: str, story: Story) -> None:
+    """Rows that are written while a report is being read are not in it, not even in part."""
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        before = await reader.divergence.count(START, END, 100_000)
+        db = await asyncpg.connect(postgres_dsn)
+        await db.execute("delete from comparison")
+        await db.close()
+        assert await reader.divergence.count(START, END, 100_000) == before == len(story.items)
+
+
+async def test_a_database_without_tables_says_what_to_do(postgres_dsn: str) -> None:
+    """Before the first upgrade there is nothing to read, and the message names the command."""
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("drop table report_run")
+    await db.close()
+    async with Database(postgres_dsn, Storage()) as database:
+        with pytest.raises(OperatorError, match="quantdrift db upgrade"):
+            async with reading(database):
+                pass
+
+
+async def test_a_run_is_recorded_with_its_figures(postgres_dsn: str) -> None:
+    """`report_run` keeps what was said, for later reports and for people."""
+    async with Database(postgres_dsn, Storage()) as database:
+        number = await record_run(
+            database,
+            kind="week",
+            begin=START,
+            end=START + timedelta(days=7),
+            path="a.html",
+            figures={"n": [1]},
+        )
+    db = await asyncpg.connect(postgres_dsn)
+    row = await db.fetchrow(
+        "select kind, from_at, path, figures ->> 'n' as n from report_run where id = $1", number
+    )
+    await db.close()
+    assert row is not None
+    assert tuple(row) == ("week", START, "a.html", "[1]")

@@ -1,0 +1,278 @@
+"""The SQL views for the common questions."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import pytest
+
+from quantdrift.storage.database import Database
+from quantdrift.storage.report.facts import Grain, Window
+from quantdrift.storage.report.reading import reading
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+
+pytestmark = pytest.mark.integration
+
+HOUR = datetime(2031, 6, 15, 9, tzinfo=UTC)
+ESTIMATE = {
+    "flip": {"mean": 0.054, "low": 0.03, "high": 0.08, "budget": 0.01},
+    "divergence": {"mean": 0.5, "low": 0.2, "high": 0.9, "budget": 0.05},
+}
+
+
+@pytest.fixture
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
+    """Return a connection to a record with one candidate version, its aggregate and one slice."""
+    await record.execute("""
+        insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'abc');
+        insert into slice (model, predicate, name, definition) values
+            ('digits', 'true', 'all', '{}'), ('digits', 'header.x-scanner = "faint"', 'scanner=faint', '{}');
+    """)
+    return record
+
+
+async def verdict(
+    record: asyncpg.Connection, slice_id: int, said: str, estimate: Any, alert_id: int | None
+) -> None:
+    """Store what is said of a slice."""
+    await record.execute(
+        "insert into verdict values (1, $1, $2, 'because', $3, 500, 40, 80, $4, $5, $3, $3, 7)",
+        slice_id,
+        said,
+        HOUR,
+        json.dumps(estimate),
+        alert_id,
+    )
+
+
+async def test_slice_now_shows_a_slice_with_its_aggregate(record: asyncpg.Connection) -> None:
+    """One row says how bad the slice is, by what measure, since when, and that the average looks fine."""
+    await record.execute(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " values (1, 2, 'firing', 'flip', $1, $2, '{}')",
+        HOUR - timedelta(hours=2),
+        HOUR,
+    )
+    await verdict(
+        record, 1, "ok", {"flip": {"mean": 0.002, "low": 0.001, "high": 0.004, "budget": 0.01}}, None
+    )
+    await verdict(record, 2, "firing", ESTIMATE, 1)
+    aggregate, slice_ = await record.fetch("select * from slice_now order by slice_id")
+    assert dict(slice_) == {
+        "model": "digits",
+        "candidate_version": "int8",
+        "reference_digest": "abc",
+        "slice": "scanner=faint",
+        "predicate": 'header.x-scanner = "faint"',
+        "verdict": "firing",
+        "reason": "because",
+        "since": HOUR,
+        "n_groups": 500,
+        "evidence_ratio": 0.5,
+        "flip_mean": 0.054,
+        "flip_low": 0.03,
+        "flip_high": 0.08,
+        "flip_budget": 0.01,
+        "divergence_mean": 0.5,
+        "divergence_low": 0.2,
+        "divergence_high": 0.9,
+        "divergence_budget": 0.05,
+        "all_verdict": "ok",
+        "all_flip_mean": 0.002,
+        "all_divergence_mean": None,
+        "alert_id": 1,
+        "onset_at": HOUR - timedelta(hours=2),
+        "last_at": HOUR,
+        "updated_at": HOUR,
+        "model_version_id": 1,
+        "slice_id": 2,
+        "flip_missing": None,
+        "divergence_missing": None,
+    }
+    assert (aggregate["slice"], aggregate["all_flip_mean"], aggregate["alert_id"]) == ("all", 0.002, None)
+
+
+async def test_slice_now_shows_what_nothing_is_known_of(record: asyncpg.Connection) -> None:
+    """A verdict without an estimate, without an aggregate beside it, is a row of nulls, not a missing one."""
+    await verdict(record, 2, "unknown", {}, None)
+    row = await record.fetchrow("select * from slice_now")
+    assert row is not None
+    assert (row["verdict"], row["flip_mean"], row["all_verdict"]) == ("unknown", None, None)
+
+
+async def test_slice_now_shows_how_much_evidence_an_interval_lacks(record: asyncpg.Connection) -> None:
+    """Where an interval would hold every value, its ends are null and the exchanges that are missing stand in their place."""
+    await verdict(record, 2, "unknown", {"flip": {"mean": 0.0, "budget": 0.01, "missing": 5}}, None)
+    row = await record.fetchrow("select * from slice_now")
+    assert row is not None
+    assert (row["flip_mean"], row["flip_low"], row["flip_high"], row["flip_missing"]) == (0.0, None, None, 5)
+
+
+async def test_slice_item_weighs_an_exchange_once_in_each_of_its_slices(
+    record: asyncpg.Connection, database: Database
+) -> None:
+    """Of an exchange of three items taken with 1/10 two lie in the slice: 5 each there, 10/3 each in the aggregate.
+
+    Means with these weights are those of the report, and 1 / (pi1 * pi2) for each item is not.
+    """
+    await make_partitions(record, [HOUR.date()])
+    one, other = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
+    rows = [
+        Comparison(captured_at=HOUR, exchange_id=one, item=0, batch_id=1, model_version_id=1, slice_ids=(1, 2),
+                   n_items=3, pi1=0.2, pi2=0.5, flip=True, tie=True, divergence=0.1),
+        Comparison(captured_at=HOUR, exchange_id=one, item=1, batch_id=1, model_version_id=1, slice_ids=(1, 2),
+                   n_items=3, pi1=0.2, pi2=0.5, flip=True, tie=False, divergence=0.1),
+        Comparison(captured_at=HOUR, exchange_id=one, item=2, batch_id=1, model_version_id=1, slice_ids=(1,),
+                   n_items=3, pi1=0.2, pi2=0.5, flip=False, tie=False, divergence=0.1),
+        Comparison(captured_at=HOUR, exchange_id=other, item=0, batch_id=1, model_version_id=1, slice_ids=(1, 2),
+                   pi1=0.2, pi2=1.0, flip=False, tie=False, divergence=0.3),
+    ]  # fmt: skip
+    await store_comparisons(record, rows)
+    found = await record.fetch(
+        "select slice, item, weight from slice_item where exchange_id = $1 and captured_at >= $2 order by slice_id, item",
+        one,
+        HOUR,
+    )
+    assert [(row["slice"], row["item"]) for row in found] == [
+        ("all", 0),
+        ("all", 1),
+        ("all", 2),
+        ("scanner=faint", 0),
+        ("scanner=faint", 1),
+    ]
+    assert [row["weight"] for row in found] == pytest.approx([10 / 3] * 3 + [5.0] * 2)
+    means = await record.fetch("""
+        select slice_id, sum(weight * flip::int) / sum(weight) as flip, sum(weight * tie::int) / sum(weight) as tie
+        from slice_item group by 1 order by 1
+    """)
+    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    async with reading(database) as reader:
+        sums = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1, 2])
+    for row, entry in zip(means, sums, strict=True):
+        assert row["flip"] == pytest.approx(entry.sums.flip / entry.sums.flip_weight)
+        assert row["tie"] == pytest.approx(entry.sums.tie / entry.sums.tie_weight)
+    assert means[1]["flip"] == pytest.approx(10 / 15)
+
+
+async def test_the_report_counts_a_session_once_in_what_its_intervals_rest_on(
+    record: asyncpg.Connection, database: Database
+) -> None:
+    """Ten exchanges of one session and ten of none: the session's weight is 10, so 20^2 / (10^2 + 10) are left."""
+    await make_partitions(record, [HOUR.date()])
+    rows = [
+        Comparison(
+            captured_at=HOUR + timedelta(seconds=number),
+            exchange_id=f"00000000-0000-0000-0000-{number:012d}",
+            batch_id=1,
+            model_version_id=1,
+            group_key="user" if number < 10 else "",
+            flip=number < 10,
+            divergence=0.1,
+        )
+        for number in range(20)
+    ]
+    await store_comparisons(record, rows)
+    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    async with reading(database) as reader:
+        (entry,) = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1])
+    assert (entry.sums.n_groups, entry.sums.weight) == (20, 20.0)
+    assert entry.sums.weight_sq == 10.0**2 + 10
+    assert entry.sums.n_effective == pytest.approx(20**2 / 110)
+
+
+async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.Connection) -> None:
+    """Means are sums over weights; the aggregate of the same hour and the slice's share stand beside them."""
+    insert = (
+        "insert into rollup_hour (hour, model_version_id, slice_id, n_items, n_groups, weight, weight_sq, flip, topk,"
+        " js, divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
+        " values ($1, 1, $2, 30, 20, $3, $4, $5, 4, 2, 1, 3, $3, $3, $3, $3, $3, 1, '{}')"
+    )
+    await record.execute(insert, HOUR, 1, 1000.0, 25_000.0, 10.0)
+    await record.execute(insert, HOUR, 2, 40.0, 100.0, 2.0)
+    await record.execute("update rollup_hour set tie = 0.5, tie_weight = 40 where slice_id = 2")
+    await record.execute(insert, HOUR + timedelta(hours=1), 2, 0.0, 0.0, 0.0)
+    row = await record.fetchrow("select * from slice_history where slice_id = 2 order by hour limit 1")
+    assert row is not None
+    assert dict(row) == {
+        "hour": HOUR,
+        "model": "digits",
+        "candidate_version": "int8",
+        "reference_digest": "abc",
+        "slice": "scanner=faint",
+        "predicate": 'header.x-scanner = "faint"',
+        "n_items": 30,
+        "n_groups": 20,
+        "n_eff": 16.0,
+        "weight": 40.0,
+        "traffic_ratio": 0.04,
+        "flip": 0.05,
+        "topk": 0.1,
+        "js": 0.05,
+        "divergence": 0.025,
+        "margin": 0.075,
+        "n_infinite": 1,
+        "all_flip": 0.01,
+        "all_topk": 0.004,
+        "all_js": 0.002,
+        "all_divergence": 0.001,
+        "all_margin": 0.003,
+        "model_version_id": 1,
+        "slice_id": 2,
+        "tie": 0.0125,
+        "all_tie": None,
+    }
+    empty = await record.fetchrow("select * from slice_history order by hour desc limit 1")
+    assert empty is not None
+    assert (empty["flip"], empty["n_eff"], empty["all_flip"]) == (None, None, None)
+
+
+@pytest.fixture
+async def tallied(record: asyncpg.Connection) -> asyncpg.Connection:
+    """Return a record with tallies of two boots over three hours; those of the second hour came late or never."""
+    await record.execute(
+        "insert into batch (kind, worker, captured_from, captured_to, n_rows) values ('tally', 'w', now(), now(), 1)"
+    )
+    insert = "insert into tally values ('pod', $1, 'default', $2, $3, 1, $4, $5, $6, $7, $8, $2)"
+    for boot, sequence, minutes, counts, lost in (
+        ("a", 1, 10, (100, 50, 5, 40), {"decode": 5}),
+        ("a", 2, 50, (300, 150, 15, 130), {"decode": 5}),
+        ("a", 9, 130, (900, 450, 45, 390), {"decode": 6, "publish": 9}),
+        ("b", 1, 150, (10, 10, 0, 10), {}),
+    ):
+        at = HOUR + timedelta(minutes=minutes)
+        await record.execute(insert, boot * 32, sequence, at, *counts, json.dumps(lost))
+    return record
+
+
+async def test_coverage_hour_counts_what_was_added_per_hour(tallied: asyncpg.Connection) -> None:
+    """Cumulative counts become hourly ones: across boots, missing tallies and reasons that appear late."""
+    rows = await tallied.fetch("select * from coverage_hour order by hour")
+    wanted = [
+        (HOUR, 2, 1, 300, 150, 15, 130, 5, {"decode": 5}, 2),
+        (HOUR + timedelta(hours=2), 2, 2, 610, 310, 30, 270, 10, {"decode": 1, "publish": 9}, 8),
+    ]
+    columns = ("n_tallies", "n_boots", "offered", "taken", "thinned", "published", "n_lost")
+    assert [
+        (row["hour"], *(row[name] for name in columns), json.loads(row["lost"]), row["blind_connections"])
+        for row in rows
+    ] == wanted
+    for row in rows:
+        assert row["taken"] == row["thinned"] + row["published"] + row["n_lost"]
+
+
+async def test_coverage_hour_adds_up_to_the_last_tallies(tallied: asyncpg.Connection) -> None:
+    """Nothing is counted twice or dropped at the borders of hours."""
+    assert await tallied.fetchval("select sum(offered) from coverage_hour") == 900 + 10
+
+
+async def test_a_condition_on_the_hour_bounds_the_work(tallied: asyncpg.Connection) -> None:
+    """The condition reaches the tallies before they are summed: a day does not cost a month."""
+    plan = await tallied.fetch("explain select * from coverage_hour where hour >= '2031-06-15 11:00+00'")
+    lines = [line[0] for line in plan]
+    scan = next(
+        n
+        for n, line in enumerate(lines)
+        if "on tally" in line and "tally t" not in line and "now_" not in line
+    )
+    assert any("date_bin" in line and ">=" in line for line in lines[scan : scan + 3]), "\n".join(lines)
