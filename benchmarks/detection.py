@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks import claims, cost, delays, falsealarm, fleet
+from benchmarks import claims, cost, delays, estimates, falsealarm, fleet
 from benchmarks.contest import Contest, contest, drawn
 from benchmarks.result import Goal, finish
 from benchmarks.streams import FLIPS, HARD, TAIL
@@ -158,8 +158,10 @@ def main(scale: Scale, out: Path, *, peers: bool, jobs: int) -> None:
         figures=figures,
     )
     (out / "detection.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    shown = estimates.measure(quick=scale is QUICK)
+    figures |= shown
     figures["seconds"] = round(time.monotonic() - begin)
-    finish("detection", figures, _goals(figures))
+    finish("detection", figures, [*_goals(figures), *estimates.goals(shown)])
 
 
 def _longest_first() -> list[str]:

@@ -11,6 +11,7 @@ from quantdrift.core.records import Metric, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quantdrift.drift.evidence.interval import Estimate
     from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, SignalView
 
 _NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
@@ -34,7 +35,7 @@ def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: st
         idle = verdict == Verdict.FIRING.value or signal.missing
         evidence = "-" if idle else number(signal.evidence, 3)
         mean = None if signal.tail else signal.recent
-        recent = "" if mean is None else _measured(signal.metric, unit, mean.mean, mean.low, mean.high)
+        recent = "" if mean is None else _recent(signal.metric, unit, mean)
         rows.append((f"{signal.metric} {signal.kind}", _against(signal, unit), evidence, recent))
         rows += [
             (f"  {figure.name}", "", "", _quantile(signal.metric, unit, figure)) for figure in signal.tail
@@ -91,8 +92,18 @@ def _quantile(metric: str, unit: str, figure: Quantile) -> str:
     return _measured(metric, unit, figure.value, figure.low, figure.high)
 
 
+def _recent(metric: str, unit: str, recent: Estimate) -> str:
+    """Return mean and interval; where the interval would hold every value, how much is missing for one."""
+    if not recent.missing:
+        return _measured(metric, unit, recent.mean, recent.low, recent.high)
+    from quantdrift.report.wording import amount
+
+    needed = f"{count_of(recent.missing, 'more exchange')} {'is' if recent.missing == 1 else 'are'} needed"
+    return f"{amount(Metric(metric), recent.mean, unit)}; {needed} for an interval"
+
+
 def _measured(metric: str, unit: str, mean: float, low: float, high: float) -> str:
-    from quantdrift.report.interval import Estimate
+    from quantdrift.report import interval
     from quantdrift.report.wording import measured
 
-    return measured(Metric(metric), Estimate(mean=mean, low=low, high=high), unit)
+    return measured(Metric(metric), interval.Estimate(mean=mean, low=low, high=high), unit)

@@ -27,7 +27,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     verdict, reason
         The monitor's verdict at the end of the period, and its reason.
     n_items, n_exchanges, n_effective
-        Items and exchanges compared, and the effective number of exchanges under the weights.
+        Items and exchanges compared, and the effective number of exchanges under the weights; a session counts as one.
     traffic_share
         Estimated share of the model's exchanges, in [0, 1]; None where nothing was compared.
     flip
@@ -38,6 +38,9 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         Accepted means.
     flip_noise, divergence_noise
         Allowance added to the budget because reference or candidate differ from themselves.
+    tie
+        Share of exchanges whose decision differs only because several entries share the largest score of a side; None for
+        tasks that choose no entry.
     n_infinite
         Items whose divergence was infinite.
     tail
@@ -68,6 +71,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     shortfall: Quantile | None = None
     flip_noise: float = 0.0
     divergence_noise: float = 0.0
+    tie: float | None = None
     decided: str = ""
 
 

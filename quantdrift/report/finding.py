@@ -275,6 +275,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         n_infinite=sums.n_infinite,
         tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
+        tie=sums.tie / sums.tie_weight if sums.tie_weight else None,
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
     )

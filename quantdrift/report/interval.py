@@ -23,13 +23,15 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
     """A quantile, or the mean of what lies above one, with its 95 % interval.
 
-    `high` is None where it lies beyond the histogram's last edge.
+    `high` is None where the histogram has no upper bound: in its open last bin. `above` says that `value` itself is only a
+    lower bound, since what it depends on lies there.
     """
 
     probability: float
     value: float
     low: float
     high: float | None
+    above: bool = False
 
 
 def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate | None:
@@ -125,14 +127,17 @@ def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Q
     high, _ = _bin_of(bins, min(probability + half, 1.0))
     return Quantile(
         probability=probability,
-        value=_edge(index + within),
+        value=_edge(index if index == N_BINS - 1 else index + within),
         low=_edge(low) if low else 0.0,
         high=None if high == N_BINS - 1 else _edge(high + 1),
+        above=index == N_BINS - 1,
     )
 
 
 def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> Quantile | None:
-    """Return the mean of a divergence above a quantile; None where `quantile` gives None. Values above 10 count as 10.
+    """Return the mean of a divergence above a quantile; None where `quantile` gives None.
+
+    Values of the open last bin, which begins at 7.8, count as its lower edge: the mean is then a lower bound.
 
     The interval is normal in the logarithm, with the variance of max(x - q, 0) over (1 - p)^2 n, q the quantile: a mean
     above an estimated quantile varies no more than one above a known one. It is widened to the edges of the bins. With
@@ -158,20 +163,23 @@ def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> 
     begins = [_edge(index) if index else 0.0 for index in range(first, N_BINS)]
     ends = [_edge(index + 1) for index in range(first, N_BINS)]
     means = [_middle(max(begin, edge), end) for begin, end in zip(begins, ends, strict=True)]
-    means[-1] = HIGHEST  # the last bin holds all larger values
+    # The last bin holds all larger values: nothing but its lower edge is known.
+    above_all = shares[-1] > 0
+    means[-1] = begins[-1]
 
     def mean(values: Sequence[float]) -> float:
         return sum(share * value for share, value in zip(shares, values, strict=True)) / beyond
 
     value = mean(means)
-    above = [value - edge for value in means]
-    variance = max(beyond * mean([value * value for value in above]) - (beyond * mean(above)) ** 2, 0.0)
+    over = [max(value - edge, 0.0) for value in means]
+    variance = max(beyond * mean([value * value for value in over]) - (beyond * mean(over)) ** 2, 0.0)
     spread = min(Z * sqrt(variance / n_effective) / (beyond * value), 20.0)
     return Quantile(
         probability=probability,
         value=value,
         low=min(mean(begins) * exp(-spread), value),
-        high=max(min(mean(ends) * exp(spread), HIGHEST), value),
+        high=None if above_all else max(min(mean(ends) * exp(spread), HIGHEST), value),
+        above=above_all,
     )
 
 

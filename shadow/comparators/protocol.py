@@ -28,6 +28,9 @@ class Divergences(msgspec.Struct, frozen=True, kw_only=True):
     candidate_finite, reference_finite
         Whether that side's output can be compared. NaN or infinity in an output is an outcome of its own, and no undefined
         value enters an average.
+    tie
+        1 where the decision differs only because several entries share a side's largest value, else 0, float64; empty for
+        tasks that choose no entry. Whether `flip` counts such items is an option.
     topk, js, margin, candidate_margin, reference_margin
         Only for distributions over classes, float64; empty for other tasks.
     detail
@@ -39,6 +42,7 @@ class Divergences(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Values
     candidate_finite: Flags
     reference_finite: Flags
+    tie: Values = _NONE
     topk: Values = _NONE
     js: Values = _NONE
     margin: Values = _NONE

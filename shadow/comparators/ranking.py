@@ -4,6 +4,8 @@ Each side's scores rank the entries. Equal scores are ranked by their position i
 outputs never differ; for `flip` and `divergence` any order of entries that the reference scores equal is correct.
 
 - `flip` = 1 where the entry that the candidate ranks first is not one that the reference scores highest.
+- `tie` = 1 where that is so, but the candidate scores another entry equally high that is one of the reference's best:
+  which one is first is a matter of their order. `models.count_ties` says whether such an item flips.
 - `divergence` = 1 - DCG / IDCG, the loss of normalised discounted cumulative gain of the candidate's order among the
   first k, in [0, 1] (Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques, ACM Transactions on
   Information Systems, 2002). DCG = sum over ranks i from 1 to k of gain / log2(1 + i), IDCG the same in the
@@ -123,10 +125,20 @@ class RankingComparator:
         How many of the first places count; 0: all.
     persistence
         Of rank-biased overlap: the probability that a reader goes on to the next place.
+    count_ties
+        Whether a tie is a flip.
     """
 
-    def __init__(self, options: Ranking, *, top_k: int = RANKED, persistence: float = PERSISTENCE) -> None:
+    def __init__(
+        self,
+        options: Ranking,
+        *,
+        top_k: int = RANKED,
+        persistence: float = PERSISTENCE,
+        count_ties: bool = True,
+    ) -> None:
         self._options = options
+        self._count_ties = count_ties
         self._top_k, self._persistence = top_k, persistence
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
@@ -159,14 +171,20 @@ class RankingComparator:
         k = np.minimum(n, self._top_k) if self._top_k else n
         gains = _gains(p, kept)
         first = np.take_along_axis(gains, by_q[:, :1], axis=1)[:, 0]
-        flip = np.where(both, first < gains.max(axis=1), True).astype(np.float64)
+        best = gains.max(axis=1)
+        flip = np.where(both, first < best, True)
+        level = kept & (q == np.where(kept, q, -np.inf).max(axis=1, keepdims=True))
+        tie = flip & both & (level & (gains == best[:, np.newaxis])).any(axis=1)
+        if not self._count_ties:
+            flip &= ~tie
         figures = {
             "kendall_distance": (1 - tau(q, p, kept)) / 2,
             "rbo": self._overlap(np.maximum(at_q, at_p), kept),
             "topk_overlap": _share(kept & (np.maximum(at_q, at_p) < k[:, np.newaxis]), k),
         }
         return Divergences(
-            flip=np.where(p_finite, flip, np.nan),
+            flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            tie=np.where(p_finite, tie.astype(np.float64), np.nan),
             divergence=np.where(both, _loss(gains, by_q, by_p, k), np.nan),
             candidate_finite=q_finite,
             reference_finite=p_finite,

@@ -41,7 +41,9 @@ def comparator_of(model: Model) -> Comparator:
 def _classification(model: Model) -> Comparator:
     interest = numbers_of(model.interest, model.labels)
     top_k = TOP_K if model.top_k is None else model.top_k
-    return SingleOutput(ClassificationComparator(model.output_kind, top_k, interest))
+    return SingleOutput(
+        ClassificationComparator(model.output_kind, top_k, interest, count_ties=model.count_ties)
+    )
 
 
 def _multilabel(model: Model) -> Comparator:
@@ -73,7 +75,11 @@ _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.MULTILABEL: _multilabel,
     Task.EMBEDDING: lambda model: SingleOutput(EmbeddingComparator(tolerance=_tolerance(model))),
     Task.RANKING: lambda model: SingleOutput(
-        RankingComparator(model.ranking, top_k=RANKED if model.top_k is None else model.top_k)
+        RankingComparator(
+            model.ranking,
+            top_k=RANKED if model.top_k is None else model.top_k,
+            count_ties=model.count_ties,
+        )
     ),
     Task.DETECTION: _detection,
     Task.SEGMENTATION: lambda model: SingleOutput(

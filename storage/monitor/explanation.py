@@ -24,16 +24,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     explained_by: Annotated[
         str | None,
         Meta(
-            description="The smaller slice that explains this alert: without its items this slice would not alert. It alerts too, at least as severely."
+            description="The smaller slice, or the slices, that explain this alert: without their items this slice would not"
+            " alert. They alert too, at least as severely."
         ),
     ] = None
     incident: Annotated[
         str | None,
         Meta(
-            description="The slice that explains this alert, or the alert's own slice; an alert manager can group by it."
+            description="The slice that explains this alert, of several the first, or the alert's own slice; an alert"
+            " manager can group by it."
         ),
     ] = None
-    explained_by_id: Annotated[int | None, Meta(description="Id of the slice in explained_by.")] = None
+    explained_by_id: Annotated[
+        int | None, Meta(description="Id of the slice in explained_by, of several that of the first.")
+    ] = None
     explains: Annotated[
         tuple[str, ...], Meta(description="Larger slices that alert only because of this slice.")
     ] = ()

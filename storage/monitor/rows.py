@@ -49,6 +49,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
     js: float | None
     divergence: float | None = msgspec.field(name="kl")  # as sessions that are open have it
     margin: float | None
+    tie: float | None = None
 
     @property
     def pi(self) -> float:
@@ -351,6 +352,8 @@ class RollupRow(_Row, frozen=True, gc=False):
     margin_weight: float
     n_infinite: int
     divergence_bins: tuple[float, ...]
+    tie: float = 0.0
+    tie_weight: float = 0.0
 
 
 class Position(_Row, frozen=True, kw_only=True):

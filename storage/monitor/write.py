@@ -74,6 +74,8 @@ _SUMS: Final = (
     "divergence_weight",
     "margin_weight",
     "n_infinite",
+    "tie",
+    "tie_weight",
 )
 
 

@@ -47,11 +47,13 @@ _COUNT = text("""
     ) as row
 """)
 
-# A group is one exchange: its items in the slice share one inclusion probability, and its weight in equal parts.
+# A group is one exchange: its items in the slice share one inclusion probability, and its weight in equal parts. The
+# exchanges of a session are correlated, at worst all alike: in the square of the weights they count as one.
 _GROUPS = """
     with item as (
         select c.model_version_id, s.slice_id, c.exchange_id, date_bin(:width, c.captured_at, :begin) as at,
-            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.js,
+            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.tie::int as tie, c.js,
+            case when c.group_key = '' then c.exchange_id::text else c.policy_id || ' ' || c.group_key end as session,
             case when c.divergence is not null then least(c.divergence, m.cap) end as divergence, c.divergence as raw_divergence
         from comparison c
         join unnest(cast(:versions as int[]), cast(:caps as double precision[])) as m (id, cap) on m.id = c.model_version_id
@@ -62,16 +64,23 @@ _GROUPS = """
 
 _ITEM_SUMS = text(f"""
     {_GROUPS}, one as (
-        select model_version_id, slice_id, at, exchange_id, count(*) as n, max(w) as w, max(w) / count(*) as part,
-            sum(flip) as flip, sum(js) as js, sum(divergence) as divergence, count(flip) as n_flip, count(js) as n_js,
+        select model_version_id, slice_id, at, session, exchange_id, count(*) as n, max(w) as w, max(w) / count(*) as part,
+            sum(flip) as flip, sum(tie) as tie, count(tie) as n_tie, sum(js) as js, sum(divergence) as divergence, count(flip) as n_flip, count(js) as n_js,
             count(divergence) as n_divergence, count(*) filter (where raw_divergence = 'infinity') as n_infinite
-        from item group by 1, 2, 3, 4
+        from item group by 1, 2, 3, 4, 5
+    ), of_session as (
+        select model_version_id, slice_id, at, sum(n) as n_items, count(*) as n_groups, sum(w) as weight,
+            sum(part * flip) as flip, sum(part * tie) as tie, sum(part * js) as js, sum(part * divergence) as divergence,
+            sum(part * n_flip) as flip_weight, sum(part * n_tie) as tie_weight, sum(part * n_js) as js_weight,
+            sum(part * n_divergence) as divergence_weight, sum(n_infinite) as n_infinite
+        from one group by 1, 2, 3, session
     )
-    select model_version_id, slice_id, at, sum(n) as n_items, count(*) as n_groups, sum(w) as weight,
-        sum(w * w) as weight_sq, coalesce(sum(part * flip), 0) as flip, coalesce(sum(part * js), 0) as js,
-        coalesce(sum(part * divergence), 0) as divergence, sum(part * n_flip) as flip_weight, sum(part * n_js) as js_weight,
-        sum(part * n_divergence) as divergence_weight, sum(n_infinite) as n_infinite
-    from one group by 1, 2, 3 order by 1, 2, 3
+    select model_version_id, slice_id, at, sum(n_items) as n_items, sum(n_groups) as n_groups, sum(weight) as weight,
+        sum(weight * weight) as weight_sq, coalesce(sum(flip), 0) as flip, coalesce(sum(tie), 0) as tie,
+        coalesce(sum(js), 0) as js, coalesce(sum(divergence), 0) as divergence, sum(flip_weight) as flip_weight,
+        sum(tie_weight) as tie_weight, sum(js_weight) as js_weight, sum(divergence_weight) as divergence_weight,
+        sum(n_infinite) as n_infinite
+    from of_session group by 1, 2, 3 order by 1, 2, 3
 """)  # noqa: S608 - constant text
 
 _ITEM_BINS = text(f"""
@@ -227,5 +236,7 @@ def _sums(row: RowMapping) -> Sums:
         flip_weight=float(row["flip_weight"]),
         js_weight=float(row["js_weight"]),
         divergence_weight=float(row["divergence_weight"]),
+        tie=float(row["tie"]),
+        tie_weight=float(row["tie_weight"]),
         n_infinite=int(row["n_infinite"]),
     )

@@ -87,7 +87,7 @@ class Sums(_Fact, frozen=True, kw_only=True):
     n_items, n_groups
         Items and exchanges compared.
     weight, weight_sq
-        Sum of 1 / pi over exchanges, and of its square.
+        Sum of 1 / pi over exchanges, and of its square; a session counts as one in the latter.
     flip, js, divergence
         Weighted sums over items, each with an equal part of its exchange's weight; divergence is capped per item at the
         model's `budget.cap`, js in nats.
@@ -95,6 +95,8 @@ class Sums(_Fact, frozen=True, kw_only=True):
         The part of `weight` with that metric: outputs that are not a distribution have no JS.
     n_infinite
         Items whose divergence was infinite.
+    tie, tie_weight
+        As flip and its weight, of decisions that differ by equal top scores alone.
     """
 
     n_items: int = 0
@@ -108,13 +110,15 @@ class Sums(_Fact, frozen=True, kw_only=True):
     js_weight: float = 0.0
     divergence_weight: float = 0.0
     n_infinite: int = 0
+    tie: float = 0.0
+    tie_weight: float = 0.0
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
 
     @property
     def n_effective(self) -> float:
-        """Kish's effective number of exchanges, weight^2 / weight_sq; 0 where there are none."""
+        """Kish's effective number of independent exchanges or sessions, weight^2 / weight_sq; 0 where there are none."""
         return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
 
     def mean(self, metric: Metric) -> float | None:

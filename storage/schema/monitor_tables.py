@@ -241,7 +241,9 @@ class _Rollup:
     weight: Mapped[Float] = mapped_column(
         comment="Sum of weights 1 / pi over groups: estimated exchanges offered."
     )
-    weight_sq: Mapped[Float] = mapped_column(comment="Sum of squared weights; n_eff = weight^2 / weight_sq.")
+    weight_sq: Mapped[Float] = mapped_column(
+        comment="Sum of squared weights, of a closed session the square of their sum; n_eff = weight^2 / weight_sq."
+    )
     flip: Mapped[Float] = mapped_column(comment="Weighted sum of flip over items; divide by flip_weight.")
     topk: Mapped[Float] = mapped_column(comment="Weighted sum of topk; divide by topk_weight.")
     js: Mapped[Float] = mapped_column(comment="Weighted sum of js, nats; divide by js_weight.")
@@ -260,6 +262,12 @@ class _Rollup:
     divergence_bins: Mapped[list[float]] = mapped_column(
         ARRAY(Double),
         comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10; the outer two are open.",
+    )
+    tie: Mapped[Float] = mapped_column(
+        server_default=text("0"), comment="Weighted sum of tie; divide by tie_weight."
+    )
+    tie_weight: Mapped[Float] = mapped_column(
+        server_default=text("0"), comment="Part of weight whose items have a tie."
     )
 
 

@@ -247,6 +247,11 @@ class Comparison(Base):
     features: Mapped[Json] = mapped_column(comment="Input features that slices use.")
     trace: Mapped[Str] = mapped_column(comment="traceparent of the production request, or empty.")
     stored_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was stored.")
+    tie: Mapped[bool | None] = mapped_column(
+        Boolean,
+        comment="Whether the decision differs only because several entries share the largest score of a side; the model's"
+        " count_ties says whether flip counts it. Null where the task chooses no entry, and before revision 0002.",
+    )
 
 
 class ConfigWarning(Base):

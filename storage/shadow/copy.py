@@ -37,6 +37,7 @@ _COLUMNS: Final = (
     "attributes",
     "features",
     "trace",
+    "tie",
 )
 _STAGING: Final = "comparison_staging"
 _CREATE_STAGING: Final = f"""
@@ -101,6 +102,7 @@ def comparison_rows(
             attributes,
             msgspec.json.encode(item.features).decode(),
             exchange.trace,
+            item.tie,
         )
         for index, item in enumerate(compared.items)
     ]

@@ -37,6 +37,8 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
         Input features that slices use, finite ones only.
     flip, divergence
         Whether the decision differs, and the graded divergence of the model's task, which may be infinite.
+    tie
+        Whether the decision differs by equal top scores alone.
     topk, js, margin, candidate_margin, reference_margin
         Of classifiers: whether the set of the k top classes differs, JS in nats, the change of the gap of the two top
         probabilities, and that gap on either side.
@@ -54,6 +56,7 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
     candidate_margin: float | None
     reference_margin: float | None
     detail: str | None
+    tie: bool | None = None
 
 
 class ComparedExchange(msgspec.Struct, frozen=True, kw_only=True):

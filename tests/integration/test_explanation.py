@@ -1,5 +1,6 @@
 """Alerts with their explanation, from a real record, inside the fold's transaction."""
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.support.monitor.onset_stream import (
     FAINT,
     ONSET_S,
     Draw,
+    Item,
     damage,
     input_shift,
     items,
@@ -120,6 +122,44 @@ async def test_damage_in_a_small_slice_explains_the_larger_ones(
             assert details["incident"] == "dark"
         else:
             assert details["incident"] == details["slice"]
+
+
+@pytest.mark.parametrize("at_once", [1, 40])
+async def test_two_damaged_stores_of_a_city_are_two_incidents(
+    database: Database, record: asyncpg.Connection, at_once: int
+) -> None:
+    """`dark` and `clear` are two of the six stores of `faint`: the city and the aggregate stand under them, not beside them."""
+    rng = random.Random(4)
+    stream = []
+    for number in range(5400):
+        at_us = BEGIN_US + number * SECOND_US // 10
+        store = rng.randrange(6) if rng.random() < 0.6 else None
+        slices = (
+            ALL,
+            *((FAINT,) if store is not None else ()),
+            *{0: (DARK,), 1: (CLEAR,)}.get(store or 0, ()),
+        )
+        damaged = store in {0, 1} and at_us >= BEGIN_US + ONSET_S * SECOND_US
+        stream.append(
+            Item(
+                at_us=at_us,
+                exchange=f"{rng.getrandbits(128):032x}",
+                slices=slices if store is not None else (ALL,),
+                margin=0.5,
+                flip=rng.random() < (0.35 if damaged else 0.002),
+                divergence=0.001,
+            )
+        )
+    await store_items(record, stream)
+    await fold_all(database, at_once=at_once)
+    found = await alerts(record)
+    assert {DARK, CLEAR} < found.keys()
+    larger = found.keys() - {DARK, CLEAR}
+    assert larger
+    assert {one: found[one].incident for one in (DARK, CLEAR)} == {DARK: "dark", CLEAR: "clear"}
+    for one in larger:
+        assert set(str(found[one].explained_by).split(" and ")) == {"dark", "clear"}
+        assert found[one].incident in {"dark", "clear"}
 
 
 async def test_outputs_that_are_not_finite_are_reported(

@@ -28,7 +28,7 @@ async def test_the_queries_on_the_page_run(postgres_dsn: str) -> None:
     for example in examples:
         assert await connection.fetch(example) == []
     await connection.close()
-    assert len(examples) == 3
+    assert len(examples) == 4
 
 
 def test_the_oldest_server_we_know_describes_itself_the_same(tmp_path: Path) -> None:

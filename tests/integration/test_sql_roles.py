@@ -155,7 +155,7 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
     """A data scientist reads every table and view, not production traffic, and writes nowhere."""
     dsn = await login(READER)
     connection = await asyncpg.connect(dsn)
-    for name in {*Base.metadata.tables, "slice_now", "slice_history", "coverage_hour"} - {
+    for name in {*Base.metadata.tables, "slice_now", "slice_history", "slice_item", "coverage_hour"} - {
         "quarantine",
         "embedding",
     }:

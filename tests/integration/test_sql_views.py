@@ -7,6 +7,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+from quantdrift.storage.database import Database
+from quantdrift.storage.report.facts import Grain, Window
+from quantdrift.storage.report.reading import reading
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+
 pytestmark = pytest.mark.integration
 
 HOUR = datetime(2031, 6, 15, 9, tzinfo=UTC)
@@ -82,6 +87,8 @@ async def test_slice_now_shows_a_slice_with_its_aggregate(record: asyncpg.Connec
         "updated_at": HOUR,
         "model_version_id": 1,
         "slice_id": 2,
+        "flip_missing": None,
+        "divergence_missing": None,
     }
     assert (aggregate["slice"], aggregate["all_flip_mean"], aggregate["alert_id"]) == ("all", 0.002, None)
 
@@ -94,6 +101,86 @@ async def test_slice_now_shows_what_nothing_is_known_of(record: asyncpg.Connecti
     assert (row["verdict"], row["flip_mean"], row["all_verdict"]) == ("unknown", None, None)
 
 
+async def test_slice_now_shows_how_much_evidence_an_interval_lacks(record: asyncpg.Connection) -> None:
+    """Where an interval would hold every value, its ends are null and the exchanges that are missing stand in their place."""
+    await verdict(record, 2, "unknown", {"flip": {"mean": 0.0, "budget": 0.01, "missing": 5}}, None)
+    row = await record.fetchrow("select * from slice_now")
+    assert row is not None
+    assert (row["flip_mean"], row["flip_low"], row["flip_high"], row["flip_missing"]) == (0.0, None, None, 5)
+
+
+async def test_slice_item_weighs_an_exchange_once_in_each_of_its_slices(
+    record: asyncpg.Connection, database: Database
+) -> None:
+    """Of an exchange of three items taken with 1/10 two lie in the slice: 5 each there, 10/3 each in the aggregate.
+
+    Means with these weights are those of the report, and 1 / (pi1 * pi2) for each item is not.
+    """
+    await make_partitions(record, [HOUR.date()])
+    one, other = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
+    rows = [
+        Comparison(captured_at=HOUR, exchange_id=one, item=0, batch_id=1, model_version_id=1, slice_ids=(1, 2),
+                   n_items=3, pi1=0.2, pi2=0.5, flip=True, tie=True, divergence=0.1),
+        Comparison(captured_at=HOUR, exchange_id=one, item=1, batch_id=1, model_version_id=1, slice_ids=(1, 2),
+                   n_items=3, pi1=0.2, pi2=0.5, flip=True, tie=False, divergence=0.1),
+        Comparison(captured_at=HOUR, exchange_id=one, item=2, batch_id=1, model_version_id=1, slice_ids=(1,),
+                   n_items=3, pi1=0.2, pi2=0.5, flip=False, tie=False, divergence=0.1),
+        Comparison(captured_at=HOUR, exchange_id=other, item=0, batch_id=1, model_version_id=1, slice_ids=(1, 2),
+                   pi1=0.2, pi2=1.0, flip=False, tie=False, divergence=0.3),
+    ]  # fmt: skip
+    await store_comparisons(record, rows)
+    found = await record.fetch(
+        "select slice, item, weight from slice_item where exchange_id = $1 and captured_at >= $2 order by slice_id, item",
+        one,
+        HOUR,
+    )
+    assert [(row["slice"], row["item"]) for row in found] == [
+        ("all", 0),
+        ("all", 1),
+        ("all", 2),
+        ("scanner=faint", 0),
+        ("scanner=faint", 1),
+    ]
+    assert [row["weight"] for row in found] == pytest.approx([10 / 3] * 3 + [5.0] * 2)
+    means = await record.fetch("""
+        select slice_id, sum(weight * flip::int) / sum(weight) as flip, sum(weight * tie::int) / sum(weight) as tie
+        from slice_item group by 1 order by 1
+    """)
+    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    async with reading(database) as reader:
+        sums = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1, 2])
+    for row, entry in zip(means, sums, strict=True):
+        assert row["flip"] == pytest.approx(entry.sums.flip / entry.sums.flip_weight)
+        assert row["tie"] == pytest.approx(entry.sums.tie / entry.sums.tie_weight)
+    assert means[1]["flip"] == pytest.approx(10 / 15)
+
+
+async def test_the_report_counts_a_session_once_in_what_its_intervals_rest_on(
+    record: asyncpg.Connection, database: Database
+) -> None:
+    """Ten exchanges of one session and ten of none: the session's weight is 10, so 20^2 / (10^2 + 10) are left."""
+    await make_partitions(record, [HOUR.date()])
+    rows = [
+        Comparison(
+            captured_at=HOUR + timedelta(seconds=number),
+            exchange_id=f"00000000-0000-0000-0000-{number:012d}",
+            batch_id=1,
+            model_version_id=1,
+            group_key="user" if number < 10 else "",
+            flip=number < 10,
+            divergence=0.1,
+        )
+        for number in range(20)
+    ]
+    await store_comparisons(record, rows)
+    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    async with reading(database) as reader:
+        (entry,) = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1])
+    assert (entry.sums.n_groups, entry.sums.weight) == (20, 20.0)
+    assert entry.sums.weight_sq == 10.0**2 + 10
+    assert entry.sums.n_effective == pytest.approx(20**2 / 110)
+
+
 async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.Connection) -> None:
     """Means are sums over weights; the aggregate of the same hour and the slice's share stand beside them."""
     insert = (
@@ -103,6 +190,7 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
     )
     await record.execute(insert, HOUR, 1, 1000.0, 25_000.0, 10.0)
     await record.execute(insert, HOUR, 2, 40.0, 100.0, 2.0)
+    await record.execute("update rollup_hour set tie = 0.5, tie_weight = 40 where slice_id = 2")
     await record.execute(insert, HOUR + timedelta(hours=1), 2, 0.0, 0.0, 0.0)
     row = await record.fetchrow("select * from slice_history where slice_id = 2 order by hour limit 1")
     assert row is not None
@@ -131,6 +219,8 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
         "all_margin": 0.003,
         "model_version_id": 1,
         "slice_id": 2,
+        "tie": 0.0125,
+        "all_tie": None,
     }
     empty = await record.fetchrow("select * from slice_history order by hour desc limit 1")
     assert empty is not None

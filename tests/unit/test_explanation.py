@@ -9,7 +9,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.monitor.explain.explain import findings
-from quantdrift.monitor.explain.related_alerts import AlertingSlices, smallest
+from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
     Measure,
     WindowSample,
@@ -94,18 +94,20 @@ def drifted() -> WindowSample:
 @pytest.mark.parametrize(
     ("big", "small", "expected"),
     [
-        (Verdict.FIRING, Verdict.FIRING, SMALL),
-        (Verdict.WARNING, Verdict.FIRING, SMALL),
-        (Verdict.WARNING, Verdict.WARNING, SMALL),
-        (Verdict.FIRING, Verdict.WARNING, None),
+        (Verdict.FIRING, Verdict.FIRING, (SMALL,)),
+        (Verdict.WARNING, Verdict.FIRING, (SMALL,)),
+        (Verdict.WARNING, Verdict.WARNING, (SMALL,)),
+        (Verdict.FIRING, Verdict.WARNING, ()),
     ],
 )
-def test_a_page_is_never_folded_under_a_ticket(big: Verdict, small: Verdict, expected: int | None) -> None:
+def test_a_page_is_never_folded_under_a_ticket(
+    big: Verdict, small: Verdict, expected: tuple[int, ...]
+) -> None:
     """Whoever silences what is explained must still be woken by what explains it."""
     scene = drifted()
     beside = {BIG: alert(BIG, big), SMALL: alert(SMALL, small)}
     assert smallest(scene, beside, scene.sizes(), slice_id=BIG, cap=2.0, tolerance=0.25) == expected
-    assert smallest(scene, beside, scene.sizes(), slice_id=SMALL, cap=2.0, tolerance=0.25) is None
+    assert smallest(scene, beside, scene.sizes(), slice_id=SMALL, cap=2.0, tolerance=0.25) == ()
 
 
 def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_other_way_round() -> None:
@@ -115,7 +117,65 @@ def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_ot
     found = [
         smallest(scene, beside, scene.sizes(), slice_id=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
     ]
-    assert found == [None, BIG]
+    assert found == [(), (BIG,)]
+
+
+def test_of_two_slices_with_the_same_items_the_declared_one_is_the_finding() -> None:
+    """Whichever has the lower number, and whichever alerted first: a found slice stands under the name that people gave."""
+    scene = WindowSample([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
+    beside = {BIG: alert(BIG), SMALL: alert(SMALL)}
+    for declared, expected in (
+        ({SMALL}, [(SMALL,), ()]),
+        ({BIG}, [(), (BIG,)]),
+        ({BIG, SMALL}, [(), (BIG,)]),
+    ):
+        found = [
+            smallest(scene, beside, scene.sizes(), slice_id=one, cap=2.0, tolerance=0.25, declared=declared)
+            for one in (BIG, SMALL)
+        ]
+        assert found == expected
+    standing = AlertingSlices([alert(BIG)], [change(SMALL, 6)])
+    assert standing.larger(change(SMALL, 6), scene, scene.sizes()) == []
+    assert standing.larger(change(SMALL, 6), scene, scene.sizes(), {SMALL}) == [BIG]
+
+
+def city(n_damaged: int, n_stores: int = 5, n: int = 1500) -> WindowSample:
+    """Return items of a city, slice 10, and its stores, 11 and so on: in damaged ones every fifth item flips, else none."""
+    return WindowSample(
+        [
+            item(
+                number,
+                (ALL, 10, 11 + number % n_stores),
+                flip=float(number % n_stores < n_damaged and number // n_stores % 5 == 0),
+            )
+            for number in range(n)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("n_damaged", "expected"), [(1, {11}), (2, {11, 12}), (3, {11, 12, 13}), (5, set())])
+def test_two_damaged_stores_explain_the_alert_of_their_city(n_damaged: int, expected: set[int]) -> None:
+    """And three of five; where all are damaged the city is the finding. The stores explain themselves by nothing."""
+    scene = city(n_damaged)
+    beside = {one: alert(one) for one in (10, *range(11, 11 + n_damaged))}
+
+    def found(slice_id: int) -> tuple[int, ...]:
+        return smallest(scene, beside, scene.sizes(), slice_id=slice_id, cap=2.0, tolerance=0.25)
+
+    assert set(found(10)) == expected
+    assert found(11) == ()
+    last = 10 + n_damaged
+    assert (
+        set(explains(scene, beside, scene.sizes(), slice_id=last, larger=10, cap=2.0, tolerance=0.25))
+        == expected
+    )
+
+
+def test_a_store_without_damage_is_no_part_of_what_explains_the_city() -> None:
+    """Five stores alert for some other reason, say another metric: only those without which no excess is left are named."""
+    scene = city(2)
+    beside = {one: alert(one) for one in range(10, 16)}
+    assert set(smallest(scene, beside, scene.sizes(), slice_id=10, cap=2.0, tolerance=0.25)) == {11, 12}
 
 
 def test_alerts_are_as_they_were_after_the_batch_of_a_change() -> None:
@@ -134,10 +194,10 @@ def test_alerts_are_as_they_were_after_the_batch_of_a_change() -> None:
 def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> None:
     """The alert's own row is newer than the note."""
     standing = AlertingSlices([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
-    assert standing.notes_on_explained(change(SMALL, 5), (BIG,), "small") == []
+    assert standing.notes_on_explained(change(SMALL, 5), {BIG: "small"}, "small") == []
     assert standing.notes_on_explaining(change(SMALL, 5), BIG, Explanation()) == []
     alone = AlertingSlices([alert(BIG)], [change(SMALL, 5)])
-    (note,) = alone.notes_on_explained(change(SMALL, 5), (BIG,), "small")
+    (note,) = alone.notes_on_explained(change(SMALL, 5), {BIG: "small"}, "small")
     by = ExplainedBy(explained_by="small", explained_by_id=SMALL, incident="small")
     assert (note.slice_id, note.change) == (BIG, by)
 

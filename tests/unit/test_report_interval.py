@@ -19,6 +19,8 @@ from quantdrift.report.interval import (
 
 pytestmark = pytest.mark.unit
 
+LAST_EDGE = 10.0 * 10 ** (-7 / 64)
+
 _STEP = math.log(HIGHEST / LOWEST) / N_BINS
 
 
@@ -88,10 +90,11 @@ def test_there_is_no_quantile_where_n_is_too_small(probability: float, n: int) -
 
 
 def test_quantile_in_the_open_last_bin_has_no_upper_bound() -> None:
-    """What lies above 10 nats is known only to lie there."""
+    """What lies in the last bin is known only to lie above its lower edge, 7.8: that is what is said of the point, too."""
     found = quantile([0.0] * 63 + [5000.0], 0.5, 5000)
     assert found is not None
-    assert found.high is None
+    assert (found.high, found.above) == (None, True)
+    assert found.value == found.low == pytest.approx(LAST_EDGE)
 
 
 def test_the_mean_above_a_quantile_is_that_of_the_values_above_it() -> None:
@@ -108,12 +111,16 @@ def test_the_mean_above_a_quantile_is_that_of_the_values_above_it() -> None:
         assert found.value > place.value
 
 
-def test_the_mean_above_a_quantile_counts_what_is_infinite_as_ten() -> None:
-    """It has no mean: where all that is above lies beyond the histogram, that is said with its edge."""
+def test_the_mean_above_a_quantile_is_a_lower_bound_where_some_of_it_lies_in_the_open_bin() -> None:
+    """Values of 50 nats, or infinite ones, are known to lie above 7.8: their mean is said to be above that, and no more."""
     found = shortfall([4900.0] + [0.0] * 62 + [100.0], 0.99, 5000)
     assert found is not None
-    assert found.value == pytest.approx(10.0)
-    assert found.high == pytest.approx(10.0)
+    assert (found.high, found.above) == (None, True)
+    assert found.value == pytest.approx(LAST_EDGE)
+    few = shortfall([4900.0] + [0.0] * 50 + [99.0] + [0.0] * 11 + [1.0], 0.99, 5000)
+    assert few is not None
+    assert few.above
+    assert few.value < LAST_EDGE
 
 
 def test_there_is_a_mean_above_a_quantile_where_there_is_the_quantile() -> None:

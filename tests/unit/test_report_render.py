@@ -8,7 +8,7 @@ import pytest
 from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.interval import Estimate
+from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.render import REASONS, Drawing, render
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 
@@ -163,9 +163,34 @@ def test_the_page_has_the_tail_of_each_slice() -> None:
     text = _page(make_figures()).text
     assert "Slice p50 p95 p99 p99.9 Mean above p99 Infinite Effective exchanges" in text
     assert (
-        "scanner=faint 0.001 [0.0009, above 10] n too small n too small n too small 0.31 [0.2, 0.5] 2 items"
+        "scanner=faint 0.001 at least 0.0009 n too small n too small n too small 0.31 [0.2, 0.5] 2 items"
         in text
     )
+
+
+def test_the_page_says_above_where_the_histogram_ends() -> None:
+    """A p99 in the open last bin, and a mean that rests on it, are lower bounds and no points."""
+    figures = make_figures()
+    model = figures.models[0]
+    far = Quantile(probability=0.99, value=7.77, low=0.2, high=None, above=True)
+    slices = tuple(
+        msgspec.structs.replace(entry, tail=(None, None, far, None), shortfall=far) for entry in model.slices
+    )
+    shown = msgspec.structs.replace(figures, models=(msgspec.structs.replace(model, slices=slices),))
+    assert "above 7.8 at least 0.2 n too small above 7.8 at least 0.2" in _page(shown).text
+
+
+def test_the_page_tells_ties_beside_flips() -> None:
+    """Their share stands in the cell of the flips, and the glossary says what they are; without ties neither does."""
+    figures = make_figures()
+    assert "ties" not in _page(figures).text
+    model = figures.models[0]
+    assert model.aggregate is not None
+    whole = msgspec.structs.replace(model.aggregate, tie=0.0123)
+    shown = msgspec.structs.replace(figures, models=(msgspec.structs.replace(model, aggregate=whole),))
+    text = _page(shown).text
+    assert "ties 1.2 %" in text
+    assert "which one is first is a matter of their order" in text
 
 
 def test_losses_are_listed_by_model_where_it_is_known() -> None:

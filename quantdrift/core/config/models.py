@@ -317,6 +317,13 @@ class Model(Section, frozen=True, kw_only=True):
             "and out of them are reported as `gained` and `lost`."
         ),
     ] = ()
+    count_ties: Annotated[
+        bool,
+        about(
+            "Classification and ranking: whether an item flips where the first entry differs only because several entries "
+            "share the largest score of a side, as scores in 8 bits often do. `tie` marks such items either way."
+        ),
+    ] = True
     background: Annotated[
         int,
         about(

@@ -143,6 +143,7 @@ SHARED: Final[Mapping[str, frozenset[Task]]] = MappingProxyType(
         "threshold": frozenset({Task.MULTILABEL, Task.DETECTION}),
         "top_k": frozenset({Task.CLASSIFICATION, Task.RANKING}),
         "interest": frozenset({Task.CLASSIFICATION, Task.MULTILABEL}),
+        "count_ties": frozenset({Task.CLASSIFICATION, Task.RANKING}),
         "background": frozenset({Task.DETECTION, Task.SEGMENTATION}),
     }
 )

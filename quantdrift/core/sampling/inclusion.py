@@ -44,11 +44,15 @@ def smallest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
         condition on the candidate's margin is about one item, but that of a policy is about the smallest margin of the
         exchange, of which only the upper end of the item's interval is a bound.
     """
-    guaranteed = max((b.rate for b in policy.body_strata if _inside(where, b)), default=0.0)
-    if guaranteed == 0:
-        guaranteed = min((b.rate for b in policy.body_strata if b.rate > 0), default=1.0)
+    sure = sure_rate(where, policy)
     first = (h.rate for h in reachable_strata(where, policy) if h.rate > 0)
-    return min((min(rate, guaranteed) for rate in first), default=guaranteed)
+    return min((min(rate, sure) for rate in first), default=sure)
+
+
+def sure_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
+    """Return a positive lower bound of the largest body rate of every item of a slice; `where` as for `smallest_rate`."""
+    sure = max((b.rate for b in policy.body_strata if _inside(where, b)), default=0.0)
+    return sure if sure > 0 else min((b.rate for b in policy.body_strata if b.rate > 0), default=1.0)
 
 
 def largest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:

@@ -77,7 +77,7 @@ class BudgetDetector:
 
     kind = "budget"
     size = SIZE
-    width = 2  # vx, v of `quantdrift.drift.evidence.group`
+    width = 3  # vx, v and c of `quantdrift.drift.evidence.group`; c, for the displayed mean alone, may be left out: 1
 
     def fresh(self, *, budget: float, scale: float, weighted: bool, mass: float, at_us: int) -> FloatArray:
         """Return the state of a new signal, (SIZE,).
@@ -197,11 +197,11 @@ class BudgetDetector:
 
     def due_us(self, states: FloatArray) -> FloatArray:
         """Return from when on a window of each has to move on, (N,)."""
-        return np.where(window.full(states, WINDOWS.start), -np.inf, np.inf)
+        return np.where(window.full(states, WINDOWS), -np.inf, np.inf)
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Advance the recent window, in place."""
-        window.rotate(state, WINDOWS.start)
+        window.rotate(state, WINDOWS)
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
@@ -264,7 +264,7 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
                 if x[group, 1] > 1.0:
                     return False
                 given = header.spend(state, mass[group], at_us[group], 1.0)
-                _see(state, x[group, 0], x[group, 1], given, at_us[group])
+                _see(state, x[group], given, at_us[group])
                 page, recovery = _evidence(state), resolve.recovered(mirror)
             path.note(course, group, state, page, recovery)
         begin = ends[row]
@@ -274,7 +274,9 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
 
 
 @compiled
-def _see(state: FloatArray, vx: float, v: float, given: float, at_us: float) -> None:
+def _see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
+    vx, v = x[0], x[1]
+    c = x[2] if len(x) > 2 else 1.0
     state[N_TOTAL] += 1.0
     state[N] += 1.0
     state[W] += v
@@ -293,7 +295,7 @@ def _see(state: FloatArray, vx: float, v: float, given: float, at_us: float) -> 
         state[_FLOOR_X + bet] = total if after == 1.0 else state[_FLOOR_X + bet]
     if state[ALERTING] > 0:
         resolve.reflect(state[_MIRROR : _MIRROR + len(resolve.BETS)], state[M], z)
-    window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], v, vx)
+    window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], v, vx, c)
 
 
 @compiled

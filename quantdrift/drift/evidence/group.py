@@ -6,7 +6,8 @@ inclusion probability of the policy,
     z = (1 / n) * sum over the sampled items i of v_i * (x_i - m)
 
 has mean at most 0 while the mean over groups is at most m: the sampling probabilities cancel. It is kept as the two
-numbers `vx = sum(v_i x_i) / n` and `v = sum(v_i) / n`, so that `z = vx - v * m` for every m.
+numbers `vx = sum(v_i x_i) / n` and `v = sum(v_i) / n`, so that `z = vx - v * m` for every m. `v / c` is the group's 1 / pi,
+by which a displayed mean weighs it: c differs between policies.
 """
 
 from collections.abc import Sequence
@@ -74,6 +75,41 @@ def group_value(x: Sequence[float], pi: Sequence[float], c: float, n_offered: in
     return GroupValue(vx / n_offered, weight / n_offered)
 
 
+def session_value(x: Sequence[float], pi1: Sequence[float], sure: float, c: float) -> GroupValue:
+    """Return the value of a session: the sum over its parts of v times the part's mean.
+
+    A part is what lies in header strata of one rate. All of it is sampled or nothing, with probability
+    min(pi1, sure), so that `v = c / min(pi1, sure)` makes the sum over the sampled parts unbiased for that over all parts,
+    however the parts hang together. c is at most 1 over the sum of 1 / min(pi1, sure) over all rates, so that v is at most 1.
+
+    Parameters
+    ----------
+    x
+        Values of the items of the sampled parts, as of `group_value`.
+    pi1
+        The rates of their header strata.
+    sure
+        Lower bound of the body rates.
+
+    Raises
+    ------
+    ValueError
+        The weights are above 1 together: the session belongs to another policy than c does.
+    """
+    vx = weight = 0.0
+    for rate in sorted(set(pi1)):
+        of_part = [value for value, of in zip(x, pi1, strict=True) if of == rate]
+        total = 0.0
+        for value in of_part:
+            total += value
+        v = c / min(rate, sure)
+        vx += v * (total / len(of_part))
+        weight += v
+    if not 0.0 < weight <= 1.0 + ROUNDING:
+        raise ValueError(f"the weight {weight} of a session is above 1: c is no bound of this policy")
+    return GroupValue(min(vx, 1.0), min(weight, 1.0))
+
+
 class Items(NamedTuple):
     """Items by columns, (items,) each; NaN stands for a value that is undefined.
 
@@ -117,17 +153,19 @@ class Members(NamedTuple):
     smallest
         (groups,) c: lower bound of the inclusion probabilities.
     session
-        (groups,) whether it is a session: either all of its items count, each with weight 1, or none.
-    first, second
-        (groups,) rates of the two phases; a session counts if its draws are below them.
+        (groups,) whether it is a session, which is sampled part by part: `session_value`.
+    sure
+        (groups,) lower bound of the body rates.
+    least
+        (groups,) c of a session.
     """
 
     item: IntArray
     ends: IntArray
     smallest: FloatArray
     session: BoolArray
-    first: FloatArray
-    second: FloatArray
+    sure: FloatArray
+    least: FloatArray
 
 
 class Means(NamedTuple):
@@ -136,7 +174,7 @@ class Means(NamedTuple):
     Parameters
     ----------
     x
-        (groups, 2) the two numbers of `GroupValue`.
+        (groups, 3) the two numbers of `GroupValue`, and c.
     seen
         (groups,) whether the group has a value.
     refused
@@ -170,7 +208,7 @@ class Shares(NamedTuple):
 def group_means(column: FloatArray, items: Items, members: Members) -> Means:
     """Return `group_value` for many groups, with the same bits; `column` has the metric of the items."""
     n = len(members.ends)
-    means = Means(np.zeros((n, 2)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    means = Means(np.zeros((n, 3)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
     _means(column, items, members, means)
     return means
 
@@ -279,12 +317,16 @@ def compile_all() -> None:
 def _means(column: FloatArray, items: Items, members: Members, means: Means) -> None:
     begin = 0
     for group in range(len(members.ends)):
+        if members.session[group]:
+            _session_mean(column, items, members, group, means)
+            begin = members.ends[group]
+            continue
         n, vx, weight = 0, 0.0, 0.0
-        for index in range(begin, members.ends[group]):
-            item = members.item[index]
-            if np.isnan(column[item]) or not _in(items, members, group, item):
+        for place in range(begin, members.ends[group]):
+            item = members.item[place]
+            if np.isnan(column[item]):
                 continue
-            v = 1.0 if members.session[group] else members.smallest[group] / items.pi[item]
+            v = members.smallest[group] / items.pi[item]
             if not 0.0 < v <= 1.0 + ROUNDING:
                 means.refused[group] = True
             v = min(v, 1.0)
@@ -293,8 +335,53 @@ def _means(column: FloatArray, items: Items, members: Members, means: Means) -> 
             weight += v
         if n > 0 and not means.refused[group]:
             means.x[group, 0], means.x[group, 1] = vx / n, weight / n
+            means.x[group, 2] = members.smallest[group]
             means.seen[group] = True
         begin = members.ends[group]
+
+
+@compiled
+def _session_mean(column: FloatArray, items: Items, members: Members, group: int, found: Means) -> None:
+    """Write `session_value` of one session."""
+    begin, end = members.ends[group - 1] if group > 0 else 0, members.ends[group]
+    sure, last, vx, weight = members.sure[group], -1.0, 0.0, 0.0
+    while True:  # part by part, by rising rate
+        rate = np.inf
+        for place in range(begin, end):
+            item = members.item[place]
+            inside = items.u2[item] < _second(sure, items.pi1[item]) and not np.isnan(column[item])
+            if inside and last < items.pi1[item] < rate:
+                rate = items.pi1[item]
+        if rate == np.inf:
+            break
+        n, total = 0, 0.0
+        for place in range(begin, end):
+            item = members.item[place]
+            if (
+                items.pi1[item] == rate
+                and items.u2[item] < _second(sure, rate)
+                and not np.isnan(column[item])
+            ):
+                n += 1
+                total += column[item]
+        v = members.least[group] / min(rate, sure)
+        vx += v * (total / n)
+        weight += v
+        last = rate
+    if weight > 1.0 + ROUNDING:
+        found.refused[group] = True
+    elif weight > 0.0:
+        found.x[group, 0], found.x[group, 1], found.x[group, 2] = (
+            min(vx, 1.0),
+            min(weight, 1.0),
+            members.least[group],
+        )
+        found.seen[group] = True
+
+
+@compiled
+def _second(sure: float, pi1: float) -> float:
+    return min(1.0, sure / pi1) if pi1 > 0.0 else 0.0
 
 
 @compiled
@@ -325,17 +412,11 @@ def _shares(items: Items, members: Members, shares: Shares) -> None:
 
 
 @compiled
-def _in(items: Items, members: Members, group: int, item: int) -> bool:
-    """Return whether an item counts; an item of a session counts if the session does."""
-    drawn = items.u1[item] < members.first[group] and items.u2[item] < members.second[group]
-    return bool(drawn or not members.session[group])
-
-
-@compiled
 def _kept(items: Items, members: Members, group: int, item: int) -> bool:
-    """Return whether a detector without weights sees an item; it sees all items of a slice with one probability."""
-    if members.session[group]:
-        return _in(items, members, group, item)
+    """Return whether a detector without weights sees an item: each of the slice with the same probability."""
     c, pi1 = members.smallest[group], items.pi1[item]
+    if members.session[group]:
+        second = _second(members.sure[group], pi1)
+        return bool(second > 0.0 and items.u1[item] < c / second and items.u2[item] < second)
     rate = min(1.0, c / pi1) if pi1 > 0.0 else 0.0
     return bool(items.pi[item] >= c * (1.0 - ROUNDING) and items.u2[item] < rate)

@@ -14,7 +14,7 @@ import numpy as np
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift.evidence.observations import FloatArray
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"QD"
 
 

@@ -1,4 +1,4 @@
-"""The overlapping slice that explains an alert: the smallest slice whose removal leaves no excess.
+"""The overlapping slices that explain an alert: the smallest one, or few, without whose items no excess is left.
 
 The excess of a slice is the difference between its mean and the `level` that it is compared with. Remove the items that
 are also in a smaller slice. The remaining items, the rest, have an excess of their own; its part of the whole excess is
@@ -12,8 +12,14 @@ The second condition is for a rest of a few exchanges, which never shows an exce
 is too small to matter or if it has enough data. Its standard error is at least the one that follows from the spread of
 the whole slice and the number of its own items, because a few zeros prove nothing.
 
+If no single smaller slice explains the larger one, several may do so together: two damaged stores explain the alert of
+their city. The slice that takes the most excess out of the rest is added until the rest shows none (at most `MOST_TOGETHER`
+slices), and slices that are not needed are left out again. Together they hold at most three quarters of the larger slice, or of
+a single slice that explains it: if everything is damaged, every slice alerts and all of them together leave no rest, but then the
+larger slice is the finding. Of two slices with the same items a declared one counts as the smaller.
+
 The result says where the excess is, not why. If the excess of the rest is half of the whole, the probability of a wrong
-explanation is about 5 % per pair.
+explanation is about 5 % per pair; with several slices it is that at each number of them that is tried.
 """
 
 import math
@@ -26,6 +32,9 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 
 Z = 1.645
 MOST_LEFT = 0.5
+MOST_TOGETHER = 8
+MOST_OF_WHOLE = 0.75
+Size = tuple[float, bool]  # weight of a slice's traffic, and whether it is not declared
 
 
 class Items(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +115,11 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
 
 
 def explaining(
-    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, float], larger: int
-) -> int | None:
-    """Return the smallest slice that explains the excess of slice `larger`, or None.
+    items: Items, level: float, others: Mapping[int, BoolArray], sizes: Mapping[int, Size], larger: int
+) -> tuple[int, ...]:
+    """Return the smallest slice that explains the excess of slice `larger`, else several that do, or none.
+
+    Of several the first takes out the most excess.
 
     Parameters
     ----------
@@ -117,17 +128,58 @@ def explaining(
     others
         Per other slice that alerts, which of the items lie in it, (n,).
     sizes
-        Weight of each slice's traffic, including `larger`. Only a smaller slice can explain. Of two slices with equal
-        weight the one with the lower id counts as smaller, so that they do not explain each other.
+        Size of each slice, including `larger`. Only a smaller slice can explain. Of two slices that are equal in both
+        respects the one with the lower id counts as smaller, so that they do not explain each other.
     larger
         Id of the slice to be explained.
     """
     if not len(items.x):
-        return None
+        return ()
     own_order = (sizes[larger], larger)
-    for other in sorted(others, key=lambda slice_id: (sizes[slice_id], slice_id)):
-        if (sizes[other], other) >= own_order:
+    smaller = sorted(
+        (other for other in others if (sizes[other], other) < own_order and others[other].any()),
+        key=lambda other: (sizes[other], other),
+    )
+    weight = float(items.weight.sum())
+    for place, other in enumerate(smaller):
+        if rest_of(items, others[other], level).explained:
+            # What explains the one may lie in several still smaller ones, which then explain the whole as well.
+            weight = float(items.weight[others[other]].sum())
+            parts = _together(
+                items, level, {one: others[one] for one in smaller[:place]}, MOST_OF_WHOLE * weight
+            )
+            return parts or (other,)
+    return _together(items, level, {one: others[one] for one in smaller}, MOST_OF_WHOLE * weight)
+
+
+def _together(items: Items, level: float, others: Mapping[int, BoolArray], most: float) -> tuple[int, ...]:
+    """Return the fewest slices found that explain the excess together.
+
+    Parameters
+    ----------
+    others
+        In the order in which ties are decided.
+    most
+        Weight that they hold at most.
+    """
+    excess = items.weight * (items.x - level)
+    chosen: list[int] = []
+    out = np.zeros(len(items.x), dtype=np.bool_)
+    for _ in range(min(MOST_TOGETHER, len(others))):
+        gains = {other: float(excess[inside & ~out].sum()) for other, inside in others.items()}
+        best = max(gains, key=gains.__getitem__)
+        if gains[best] <= 0.0:
+            return ()
+        chosen.append(best)
+        out |= others[best]
+        if items.weight[out].sum() > most:
+            return ()
+        if rest_of(items, out, level).explained:
             break
-        if others[other].any() and rest_of(items, others[other], level).explained:
-            return other
-    return None
+    else:
+        return ()
+    for other in chosen[::-1]:
+        rest = [one for one in chosen if one != other]
+        if rest and rest_of(items, np.any([others[one] for one in rest], axis=0), level).explained:
+            chosen = rest
+    return tuple(chosen)

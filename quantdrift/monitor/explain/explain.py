@@ -13,7 +13,7 @@ are those of the present.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,7 +21,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import ALL
+from quantdrift.core.slices import ALL, is_declared
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.explain.damage import DamageCause
@@ -58,10 +58,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """An explanation, and the earlier alerts that the new one explains."""
+    """An explanation, and the slices of earlier alerts that the new one explains with the names of what explains each."""
 
     explanation: Explanation
-    explained: tuple[int, ...] = ()
+    explained: dict[int, str] = {}
 
 
 class Explainer:
@@ -169,16 +169,26 @@ class Explainer:
         tolerance = self._config.monitor.tolerance
         alerts = alerting.at(row)
         sizes = whole_after.sizes()
-        by = smallest(after, alerts, sizes, slice_id=row.slice_id, cap=cap, tolerance=tolerance)
-        explained = []
-        for larger in alerting.larger(row, after, sizes)[:MOST_LARGER]:
+        declared = {one for one in alerts if is_declared(self._config, catalog.slices[one].key)}
+        by = smallest(
+            after, alerts, sizes, slice_id=row.slice_id, cap=cap, tolerance=tolerance, declared=declared
+        )
+        explained: dict[int, str] = {}
+        for larger in alerting.larger(row, after, sizes, declared)[:MOST_LARGER]:
             window = whole_after
             if larger != everything:
                 window = await _items_since(evidence, row, larger)
-            if explains(
-                window, alerts, sizes, slice_id=row.slice_id, larger=larger, cap=cap, tolerance=tolerance
+            if together := explains(
+                window,
+                alerts,
+                sizes,
+                slice_id=row.slice_id,
+                larger=larger,
+                cap=cap,
+                tolerance=tolerance,
+                declared=declared,
             ):
-                explained.append(larger)
+                explained[larger] = _names(together, catalog)
         explanation = _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
         other = before_window.version != row.model_version_id
         explanation = msgspec.structs.replace(
@@ -190,8 +200,9 @@ class Explainer:
             flips=None if measure.metric is Metric.FLIP else after.share_flipped(),
             daily=_daily(after, row),
             doubt=await evidence.doubt(row.model_version_id),
-            explained_by=None if by is None else catalog.slices[by].name,
-            explained_by_id=by,
+            explained_by=_names(by, catalog) if by else None,
+            explained_by_id=by[0] if by else None,
+            incident=catalog.slices[by[0]].name if by else None,
             explains=tuple(catalog.slices[one].name for one in explained),
             explains_ids=tuple(explained),
         )
@@ -204,7 +215,7 @@ class Explainer:
                 moved_after=tuple(one.after for one in moved.found),
                 n_measures=moved.n_measures or None,
             ),
-            explained=tuple(explained),
+            explained=explained,
         )
 
 
@@ -217,6 +228,12 @@ def _daily(after: WindowSample, row: TransitionRow) -> float | None:
         return None
     span_us = row.at_us - min(item.captured_us for item in after.items)
     return float(after.weight.sum()) * DAY_US / span_us if span_us > 0 else None
+
+
+def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:
+    """Return the names of slices as they stand in a sentence."""
+    *some, last = (catalog.slices[one].name for one in slice_ids)
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 async def _items_before(
@@ -389,7 +406,7 @@ def with_explanation(row: TransitionRow, explanation: Explanation) -> Transition
     explanation = msgspec.structs.replace(
         explanation,
         explanation=sentences(explanation, row.metric, event.evidence.detector, event.slice.task),
-        incident=explanation.explained_by or event.slice.name,
+        incident=explanation.incident or explanation.explained_by or event.slice.name,
     )
     explained = with_advice(msgspec.structs.replace(event, explanation=explanation))
     return msgspec.structs.replace(row, event=explained)

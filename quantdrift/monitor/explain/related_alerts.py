@@ -3,12 +3,12 @@
 Only an alert that is at least as severe explains another: a page is never hidden behind a ticket.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from quantdrift.core.records import Verdict
-from quantdrift.drift.explain.overlap import Items, explaining
+from quantdrift.drift.explain.overlap import Items, Size, explaining
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
@@ -52,7 +52,13 @@ class AlertingSlices:
                 )
         return {key[1]: one for key, one in alerts.items() if key[0] == row.model_version_id}
 
-    def larger(self, row: TransitionRow, window: WindowSample, sizes: Mapping[int, float]) -> list[int]:
+    def larger(
+        self,
+        row: TransitionRow,
+        window: WindowSample,
+        sizes: Mapping[int, float],
+        declared: Collection[int] = (),
+    ) -> list[int]:
         """Return larger slices that alerted before the batch of `row` and share its items, largest share first.
 
         Parameters
@@ -61,27 +67,36 @@ class AlertingSlices:
             A slice that begins to alert.
         window
             Its items since the onset.
-        sizes
-            Weight of each slice's traffic.
+        sizes, declared
+            Weight of each slice's traffic, and which slices are declared.
         """
         same_batch = {change.slice_id for change in self._transitions if change.fold_seq == row.fold_seq}
-        own_size = (sizes.get(row.slice_id, 0.0), row.slice_id)
+        own_size = (_size(row.slice_id, sizes, declared), row.slice_id)
         shared = {
             other: float(window.weight[window.inside(other)].sum())
             for other in self.at(row)
-            if other not in same_batch and (sizes.get(other, 0.0), other) > own_size
+            if other not in same_batch and (_size(other, sizes, declared), other) > own_size
         }
         return sorted(
             (slice_id for slice_id, weight in shared.items() if weight),
             key=lambda slice_id: (-shared[slice_id], slice_id),
         )
 
-    def notes_on_explained(self, row: TransitionRow, larger: Sequence[int], name: str) -> list[AlertNote]:
-        """Return notes on earlier alerts, of slices `larger`, that the alert of `row`, of slice `name`, explains."""
-        by = ExplainedBy(explained_by=name, explained_by_id=row.slice_id, incident=name)
+    def notes_on_explained(self, row: TransitionRow, larger: Mapping[int, str], name: str) -> list[AlertNote]:
+        """Return notes on earlier alerts that the alert of `row`, of slice `name`, explains, alone or with others.
+
+        Parameters
+        ----------
+        larger
+            Their slices, and the names of the slices that explain each.
+        """
         return [
-            AlertNote(model_version_id=row.model_version_id, slice_id=slice_id, change=by)
-            for slice_id in larger
+            AlertNote(
+                model_version_id=row.model_version_id,
+                slice_id=slice_id,
+                change=ExplainedBy(explained_by=by, explained_by_id=row.slice_id, incident=name),
+            )
+            for slice_id, by in larger.items()
             if not self._superseded(row, slice_id)
         ]
 
@@ -131,8 +146,9 @@ def smallest(
     slice_id: int,
     cap: float,
     tolerance: float,
-) -> int | None:
-    """Return the smallest alerting slice that explains the alert of a slice, or None.
+    declared: Collection[int] = (),
+) -> tuple[int, ...]:
+    """Return the smallest alerting slice that explains the alert of a slice, else several that do together, or none.
 
     Parameters
     ----------
@@ -148,10 +164,12 @@ def smallest(
         A divergence above it counts as this much.
     tolerance
         By how much a learned baseline may be exceeded, as a share of it.
+    declared
+        Slices that the configuration declares: of two with the same exchanges such a one is the finding.
     """
     alert = alerts.get(slice_id)
     if alert is None:
-        return None
+        return ()
     values = window.values(measure_of(alert.event.evidence, cap))
     known = np.isfinite(values)
     others = {
@@ -160,8 +178,12 @@ def smallest(
         if other_id != slice_id and _RANK[other.severity] >= _RANK[alert.severity]
     }
     items = Items(x=values[known], weight=window.weight[known], cluster=window.cluster[known])
-    weights = {known_id: sizes.get(known_id, 0.0) for known_id in (slice_id, *others)}
-    return explaining(items, level_of(alert.event.evidence, tolerance), others, weights, slice_id)
+    of_all = {known_id: _size(known_id, sizes, declared) for known_id in (slice_id, *others)}
+    return explaining(items, level_of(alert.event.evidence, tolerance), others, of_all, slice_id)
+
+
+def _size(slice_id: int, sizes: Mapping[int, float], declared: Collection[int]) -> Size:
+    return sizes.get(slice_id, 0.0), slice_id not in declared
 
 
 def explains(
@@ -173,14 +195,16 @@ def explains(
     larger: int,
     cap: float,
     tolerance: float,
-) -> bool:
-    """Return whether a slice is the smallest that explains the alert of slice `larger`; see `smallest`.
+    declared: Collection[int] = (),
+) -> tuple[int, ...]:
+    """Return what explains the alert of slice `larger`, if slice `slice_id` is part of it; see `smallest`.
 
     Parameters
     ----------
     window
         Items of `larger` since the onset of `slice_id`.
-    alerts, sizes, cap, tolerance
+    alerts, sizes, cap, tolerance, declared
         As in `smallest`.
     """
-    return smallest(window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance) == slice_id
+    found = smallest(window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance, declared=declared)
+    return found if slice_id in found else ()

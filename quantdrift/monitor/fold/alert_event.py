@@ -152,5 +152,7 @@ def unit_of(metric: Metric, task: Task) -> str:
 
 
 def interval_of(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
-    """Return mean, low and high, or three times None where nothing was observed."""
-    return (estimate.mean, estimate.low, estimate.high) if estimate else (None, None, None)
+    """Return mean, low and high; None where nothing was observed, and for the ends of an interval that holds every value."""
+    if estimate is None:
+        return None, None, None
+    return (estimate.mean, None, None) if estimate.missing else (estimate.mean, estimate.low, estimate.high)

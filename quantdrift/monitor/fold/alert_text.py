@@ -327,10 +327,12 @@ def _related(explanation: Explanation) -> list[str]:
     texts = []
     if explanation.explained_by:
         texts.append(
-            f"Explained by {explanation.explained_by}, which alerts too: without its items this alert vanishes."
+            f"Explained by the alert of {explanation.explained_by}: without those items this alert vanishes."
         )
     if explanation.explains:
-        texts.append(f"Explains {', '.join(explanation.explains)}: without this slice these alerts vanish.")
+        texts.append(
+            f"Explains {', '.join(explanation.explains)}: without this slice, or without it and others that alert, these alerts vanish."
+        )
     return texts
 
 

@@ -167,9 +167,9 @@ class Fold:
         columns = Columns(observed)
         budgets = [self.state.budget(one.rows[0].model_version_id) for one in observed]
         cap = np.array([budget.cap for budget in budgets])[columns.of]
-        self.state.rollup.add(
-            columns, np.array([not one.closed for one in observed])[columns.observation], cap
-        )
+        closed = np.array([one.closed for one in observed])[columns.observation]
+        self.state.rollup.add(columns, ~closed, cap)
+        self.state.rollup.close(columns, closed)
         groups = self._groups(observed, columns, cap)
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)

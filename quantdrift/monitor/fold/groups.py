@@ -18,9 +18,17 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
+from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
-from quantdrift.drift.evidence.group import Items, Members, group_means, group_shares, group_value
+from quantdrift.drift.evidence.group import (
+    Items,
+    Members,
+    group_means,
+    group_shares,
+    group_value,
+    session_value,
+)
 from quantdrift.drift.evidence.margin import EDGES as MARGIN_EDGES
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
@@ -61,10 +69,10 @@ def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float
     return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
 
 
-_COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin")
+_COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie")
 _ROW = attrgetter(*_COLUMNS)
 _EXCHANGE = attrgetter("exchange_id")
-_RATES = attrgetter("smallest", "first", "second", "weighted")
+_RATES = attrgetter("smallest", "sure", "session", "weighted", "session_weighted")
 _MARGINS = np.array(MARGIN_EDGES)
 _VERSION_BITS = 32
 
@@ -125,7 +133,7 @@ class Columns:
     rows
         The items, observation after observation.
     values
-        (items, 10) as in `comparison`; NaN where there is none.
+        (items, 11) as in `comparison`; NaN where there is none.
     of
         (items,) observation.
     item
@@ -353,17 +361,17 @@ def slice_groups(
     starts = changes(slice_id, policy_id)
     found = [rates(*key) for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)]
     of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
-    rows = np.array([_RATES(one) for one in found], dtype=np.float64).reshape(-1, 4)[of]
-    smallest, first, second = (np.ascontiguousarray(rows[:, place]) for place in range(3))
-    weighted = rows[:, 3] != 0.0
-    members = Members(item, ends, smallest, closed, first, second)
+    rows = np.array([_RATES(one) for one in found], dtype=np.float64).reshape(-1, 5)[of]
+    smallest, sure, least = (np.ascontiguousarray(rows[:, place]) for place in range(3))
+    weighted, of_sessions = rows[:, 3] != 0.0, rows[:, 4] != 0.0
+    members = Members(item, ends, smallest, closed, sure, least)
     groups = SliceGroups(
         columns,
         which=which,
         members=members,
         items=columns.items(cap),
         policy_id=policy_id,
-        weighted=weighted & ~closed,
+        weighted=np.where(closed, of_sessions, weighted),
     )
     _log_refused(columns, members, slice_id, groups.refused)
     return groups
@@ -375,7 +383,12 @@ def _log_refused(columns: Columns, members: Members, slice_id: IntArray, refused
         places = members.item[members.ends[group - 1] if group else 0 : members.ends[group]].tolist()
         rows = [columns.rows[place] for place in places]
         try:
-            group_value([0.0] * len(rows), [row.pi for row in rows], members.smallest[group], len(rows))
+            if members.session[group]:
+                sure = members.sure[group]
+                rows = [row for row in rows if row.u2 < second_rate(sure, row.pi1)]
+                session_value([0.0] * len(rows), [row.pi1 for row in rows], sure, members.least[group])
+            else:
+                group_value([0.0] * len(rows), [row.pi for row in rows], members.smallest[group], len(rows))
         except ValueError as error:
             _LOG.warning(
                 "exchange %s is left out of slice %d: %s", rows[0].exchange_id, slice_id[group], error

@@ -12,7 +12,7 @@ from quantdrift.storage.monitor.rows import RollupRow
 HOUR_US = 3_600_000_000
 DIVERGENCE_BINS = 64
 _EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
-_MEANS = ("flip", "topk", "js", "divergence", "margin")
+_MEANS = ("flip", "topk", "js", "divergence", "margin", "tie")
 
 
 # As `add_up` adds them.
@@ -64,6 +64,36 @@ class Rollup:
         items = ItemSums(values, np.ascontiguousarray(present), np.isinf(divergence), bins)
         add_up(self._sums, GroupRows(row, weight, item, ends), items)
 
+    def close(self, columns: Columns, which: BoolArray) -> None:
+        """Let the exchanges of sessions that have closed count as one in `weight_sq`.
+
+        A session's exchanges are correlated, at worst all alike: (sum of w)^2 takes the place of the sum of w^2, so that
+        n_eff counts sessions. Until its session closes an exchange counts alone.
+
+        Parameters
+        ----------
+        columns
+            The items.
+        which
+            (groups,) the closed sessions, each in the hour of its first item.
+        """
+        item, ends = columns.groups(which)
+        if not len(ends):
+            return
+        begins = ends - np.diff(ends, prepend=0)
+        ids = np.array([columns.rows[place].exchange_id for place in item.tolist()])
+        new = np.zeros(len(item), dtype=np.bool_)
+        new[begins] = True
+        new[1:] |= ids[1:] != ids[:-1]
+        weight = np.where(new, 1.0 / (columns.column("pi1") * columns.column("pi2"))[item], 0.0)
+        total = np.add.reduceat(weight, begins)
+        alone = np.add.reduceat(weight * weight, begins)
+        first = item[begins]
+        captured_us = columns.captured_us[first]
+        version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
+        row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
+        np.add.at(self._sums[:, _WEIGHT_SQ], row, total * total - alone)
+
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
         if not self._rows:
@@ -72,6 +102,7 @@ class Rollup:
         sums = self._sums[[self._rows[key] for key in keys]]
         sum_of = sums[:, :_BINS].T.tolist()
         n_items, n_groups, n_infinite = sums[:, :_WEIGHT].astype(np.int64).T.tolist()
+        (*means, tie), (*weights, tie_weight) = sum_of[_MEAN:_OF_MEAN], sum_of[_OF_MEAN:]
         return list(
             map(
                 RollupRow,
@@ -80,9 +111,12 @@ class Rollup:
                 n_groups,
                 sum_of[_WEIGHT],
                 sum_of[_WEIGHT_SQ],
-                *sum_of[_MEAN:],
+                *means,
+                *weights,
                 n_infinite,
                 _tuples(sums[:, _BINS:]),
+                tie,
+                tie_weight,
             )
         )
 

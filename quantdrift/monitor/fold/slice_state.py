@@ -347,7 +347,8 @@ def verdict_rows(table: FoldTable, slices: Sequence[SliceState], thresholds: Thr
 def _estimates(table: FoldTable, rows: IntArray) -> list[dict[str, dict[str, float]]]:
     """Return per metric the recent mean with its interval, the budget and the noise added to it; the severity of alerts.
 
-    What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`.
+    What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`. An interval that would hold
+    every value is left out: `missing` is how many exchanges it needs.
     """
     found: list[dict[str, dict[str, float]]] = [{} for _ in range(len(rows))]
     learns = table.missing[rows] > 0
@@ -375,13 +376,20 @@ def _means(table: FoldTable, rows: IntArray, signal: SignalKey) -> list[dict[str
         {"budget": accepted, "mean": mean, "low": low, "high": high, "n": groups}
         for accepted, mean, low, high, groups in columns
     ]
-    for place in np.flatnonzero((n == 0) | (added != 0) | (table.phase[rows] != 0)).tolist():
+    missing = recent[:, 4].astype(np.int64)
+    unusual = (n == 0) | (missing > 0) | (added != 0) | (table.phase[rows] != 0)
+    for place in np.flatnonzero(unusual).tolist():
         usual = shown[place]
         shown[place] = own = {"budget": usual["budget"]}
         if added[place]:
             own["noise"] = float(added[place] * scale[place])
         if n[place]:
-            own |= {name: usual[name] for name in ("mean", "low", "high", "n")}
+            own["mean"] = usual["mean"]
+            if missing[place]:
+                own["missing"] = int(missing[place])
+            else:
+                own |= {name: usual[name] for name in ("low", "high")}
+            own["n"] = usual["n"]
         if table.phase[rows[place]] and (since := BUDGET.since_change(states[rows[place]])):
             own["severity"] = since.low
     return shown

@@ -3,6 +3,9 @@
 With p the reference's and q the candidate's probabilities:
 
 - `flip` = 1 where the top class differs; `topk` = 1 where the set of the k top classes differs.
+- `tie` = 1 where the top class differs, but a class is at the top of both sides: several classes share the largest value
+  of a side, and which of them is first is a matter of their order. `models.count_ties` says whether
+  such an item flips.
 - `divergence` = KL(p || q) = sum p ln(p / q). For logits it is infinite where the candidate excludes a class that the
   reference does not. For probabilities a zero of the candidate counts as min(p, 1/512), the closest to p of all values that
   8 bits round to zero: an infinite KL would only reflect the number of bits.
@@ -96,12 +99,17 @@ class ClassificationComparator:
         Size of the set of top classes; limited by the number of classes.
     interest
         Numbers of the classes of interest.
+    count_ties
+        Whether an item flips where the top class differs by a tie alone.
     """
 
-    def __init__(self, output_kind: OutputKind, top_k: int, interest: Sequence[int] = ()) -> None:
+    def __init__(
+        self, output_kind: OutputKind, top_k: int, interest: Sequence[int] = (), *, count_ties: bool = True
+    ) -> None:
         self._output_kind = output_kind
         self._top_k = top_k
         self._interest = tuple(interest)
+        self._count_ties = count_ties
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item.
@@ -138,11 +146,14 @@ class ClassificationComparator:
         candidate_top, reference_top = _top(candidate), _top(reference)
         # A flip needs a finite reference, not a finite candidate.
         flip = np.where(q_finite, candidate_top != reference_top, True)
+        tie = flip & both & tied_at_top(candidate, reference)
+        flip = self._counted(flip, tie)
         k = min(self._top_k, candidate.shape[1])
         not_in_reference = top_set(candidate, k) & ~top_set(reference, k)
         topk = np.where(q_finite, not_in_reference.any(axis=1), True)
         return Divergences(
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            tie=np.where(p_finite, tie.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
             js=np.where(both, _jensen_shannon(p, q), np.nan),
             divergence=np.where(both, self._kullback_leibler(log_p, log_q), np.nan),
@@ -159,10 +170,17 @@ class ClassificationComparator:
                 "topk_overlap": np.where(both, 1 - not_in_reference.sum(axis=1) / k, np.nan),
                 **_shifts(q.max(axis=1), p, candidate_top, both),
                 **self._turned(
-                    candidate_top, reference_top, finite=(q_finite, p_finite), n_classes=p.shape[1]
+                    np.where(flip, candidate_top, reference_top),
+                    reference_top,
+                    finite=(q_finite, p_finite),
+                    n_classes=p.shape[1],
                 ),
             },
         )
+
+    def _counted(self, flip: Flags, tie: Flags) -> Flags:
+        """Return which items flip, of those whose top class differs."""
+        return flip if self._count_ties else np.asarray(flip & ~tie)
 
     def _kullback_leibler(self, log_p: Values, log_q: Values) -> Values:
         if self._output_kind is OutputKind.PROBABILITIES:
@@ -214,10 +232,13 @@ class ClassificationComparator:
         best = reference.max(axis=1) == np.take_along_axis(reference, top[:, np.newaxis], axis=1)[:, 0]
         flip = np.where(q_finite, ~best, True)
         both = q_finite & p_finite
+        tie = flip & both & _listed_tie(listed, reference)
+        flip = self._counted(flip, tie)
         undefined = np.full(len(reference), np.nan)
         return msgspec.structs.replace(
             compared,
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            tie=np.where(p_finite, tie.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
             js=compared.js if full else undefined,
             divergence=compared.divergence if full and self._output_kind is OutputKind.LOGITS else undefined,
@@ -233,7 +254,7 @@ class ClassificationComparator:
                 **(self._shifts_of_list(listed, reference, both) if not full else {}),
                 **self._turned(
                     top,
-                    np.where(best, top, _top(reference)),
+                    np.where(best | ~flip, top, _top(reference)),
                     finite=(q_finite, p_finite),
                     n_classes=n_classes,
                 ),
@@ -339,6 +360,19 @@ def _shifts(sureness: Values, p: Values, top: Classes, defined: Flags) -> dict[s
         "confidence_shift": np.where(defined, sureness - p.max(axis=1), np.nan),
         "calibration_shift": np.where(defined, sureness - same, np.nan),
     }
+
+
+def tied_at_top(candidate: Values, reference: Values) -> Flags:
+    """Return whether some entry has the largest value of both sides : (items,), of finite (items, entries)."""
+    first = [side == side.max(axis=1, keepdims=True) for side in (candidate, reference)]
+    return np.asarray((first[0] & first[1]).any(axis=1))
+
+
+def _listed_tie(listed: TopLabels, reference: Values) -> Flags:
+    """Return the same of a list : (items,); classes that it leaves out are not known to share its first value."""
+    of_listed = np.take_along_axis(reference, listed.classes, axis=1)
+    best = of_listed == reference.max(axis=1, keepdims=True)
+    return np.asarray((best & (listed.values == listed.values[:, :1])).any(axis=1))
 
 
 def _gap(probabilities: Values) -> Values:

@@ -33,7 +33,7 @@ from tests.support.monitor.plain_groups import shown, slices_of
 
 Row = TypeVar("Row", DetectorRow, VerdictRow)
 EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
-MEANS = ("flip", "topk", "js", "divergence", "margin")
+MEANS = ("flip", "topk", "js", "divergence", "margin", "tie")
 
 
 class PlainRollup:
@@ -46,10 +46,7 @@ class PlainRollup:
     def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float) -> None:
         """Add one group."""
         first = items[0]
-        key = (first.model_version_id, slice_id, first.captured_us - first.captured_us % HOUR_US)
-        names = ("n_items", "n_groups", "weight", "weight_sq", "n_infinite", *MEANS)
-        sums = self._sums.setdefault(key, dict.fromkeys((*names, *(f"{name}_weight" for name in MEANS)), 0.0))
-        bins = self._bins.setdefault(key, [0.0] * DIVERGENCE_BINS)
+        sums, bins = self._entry(slice_id, first)
         weight = 1.0 / first.pi
         sums["n_items"] += len(items)
         sums["n_groups"] += 1
@@ -65,6 +62,19 @@ class PlainRollup:
             if row.divergence is not None:
                 sums["n_infinite"] += math.isinf(row.divergence)
                 bins[int(np.searchsorted(EDGES, row.divergence, side="right"))] += share
+
+    def close(self, slice_id: int, items: Sequence[ComparisonRow]) -> None:
+        """Let the exchanges of a closed session count as one in the square of the weights."""
+        first_of = {row.exchange_id: row for row in reversed(items)}
+        weights = [1.0 / row.pi for row in first_of.values()]
+        sums, _ = self._entry(slice_id, items[0])
+        sums["weight_sq"] += sum(weights) ** 2 - sum(weight * weight for weight in weights)
+
+    def _entry(self, slice_id: int, first: ComparisonRow) -> tuple[dict[str, float], list[float]]:
+        key = (first.model_version_id, slice_id, first.captured_us - first.captured_us % HOUR_US)
+        names = ("n_items", "n_groups", "weight", "weight_sq", "n_infinite", *MEANS)
+        sums = self._sums.setdefault(key, dict.fromkeys((*names, *(f"{name}_weight" for name in MEANS)), 0.0))
+        return sums, self._bins.setdefault(key, [0.0] * DIVERGENCE_BINS)
 
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
@@ -168,6 +178,8 @@ class PlainFold(Fold):
                 self._group(exchange.rows, order, collected)
         if self.state.clock.at_us is not None:
             for place, closed in enumerate(self.state.sessions.due(self.state.now_us), start=order + 1):
+                for slice_id, items in slices_of(closed).items():
+                    self.plain_rollup.close(slice_id, items)
                 self._group(closed, place, collected)
         keys = sorted(collected)
         slices = [self.state.slices[key] for key in keys]
@@ -200,7 +212,7 @@ class PlainFold(Fold):
             entry = self.state.slices[key]
             entry.compared(captured_us)
             state.compared(key[0], captured_us)
-            weighted = rates.weighted and not first.group_key
+            weighted = rates.session_weighted if first.group_key else rates.weighted
             state.observed(key, sorted(values), weighted=weighted)
             for signal in values:
                 entry.watch.states[signal][POLICY] = first.policy_id
@@ -243,12 +255,12 @@ def plain_estimate(entry: SliceState) -> dict[str, dict[str, float]]:
         if noise:
             shown["noise"] = noise * scale
         if recent := BUDGET.recent(state):
-            shown["mean"], shown["low"], shown["high"], shown["n"] = (
-                recent.mean,
-                recent.low,
-                recent.high,
-                recent.n,
-            )
+            shown["mean"] = recent.mean
+            if recent.missing:
+                shown["missing"] = recent.missing
+            else:
+                shown["low"], shown["high"] = recent.low, recent.high
+            shown["n"] = recent.n
         if entry.watch.phase is not Phase.WATCHING and (since := BUDGET.since_change(state)):
             shown["severity"] = since.low
     return found

@@ -11,7 +11,7 @@ from quantdrift.core.records import Metric
 from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.detectors.tail.quantile import bin_of
-from quantdrift.drift.evidence.group import ROUNDING, group_value
+from quantdrift.drift.evidence.group import ROUNDING, group_value, session_value
 from quantdrift.drift.evidence.margin import N_BINS, margin_bin
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import SignalKey
@@ -41,15 +41,14 @@ def shown(
         With the caps.
     """
     session = bool(items[0].group_key)
-    if session:
-        items = [item for item in items if _keeps_session(rates, item)]
+    part = [item for item in items if item.u2 < second_rate(rates.sure, item.pi1)] if session else items
     found: dict[SignalKey, FloatArray] = {}
     for metric in WATCHED:
         cap = cap_of(metric, budget)
-        seen = [(item, x / cap) for item in items if (x := clipped(metric, item, cap)) is not None]
+        seen = [(item, x / cap) for item in part if (x := clipped(metric, item, cap)) is not None]
         if not seen:
             continue
-        value = _weighted(slice_id, seen, 1.0 if session else rates.smallest, session=session)
+        value = _weighted(slice_id, seen, rates, session=session)
         if value is not None:
             found[_BUDGETS[metric]] = value
     found |= _learned(items, rates, session=session)
@@ -60,7 +59,7 @@ def _learned(
     items: Sequence[ComparisonRow], rates: SliceRates, *, session: bool
 ) -> dict[SignalKey, FloatArray]:
     """Return what the detectors without weights see: items thinned to a constant probability."""
-    kept = items if session else [item for item in items if _keeps(rates, item)]
+    kept = [item for item in items if (keeps_part if session else _keeps)(rates, item)]
     found = {}
     flips = [(item, x) for item in kept if (x := clipped(Metric.FLIP, item, 1.0)) is not None]
     if flips:
@@ -80,16 +79,19 @@ def _learned(
 
 
 def _weighted(
-    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], smallest: float, *, session: bool
+    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], rates: SliceRates, *, session: bool
 ) -> FloatArray | None:
-    pi = [1.0 if session else item.pi for item, _ in seen]
+    x, c = [value for _, value in seen], rates.session if session else rates.smallest
     try:
-        value = group_value([x for _, x in seen], pi, smallest, len(seen))
+        if session:
+            value = session_value(x, [item.pi1 for item, _ in seen], rates.sure, c)
+        else:
+            value = group_value(x, [item.pi for item, _ in seen], c, len(seen))
     except ValueError as error:
         # What its sidecar said of its sampling does not fit together: no observation, whatever it shows.
         _LOG.warning("exchange %s says nothing of slice %d: %s", seen[0][0].exchange_id, slice_id, error)
         return None
-    return np.array([value.vx, value.v])
+    return np.array([value.vx, value.v, c])
 
 
 def slices_of(items: Sequence[ComparisonRow]) -> dict[int, tuple[ComparisonRow, ...]]:
@@ -104,6 +106,7 @@ def _keeps(rates: SliceRates, item: ComparisonRow) -> bool:
     return item.pi >= least and item.u2 < second_rate(rates.smallest, item.pi1)
 
 
-def _keeps_session(rates: SliceRates, item: ComparisonRow) -> bool:
-    """Return whether the session of `item` is in; it is the same for all of its items."""
-    return item.u1 < rates.first and item.u2 < rates.second
+def keeps_part(rates: SliceRates, item: ComparisonRow) -> bool:
+    """Return whether it sees the part of a session that `item` belongs to: every part with probability `smallest`."""
+    second = second_rate(rates.sure, item.pi1)
+    return second > 0 and item.u1 < rates.smallest / second and item.u2 < second

@@ -37,6 +37,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     attributes: str = "{}"
     features: str = "{}"
     trace: str = ""
+    tie: bool | None = None
+    detail: str | None = None
 
 
 async def store_comparisons(connection: asyncpg.Connection, rows: Iterable[Comparison]) -> None:

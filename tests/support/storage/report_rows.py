@@ -415,7 +415,7 @@ async def write_explained(dsn: str, story: Story) -> None:
     faint = story.slice_ids[1]
     told = {
         "explanation": [
-            "Explains all: without this slice these alerts vanish.",
+            "Explains all: without this slice, or without it and others that alert, these alerts vanish.",
             "Numeric damage: the flip rate rose by +5 points on inputs that are as hard as before.",
         ],
         "cause": "damage",

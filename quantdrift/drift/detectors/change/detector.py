@@ -208,12 +208,12 @@ class ChangeDetector:
 
     def due_us(self, states: FloatArray) -> FloatArray:
         """Return from when on each has a window to move on, a baseline that may be ready, or one to keep, (N,)."""
-        soon = window.full(states, WINDOWS.start) | baseline_state.may_be_ready(states)
+        soon = window.full(states, WINDOWS) | baseline_state.may_be_ready(states)
         return np.where(soon, -np.inf, baseline_state.kept_until_us(states))
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Do the work between batches, in place: advance windows, lower bounds, go live when ready, keep a daily snapshot."""
-        if window.rotate(state, WINDOWS.start):
+        if window.rotate(state, WINDOWS):
             baseline_state.lower(state)
         if not self.live(state) and not state.item(ALERTING) and baseline_state.promising(state):
             learned = baseline_state.read(state)

@@ -36,7 +36,7 @@ FLOOR_X = slice(FLOOR_N.stop, FLOOR_N.stop + FOLLOWED)
 MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
 MIRROR_M = slice(MIRROR.stop, MIRROR.stop + N_STRATA)  # per stratum, (1 + tau) times the baseline at onset
 MIRRORED = slice(MIRROR_M.stop, MIRROR_M.stop + N_STRATA)  # 1.0 for strata that must recover
-WINDOWS = slice(MIRRORED.stop, MIRRORED.stop + window.SIZE)
+WINDOWS = slice(MIRRORED.stop, MIRRORED.stop + window.PLAIN_SIZE)
 SIZE = WINDOWS.stop
 # Start indices, since compiled code cannot use slices of the module.
 _PAGE, _TICKET, _CUSUM = PAGE.start, TICKET.start, CUSUM.start
@@ -131,7 +131,7 @@ def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: f
         state[_FLOOR_AT + bet] = at_us if after == 1.0 else state[_FLOOR_AT + bet]
         state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]
         state[_FLOOR_X + bet] = total if after == 1.0 else state[_FLOOR_X + bet]
-    window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], 1.0, x)
+    window.advance(state[_WINDOWS : _WINDOWS + window.PLAIN_SIZE], 1.0, x)
 
 
 @compiled
