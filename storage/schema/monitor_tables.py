@@ -21,7 +21,7 @@ class Detector(Base):
     __table_args__ = (
         {
             "comment": "State of a sequential detector of one metric on one slice, as of its last fold. Kept for"
-            " storage.superseded_days after it is retired."
+            " 90 days, or storage.retention_days if that is longer, after it is retired."
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -66,7 +66,7 @@ class Baseline(Base):
         Index("ix_baseline_unfolded", "id", postgresql_where=text("fold_seq is null")),
         {
             "comment": "Baselines of signals, and every decision about them. Rows stay; content that is no longer in effect is"
-            " deleted after storage.superseded_days."
+            " deleted after 90 days, or storage.retention_days if that is longer."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of decisions.")
@@ -91,7 +91,7 @@ class Baseline(Base):
     content: Mapped[dict[str, Any] | None] = mapped_column(
         JSONB(none_as_null=True),
         comment="The baseline, or an imported budget. Null: a decision about the baseline in effect, or not in effect"
-        " for longer than storage.superseded_days.",
+        " for longer than 90 days, or storage.retention_days if that is longer.",
     )
     fold_seq: Mapped[BigInt | None] = mapped_column(
         comment="In effect from this fold on; null until the monitor has taken it over."

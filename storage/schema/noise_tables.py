@@ -75,7 +75,7 @@ class NoiseFloor(Base):
     budget: Mapped[Float] = mapped_column(comment="Accepted mean that the noise is compared with.")
     exceeds: Mapped[bool] = mapped_column(
         Boolean,
-        comment="Whether noise exceeds monitor.noise_bound of the budget: the version's slices are then unknown.",
+        comment="Whether noise exceeds half of the budget: the version's slices are then unknown.",
     )
     updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
@@ -88,9 +88,7 @@ class NoiseChange(Base):
     __table_args__ = (
         Index("ix_noise_change_at", "at"),
         CheckConstraint(f"side in {SIDES}", name="side"),
-        {
-            "comment": "When noise was shown to exceed monitor.noise_bound of the budget, and when to be below it again."
-        },
+        {"comment": "When noise was shown to exceed half of the budget, and when to be below it again."},
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
     model_version_id: Mapped[Int] = mapped_column(

@@ -99,7 +99,7 @@ class Discovery(Base):
     confirmed_at: Mapped[Time | None] = mapped_column(comment="When it was last confirmed.")
     expired_at: Mapped[Time | None] = mapped_column(comment="When it last expired.")
     waits_since: Mapped[Time | None] = mapped_column(
-        comment="Since when it is proven and waits for one of the discovery.most_slices slots; null if it does not wait."
+        comment="Since when it is proven and waits for one of the places of a model's discovered slices; null if it does not wait."
     )
     held: Mapped[bool] = mapped_column(
         Boolean,

@@ -299,8 +299,9 @@ class Tally(Base):
     )
     models: Mapped[Json] = mapped_column(
         server_default=text("'{}'"),
-        comment="By model, where requests name one: taken; of these, published, and lost by reason; the row of the"
-        " sidecar's table of counts, and the last number given to an exchange of it.",
+        comment="By model, where requests name one: taken; of these, thinned, published, and lost by reason; the row of the"
+        " sidecar's table of counts, and the last number given to an exchange of it; of a model that is not configured,"
+        " how many requests named it (unknown).",
     )
     streamed_at: Mapped[Time | None] = mapped_column(
         comment="When the stream stored it, by the server's clock; null if unknown."
