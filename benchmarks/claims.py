@@ -272,7 +272,7 @@ def passages(case: Case, alarm: float | Thresholds, runs: int, seed: int) -> Flo
             states,
             GroupSequence(
                 ends=np.arange(1, len(left) + 1) * _STEPS,
-                x=np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(-1, detector.width),
+                x=np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(-1, values.shape[-1]),
                 seen=np.ones(len(mass), dtype=np.bool_),
                 mass=mass,
                 at_us=np.tile((at + 1.0) * case.apart_us, len(left)),
