@@ -4,6 +4,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+from quantdrift.drift.evidence import header
+from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold import sessions as module
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.sessions import Sessions
@@ -14,6 +16,8 @@ pytestmark = pytest.mark.unit
 
 LENGTH_US = int(CONFIG.monitor.session_s * SECOND_US)
 TEMPLATE = batches(1)[0].comparisons[0]
+KEY = (TEMPLATE.model_version_id, FAINT_ID)
+BY_BUDGET, BY_CHANGE = SignalKey("flip", "budget"), SignalKey("flip", "change")
 
 
 def item(number: int, user: str, *, at_us: int, flip: float = 0.0, u1: float = 0.0) -> ComparisonRow:
@@ -95,8 +99,10 @@ def test_a_fold_that_stops_within_sessions_ends_in_the_same_bits() -> None:
     assert {row.key: row.items for row in open_.values()} == {row.key: row.items for row in whole.sessions}
 
 
-def test_a_session_that_was_boosted_is_thinned_to_the_common_rate() -> None:
-    """Whether a session is seen depends on its draw alone: a user in a boosted stratum counts no oftener."""
+def test_a_session_that_was_boosted_counts_with_its_weight_and_is_thinned_where_weights_cannot_be_used() -> (
+    None
+):
+    """The mean uses all that was replayed; a baseline sees a session by its draw alone, in whatever stratum it is."""
     policy = Policy(
         epoch="e",
         header_strata=(
@@ -109,7 +115,13 @@ def test_a_session_that_was_boosted_is_thinned_to_the_common_rate() -> None:
     late = item(99, "last", at_us=BEGIN_US + 2 * LENGTH_US, u1=0.5)
     seen = folded([item(1, "a", at_us=BEGIN_US, u1=0.05), late], catalog)
     unseen = folded([item(1, "a", at_us=BEGIN_US, u1=0.5), late], catalog)
-    assert (n_groups(seen), n_groups(unseen)) == (1, 0)
+    assert (n_groups(seen), n_groups(unseen)) == (1, 1)
+    weights = [fold.state.slices[KEY].watch.states[BY_BUDGET][header.W] for fold in (seen, unseen)]
+    assert weights == [pytest.approx(1 / 11), pytest.approx(1 / 11)], "c / pi1, c of the parts 0.1 and 1"
+    learned = [fold.state.slices[KEY].watch.states.get(BY_CHANGE) for fold in (seen, unseen)]
+    assert learned[0] is not None
+    assert learned[0][header.N_TOTAL] == 1
+    assert learned[1] is None
 
 
 def test_the_number_of_open_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_many_windows_have_the_estimates_of_each_to_the_bit() -> None:
     for row, factor, found in zip(sums, scale, interval.estimates(sums, scale), strict=True):
         alone = interval.estimate(row, factor)
         assert tuple(found) == (
-            (0, 0, 0, 0) if alone is None else (alone.mean, alone.low, alone.high, alone.n)
+            (0, 0, 0, 0, 0) if alone is None else (alone.mean, alone.low, alone.high, alone.n, alone.missing)
         )
 
 
