@@ -18,6 +18,7 @@ from rich.text import Text
 from examples.digits.model import Quality
 from examples.digits.watch import SliceState, Snapshot
 from examples.otlp_receiver import Event
+from quantdrift.core.notation import number
 
 _COLOURS = {"ok": "green", "warning": "yellow", "firing": "bold red", "unknown": "dim"}
 _ALERTS = ("warning", "firing")
@@ -208,7 +209,7 @@ def _place(attribute: str) -> tuple[int, str]:
 def _plain(value: object) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return number(value, 4) if isinstance(value, float) else str(value)
 
 
 def evidence_bar(ratio: float | None) -> str:

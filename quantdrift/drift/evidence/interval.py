@@ -26,6 +26,7 @@ Weights enter exactly; no variance of weights is approximated. The displayed mea
 apart from those of the tests, which use v = c / pi, c constant in a policy and different between policies.
 """
 
+import functools
 import math
 
 import msgspec
@@ -172,6 +173,13 @@ def estimate(sums: FloatArray, scale: float = 1.0) -> Estimate | None:
 
 def _missing(weight: float, n: float) -> int:
     """Return how many groups like the n so far, which weigh `weight` without their values, give an upper end below 1."""
+    each = weight / n if weight > 0.0 else 1.0
+    return max(1, math.ceil((_least_weight() - weight) / each))
+
+
+@functools.cache
+def _least_weight() -> float:
+    """Return the weight of groups without any value from which on the upper end is below 1."""
     chance = -_STEEP * np.abs(_LOG_FALLS - _LOG_FALLS[-1])
     below, needed = 0.0, _LOG / math.log1p(FALLS[0])
     for _ in range(2 * _STEPS):
@@ -180,8 +188,7 @@ def _missing(weight: float, n: float) -> int:
             below = middle
         else:
             needed = middle
-    each = weight / n if weight > 0.0 else 1.0
-    return max(1, math.ceil((needed - weight) / each))
+    return needed
 
 
 def estimates(sums: FloatArray, scale: FloatArray) -> FloatArray:
