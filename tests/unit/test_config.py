@@ -319,6 +319,22 @@ def test_another_address_with_the_same_port_is_taken(tmp_path: Path, listen: str
     assert str(read_address(config.sidecar.backend)) == backend
 
 
+def test_a_mistake_in_a_slice_hides_none_elsewhere(tmp_path: Path) -> None:
+    """Although `time` is a word in both lines."""
+    path = _file(
+        tmp_path,
+        '[capture]\ntime_zone = "Europe/Berln"\n[[slices]]\nname = "a"\ntime = "month"\n',
+    )
+    with pytest.raises(OperatorError) as raised:
+        load(path, {})
+    assert [
+        line.partition(".toml: ")[2].partition(" ")[0] for line in str(raised.value).splitlines()[1:]
+    ] == [
+        "slices[a].time",
+        "capture.time_zone",
+    ]
+
+
 def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
     """Wrong keys, wrong values and contradictions; each line names the file, the option and what is allowed."""
     (tmp_path / "models.d").mkdir()

@@ -89,6 +89,8 @@ def _models(document: Mapping[str, Any]) -> list[Any]:
 def _follows(problem: str, mistake: Mistake, names: Sequence[Any]) -> bool:
     """Return whether a contradiction may exist only because of a value that is reported already."""
     is_listed = mistake.keys[:1] in {("models",), ("slices",)}
+    if is_listed and not problem.startswith(("models", "slices")):
+        return False  # it shares a common word such as `time` with an option of a list, and nothing else
     section = "" if is_listed else "".join(f"{key}." for key in mistake.keys[:-1])
     if not any(re.search(rf"\b{re.escape(section + name)}\b", problem) for name in mistake.names):
         return False
