@@ -534,20 +534,17 @@ class FoldState:
 
     def _carry(self, key: Key, signal: SignalKey, state: FloatArray) -> None:
         """Move most of the budget's evidence of the version that was compared last to a new one of the same model."""
-        model = self.model(key[0])
-        found = [
-            (entry.last_us, other)
-            for other, entry in self.slices.items()
-            if other[1] == key[1]
-            and other != key
-            and self.model(other[0]) == model
-            and signal in entry.watch.states
-        ]
-        if found:
-            before = self.slices[max(found)[1]]
-            if BUDGET.carry(state, before.watch.states[signal], CARRIED):
-                before.watch.touched()
-                self.table.dirty[before.row] = True
+        before = max(self._earlier(key, signal), key=_last_compared, default=None)
+        if before is not None and BUDGET.carry(state, before.watch.states[signal], CARRIED):
+            before.watch.touched()
+            self.table.dirty[before.row] = True
+
+    def _earlier(self, key: Key, signal: SignalKey) -> Iterator[SliceState]:
+        """Yield the same slice of the other versions, where it has this signal."""
+        for version_id in self._last_us:
+            entry = self.slices.get((version_id, key[1]))
+            if entry is not None and version_id != key[0] and signal in entry.watch.states:
+                yield entry
 
     def _learner_state(self, key: Key, signal: SignalKey, budget: Budget) -> None:
         watch, learner = self.slices[key].watch, LEARNERS[signal.kind]
@@ -566,17 +563,10 @@ class FoldState:
 
     def _predecessor(self, key: Key, signal: SignalKey) -> int | None:
         """Return the version of the same model that was compared last and has a baseline for this signal."""
-        model = self.model(key[0])
-        found = [
-            (entry.last_us, version_id)
-            for (version_id, slice_id), entry in self.slices.items()
-            if slice_id == key[1]
-            and version_id != key[0]
-            and self.model(version_id) == model
-            and signal in entry.watch.states
-            and LEARNERS[signal.kind].live(entry.watch.states[signal])
-        ]
-        return max(found)[1] if found else None
+        learner = LEARNERS[signal.kind]
+        live = (entry for entry in self._earlier(key, signal) if learner.live(entry.watch.states[signal]))
+        before = max(live, key=_last_compared, default=None)
+        return None if before is None else before.key[0]
 
     def _import(self, row: BaselineRow) -> None:
         content: Mapping[str, float] = row.content or {}
@@ -626,3 +616,7 @@ def _state(stored: DetectorRow) -> FloatArray:
             f"a detector state in the store is of kind {stored.kind!r}, which this program does not know: upgrade it"
         )
     return load_state(stored.kind, stored.state, detector.size)
+
+
+def _last_compared(entry: SliceState) -> tuple[int, int]:
+    return entry.last_us, entry.key[0]
