@@ -26,7 +26,6 @@ from quantdrift.core.telemetry import (
     grpc_headers,
 )
 from quantdrift.monitor.compilation import compile_loops
-from quantdrift.monitor.dependence import SessionSearch
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
@@ -34,6 +33,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
 from quantdrift.monitor.sampling.publish import PolicyMaker
+from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership

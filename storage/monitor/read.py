@@ -14,7 +14,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
-from quantdrift.storage.monitor.dependence import found_sessions
 from quantdrift.storage.monitor.discovery_log import follow, followed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
 from quantdrift.storage.monitor.rows import (
@@ -37,6 +36,7 @@ from quantdrift.storage.monitor.rows import (
     from_us,
     to_us,
 )
+from quantdrift.storage.monitor.undeclared_sessions import found_sessions
 
 _HOUR: Final = timedelta(hours=1)
 

@@ -27,7 +27,7 @@ _FOUND: Final = text("""
 """)
 
 
-class TestedExchange(msgspec.Struct, frozen=True, kw_only=True):
+class ExchangeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The first item of an exchange; `outcome` is its divergence, or whether its decision differs."""
 
     model_version_id: int
@@ -58,10 +58,10 @@ async def newest_batch(connection: AsyncConnection) -> int:
 
 async def exchanges_between(
     connection: AsyncConnection, after: int, until: int, most: int
-) -> list[TestedExchange]:
+) -> list[ExchangeOutcome]:
     """Return the exchanges of the batches above `after`, up to `until`, at most `most`, in the order of storing."""
     rows = await connection.execute(_EXCHANGES, {"after": after, "until": until, "most": most})
-    return [TestedExchange(**{**row, "slice_ids": tuple(row["slice_ids"])}) for row in rows.mappings()]
+    return [ExchangeOutcome(**{**row, "slice_ids": tuple(row["slice_ids"])}) for row in rows.mappings()]
 
 
 async def session_evidence(connection: AsyncConnection, version_id: int) -> list[SessionEvidence]:

@@ -11,9 +11,11 @@ import pytest
 from benchmarks.bursts import bursts
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.process.run import Stop
-from quantdrift.monitor.dependence import SessionSearch
+from quantdrift.drift.dependence import LOOK, MOST_KEYS
+from quantdrift.monitor.session_search import SessionSearch, evidence_after
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import load_catalog
+from quantdrift.storage.monitor.undeclared_sessions import ExchangeOutcome
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.discovered_traffic import NOW, write_version
 
@@ -88,3 +90,24 @@ async def test_users_whose_requests_are_alike_are_found_and_named(
     await again.look()
     await again.look()
     assert await record.fetchval("select max(n_exchanges) from undeclared_session") == 2000
+
+
+def test_no_version_is_tested_on_more_attributes_than_the_bound_is_shared_out_over() -> None:
+    """Those of earlier looks go on; of the others as many as there is room for in all looks together."""
+    users, divergence = bursts(np.random.default_rng(1), LOOK, alike=0.0)
+    rows = [
+        ExchangeOutcome(
+            model_version_id=1,
+            exchange_id=str(place),
+            captured_at=NOW,
+            slice_ids=(1,),
+            attributes={f"header.x-{number:02}": user for number in range(20)},
+            outcome=float(divergence[place]),
+        )
+        for place, user in enumerate(users)
+    ]
+    known = {f"header.x-{number:02}" for number in range(19, 19 - MOST_KEYS + 1, -1)}
+    assert len(known) == MOST_KEYS - 1
+    names = [row.attribute for row in evidence_after(rows, {}, known, {1})]
+    assert len(names) == MOST_KEYS
+    assert known < set(names)

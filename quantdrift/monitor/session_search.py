@@ -8,7 +8,8 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Set as AbstractSet
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -19,26 +20,31 @@ from quantdrift.drift.dependence import (
     LEAST_EXCHANGES,
     LOOK,
     MOST_KEYS,
+    MOST_SLICES,
     could_be_session,
     log_evidence,
     log_threshold,
 )
 from quantdrift.monitor.fold.verdict import looks_like_sessions
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.dependence import (
+from quantdrift.storage.monitor.read import read_catalog
+from quantdrift.storage.monitor.rows import Catalog
+from quantdrift.storage.monitor.undeclared_sessions import (
+    ExchangeOutcome,
     SessionEvidence,
-    TestedExchange,
     exchanges_between,
     newest_batch,
     session_evidence,
     write_session_evidence,
 )
-from quantdrift.storage.monitor.read import read_catalog
-from quantdrift.storage.monitor.rows import Catalog
 
 EVERY_S: Final = 60.0
 _MOST_READ: Final = 20_000  # exchanges in a turn; of more, the rest is not tested
+_MOST_WAITING: Final = (
+    100_000  # exchanges of versions that have fewer than a look needs: then all of them are dropped
+)
 _LOG = logging.getLogger(__name__)
+_Tested = TypeVar("_Tested", int, str)
 
 
 class SessionSearch:
@@ -60,7 +66,7 @@ class SessionSearch:
         self._wait_s = wait_s
         self._batch: int | None = None
         self._due_s = 0.0
-        self._waiting: dict[int, list[TestedExchange]] = {}
+        self._waiting: dict[int, list[ExchangeOutcome]] = {}
 
     async def turn(self) -> None:
         """Search once a minute while this process leads, then wait for `wait_s`.
@@ -92,6 +98,8 @@ class SessionSearch:
             for row in rows:
                 self._waiting.setdefault(row.model_version_id, []).append(row)
             ready = {version: rows for version, rows in self._waiting.items() if len(rows) >= LOOK}
+            if sum(map(len, self._waiting.values())) > _MOST_WAITING:
+                self._waiting.clear()
             if not ready:
                 return
             catalog = await read_catalog(connection, wanted=())
@@ -101,14 +109,14 @@ class SessionSearch:
             for begin in range(0, n, LOOK):
                 await self._test(version_id, rows[begin : begin + LOOK], catalog)
 
-    async def _test(self, version_id: int, rows: Sequence[TestedExchange], catalog: Catalog) -> None:
+    async def _test(self, version_id: int, rows: Sequence[ExchangeOutcome], catalog: Catalog) -> None:
         everything = {row.id for row in catalog.slices.values() if row.predicate == EVERYTHING}
         async with self._database.begin() as connection:
             before = {
                 (row.slice_id, row.attribute): row for row in await session_evidence(connection, version_id)
             }
             known = {attribute for _, attribute in before}
-            after = await asyncio.to_thread(lambda: list(tested(rows, before, known, everything)))
+            after = await asyncio.to_thread(lambda: list(evidence_after(rows, before, known, everything)))
             await write_session_evidence(connection, after)
         version = catalog.versions[version_id]
         for row in after:
@@ -122,8 +130,8 @@ class SessionSearch:
                 )
 
 
-def tested(
-    rows: Sequence[TestedExchange],
+def evidence_after(
+    rows: Sequence[ExchangeOutcome],
     before: Mapping[tuple[int, str], SessionEvidence],
     known: set[str],
     everything: set[int],
@@ -143,16 +151,18 @@ def tested(
     """
     named = sorted({key for row in rows for key in row.attributes}, key=lambda key: (key not in known, key))
     keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in rows])]
+    keys = _admitted(keys, known, MOST_KEYS)
     members: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         for slice_id in row.slice_ids:
             members.setdefault(slice_id, []).append(place)
     outcome = np.array([row.outcome for row in rows])
     ties = np.array([_uniform(row.exchange_id) for row in rows])
-    for key in keys[:MOST_KEYS]:
-        for slice_id, places in sorted(members.items()):
-            if len(places) < LEAST_EXCHANGES:
-                continue
+    large = [slice_id for slice_id, places in sorted(members.items()) if len(places) >= LEAST_EXCHANGES]
+    slice_ids = _admitted(large, {slice_id for slice_id, _ in before}, MOST_SLICES)
+    for key in keys:
+        for slice_id in slice_ids:
+            places = members[slice_id]
             values = [rows[place].attributes.get(key, "") for place in places]
             gained = log_evidence(values, outcome[places], ties[places])
             last, now = before.get((slice_id, key)), rows[-1].captured_at
@@ -169,6 +179,16 @@ def tested(
                 tested_at=now,
                 found_at=found_at or (now if total >= threshold else None),
             )
+
+
+def _admitted(wanted: Sequence[_Tested], known: AbstractSet[_Tested], most: int) -> list[_Tested]:
+    """Return what is tested: what was tested before, and others while there are fewer than `most` of all looks together.
+
+    The bound is shared out over so many tests of a version, not of a look.
+    """
+    free = most - len(known)
+    new = [one for one in wanted if one not in known]
+    return [one for one in wanted if one in known] + new[: max(free, 0)]
 
 
 def _uniform(exchange_id: str) -> float:
