@@ -167,3 +167,26 @@ def test_what_is_not_found_in_time_is_not_guessed() -> None:
     half = simulate(flips(0.03), budget=0.01, allowance=SAMPLE_CLOCK, most=600)
     assert half.p10 is not None
     assert half.p90 is None
+
+
+@pytest.mark.parametrize("spread", [0.5, 1.0])
+def test_equal_shares_of_the_allowance_cost_the_fewest_answers(spread: float) -> None:
+    """Shares by traffic need more answers and more days until changes are found; shares by rarity need more answers.
+
+    200 slices, each as likely to go bad, whose traffic falls with the power `spread` of their rank: replays until the
+    optimum detector pages, summed over slices, and days, averaged over slices.
+    """
+    per_day = np.arange(1.0, 201.0) ** -spread
+    per_day *= 2e5 / per_day.sum()
+
+    def cost(shares: FloatArray) -> tuple[float, float]:
+        gamma = shares / shares.sum() / (30 * per_day)
+        needed = np.array([optimum(0.01, 0.03, 10.0 / each) for each in gamma])
+        return float(needed.sum()), float((needed / per_day).mean())
+
+    answers, days = cost(np.ones(200))
+    answers_by_traffic, days_by_traffic = cost(per_day)
+    answers_by_rarity, days_by_rarity = cost(1 / per_day)
+    assert answers < min(answers_by_traffic, answers_by_rarity)
+    assert days < days_by_traffic
+    assert days_by_rarity == pytest.approx(days, rel=0.03)  # the most that days could gain
