@@ -340,7 +340,7 @@ def test_a_move_that_may_be_chance_is_not_split_into_parts_that_may_be_chance() 
     )
     (said,) = sentences(found, Metric.DIVERGENCE, BUDGET.kind, Task.CLASSIFICATION)
     assert said == (
-        "Over all traffic nothing moved beyond chance, although traffic that is new or was rare before raised it:"
+        "Over all traffic the mean did not move beyond chance, but a part of it did:"
         " +0.00292 nat (standard error 0.0005) by traffic that is new or was rare before."
     )
 

@@ -292,8 +292,9 @@ def _over_all_traffic(explanation: Explanation, unit: str) -> str:
             for value, se, where in parts
             if value and not _by_chance(value, se)
         ]
-        although = f", although {raised}: {', '.join(seen)}" if raised and seen else ""
-        return f"Over all traffic nothing moved beyond chance{although}."
+        if raised and seen:
+            return f"Over all traffic the mean did not move beyond chance, but a part of it did: {', '.join(seen)}."
+        return "Over all traffic nothing moved beyond chance."
     text = (_AGAINST if raised and move <= 0 else _AGGREGATE[explanation.aggregate_cause or ""]).format(
         raised=raised,
         move=_amount(move, explanation.aggregate_move_se, unit=unit),
