@@ -26,6 +26,7 @@ from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.expired import ExpiredCount
@@ -127,7 +128,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 )
         async with Database(secrets.dsn) as database:
             known_slices = await _connected(Writer(database, clock).slices, stop)
-            queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
+            queue = await _connected(
+                lambda: Queue.connect(config.stream, client_name=name, role=NatsRole.SHADOW), stop
+            )
             if known_slices is None or queue is None:
                 return 0
             health.database_answered()

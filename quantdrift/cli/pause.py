@@ -97,9 +97,10 @@ def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
 
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.keyvalue import KeyValue
+    from quantdrift.core.stream.rights import NatsRole
 
     async def run() -> Pause:
-        queue = await Queue.connect(config.stream, client_name="quantdrift-pause")
+        queue = await Queue.connect(config.stream, client_name="quantdrift-pause", role=NatsRole.OPERATOR)
         try:
             bucket = KeyValue(queue, config.stream, purpose=KEY)
             entry = await bucket.get(KEY)

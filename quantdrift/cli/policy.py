@@ -136,8 +136,9 @@ def at_data(config: Config, data: Path | None) -> Config:
 async def _read(config: Config) -> BucketContents:
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.keyvalue import KeyValue
+    from quantdrift.core.stream.rights import NatsRole
 
-    queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
+    queue = await Queue.connect(config.stream, client_name="quantdrift-policy", role=NatsRole.OPERATOR)
     try:
         bucket = KeyValue(queue, config.stream)
         entry, summary = await bucket.get(POLICY_KEY), await bucket.get(SUMMARY_KEY)

@@ -167,10 +167,11 @@ async def _stream(config: Config, data: Path | None) -> "tuple[dict[str, Waiting
     from quantdrift.core.stream.backlog import read_backlog, read_waiting
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.keyvalue import KeyValue
+    from quantdrift.core.stream.rights import NatsRole
 
     try:
         config = at_data(config, data)
-        queue = await Queue.connect(config.stream, client_name="quantdrift-status")
+        queue = await Queue.connect(config.stream, client_name="quantdrift-status", role=NatsRole.OPERATOR)
     except (RetryError, OperatorError) as error:
         return None, 0.0, Pause(), f"{error}: no exchange passes from the sidecars to the shadow"
     try:

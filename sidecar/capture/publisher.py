@@ -19,6 +19,7 @@ from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.core.stream.connection import PUBLISH_TIMEOUT_S, Queue, StreamFullError, TooLargeError
 from quantdrift.core.stream.numbering import Numbered
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.sidecar.capture.rate_limits import RateLimits
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
@@ -180,7 +181,10 @@ class Publisher:
         while self._queue is None:
             try:
                 self._queue = await Queue.connect(
-                    stream, client_name="quantdrift-sidecar", publish_timeout_s=self._publish_timeout_s
+                    stream,
+                    client_name="quantdrift-sidecar",
+                    role=NatsRole.SIDECAR,
+                    publish_timeout_s=self._publish_timeout_s,
                 )
             except (RetryError, OperatorError) as error:
                 if not is_logged:

@@ -19,9 +19,13 @@ class Stream(Section, frozen=True, kw_only=True):
             "`quantdrift up` starts a server of its own."
         ),
     ] = "nats://127.0.0.1:4222"
-    credentials_file: Annotated[str, about("NATS credentials (.creds). Empty: the server asks for none.")] = (
-        ""
-    )
+    credentials_file: Annotated[
+        str,
+        about(
+            "NATS credentials (.creds), or the key of a user (.nk), such as `quantdrift setup nats` creates. "
+            "Empty: the server asks for none."
+        ),
+    ] = ""
     ca_file: Annotated[
         str,
         about("CA certificates (PEM) that verify the server; requires TLS. Empty: the system's."),

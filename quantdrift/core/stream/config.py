@@ -1,12 +1,16 @@
 """Configuration of the two streams: subjects, limits, and behaviour when they are full."""
 
+import logging
 from urllib.parse import quote, unquote
 
+import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from quantdrift.core.config.schema import MIB, Stream
+
+_LOG = logging.getLogger(__name__)
 
 _DUPLICATE_WINDOW_S = 120.0  # far above two publish timeouts: a retried publish is stored once
 _TALLY_AGE_S = 86_400.0
@@ -72,6 +76,8 @@ def tally_stream(stream: Stream) -> StreamConfig:
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:
     """Create the stream, or update the limits of an existing one to `wanted`; its other settings stay.
 
+    A user without the right to update it gets no answer from the server. Then the stream keeps its limits, with a warning.
+
     Raises
     ------
     nats.js.errors.APIError
@@ -93,4 +99,12 @@ async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) ->
         key: getattr(wanted, key) for key in _OURS if getattr(info.config, key) != getattr(wanted, key)
     }
     if changed:
-        await jetstream.update_stream(info.config, **changed)
+        try:
+            await jetstream.update_stream(info.config, **changed)
+        except nats.errors.TimeoutError:
+            _LOG.warning(
+                "the stream %s keeps its %s: NATS did not answer to the change, perhaps because this user may not make it;"
+                " `quantdrift setup nats --apply` makes it",
+                name,
+                ", ".join(changed),
+            )

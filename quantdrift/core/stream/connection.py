@@ -13,8 +13,9 @@ import hashlib
 import logging
 import ssl
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import nats.errors
 import nats.js.errors
@@ -22,7 +23,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, Header, StreamConfig
 
 from quantdrift.core.config.schema import MIB, Stream
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.stream.config import (
     create_or_update,
     exchange_stream,
@@ -35,6 +36,7 @@ from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_wor
 from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
 from quantdrift.core.stream.publish import Acknowledged
+from quantdrift.core.stream.rights import NatsRole, inbox
 from quantdrift.core.tls import Tls
 
 _DURABLE = "shadow"
@@ -178,6 +180,8 @@ _PING_S = 10  # after three without an answer the connection counts as lost
 _UNSENT_BYTES = 8 * MIB  # with more unsent data in the client, the server does not read
 _HEADER_BYTES = 512  # headers count towards the payload limit
 _LEAST_KEPT_S = 86_400.0
+_DENIED = "permissions violation"
+_SEED = b"SU"
 
 PUBLISH_TIMEOUT_S = 5.0
 """Longest wait for an acknowledgement: a sidecar's two tries fit into the 20 s that it has left after its drain delay."""
@@ -192,14 +196,21 @@ class Queue:
     ----------
     client_name
         Name in the server's monitoring.
+    role
+        Whose rights the connection needs; its answers come to the inbox of this role.
     publish_timeout_s
         Longest wait for the acknowledgement of one message.
     """
 
     def __init__(
-        self, stream: Stream, client_name: str, publish_timeout_s: float = PUBLISH_TIMEOUT_S
+        self,
+        stream: Stream,
+        client_name: str,
+        role: NatsRole = NatsRole.ADMIN,
+        publish_timeout_s: float = PUBLISH_TIMEOUT_S,
     ) -> None:
         self._stream = stream
+        self._role = role
         self._tls = Tls.of_stream(stream)
         self._client_name = client_name
         self._publish_timeout_s = publish_timeout_s
@@ -212,7 +223,12 @@ class Queue:
 
     @classmethod
     async def connect(
-        cls, stream: Stream, *, client_name: str, publish_timeout_s: float = PUBLISH_TIMEOUT_S
+        cls,
+        stream: Stream,
+        *,
+        client_name: str,
+        role: NatsRole = NatsRole.ADMIN,
+        publish_timeout_s: float = PUBLISH_TIMEOUT_S,
     ) -> Self:
         """Connect; afterwards lost connections are restored automatically.
 
@@ -223,7 +239,7 @@ class Queue:
         OperatorError
             The credentials or certificates cannot be used.
         """
-        queue = cls(stream, client_name, publish_timeout_s)
+        queue = cls(stream, client_name, role, publish_timeout_s)
         await queue._open()
         return queue
 
@@ -379,11 +395,10 @@ class Queue:
 
         async def note(problem: Exception) -> None:
             problems[:] = [problem]
-            if client.is_reconnecting and isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)):
-                why = self._in_words(problem)
-                if why not in logged:
-                    _LOG.warning("NATS at %s is not reachable: %s", self._stream.address, why)
-                    logged.add(why)
+            why = self._worth_a_warning(client, problem)
+            if why and why not in logged:
+                _LOG.warning("NATS at %s %s", self._stream.address, why)
+                logged.add(why)
 
         async def lost() -> None:
             self._back.clear()
@@ -409,7 +424,8 @@ class Queue:
                     ping_interval=_PING_S,
                     max_outstanding_pings=2,
                     pending_size=_UNSENT_BYTES,
-                    user_credentials=self._stream.credentials_file or None,
+                    inbox_prefix=inbox(self._stream.name, self._role),
+                    **_credentials(self._stream.credentials_file),
                 )
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
@@ -421,6 +437,14 @@ class Queue:
             raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
         self._client = client
         self._connected_again()
+
+    def _worth_a_warning(self, client: Client, problem: Exception) -> str:
+        """Return what a person must hear of a problem on the connection; empty: nothing."""
+        if _DENIED in str(problem).lower():
+            return f"refuses: {in_words(problem)}; `quantdrift setup nats` prints the rights of each role"
+        if client.is_reconnecting and isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)):
+            return f"is not reachable: {self._in_words(problem)}"
+        return ""
 
     def _in_words(self, error: Exception) -> str:
         return self._tls.in_words(error) if isinstance(error, ssl.SSLError) else in_words(error)
@@ -469,3 +493,15 @@ class Queue:
                 if self._acknowledged is None or self._acknowledged.client is not client:
                     self._acknowledged = await Acknowledged.open(client)
         return self._acknowledged
+
+
+def _credentials(path: str) -> dict[str, Any]:
+    """Return the library's option for a file with credentials (.creds), or with the bare key of a user (.nk)."""
+    if not path:
+        return {}
+    try:
+        with Path(path).open("rb") as file:
+            is_key = file.read(len(_SEED)) == _SEED
+    except OSError as error:
+        raise OperatorError(f"stream.credentials_file {path}: {os_error_text(error)}") from error
+    return {"nkeys_seed" if is_key else "user_credentials": path}

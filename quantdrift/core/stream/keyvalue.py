@@ -72,11 +72,23 @@ class KeyValue:
             The server is away, has no room, or refuses.
         """
         # Create it first: watchers subscribe to the same subject, so the server reports no error if no stream has it.
+        await self.ensure()
+        jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
+        async with mapped():
+            stored = await jetstream.publish(self._subject(key), value)
+        return int(stored.seq)
+
+    async def ensure(self) -> None:
+        """Create the bucket, or update its limits. Idempotent.
+
+        Raises
+        ------
+        RetryError
+            The server is away, has no room, or refuses.
+        """
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
             await create_or_update(jetstream, self._config())
-            stored = await jetstream.publish(self._subject(key), value)
-        return int(stored.seq)
 
     async def get(self, key: str) -> Entry | None:
         """Return the value of a key; None if there is none, it was deleted or expired, or there is no bucket.

@@ -32,6 +32,7 @@ from quantdrift.core.sampling.rates import POLICY_S, POLICY_VALID_S
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.telemetry import (
     LAG_FACTOR,
     POLICY_PUBLISHED,
@@ -142,7 +143,9 @@ class PolicyMaker:
 
     async def _connected(self) -> KeyValue:
         if self._bucket is None:
-            self._queue = await Queue.connect(self._config.stream, client_name="quantdrift-monitor")
+            self._queue = await Queue.connect(
+                self._config.stream, client_name="quantdrift-monitor", role=NatsRole.MONITOR
+            )
             self._bucket = KeyValue(self._queue, self._config.stream, POLICY_VALID_S)
         return self._bucket
 

@@ -1,0 +1,96 @@
+"""The rights that each role needs at NATS.
+
+With these rights a stolen key of a sidecar can publish exchanges and tallies and read the sampling policy. It cannot read,
+delete or redirect what other sidecars captured: that needs a consumer of the stream, or the inbox of a shadow worker. JetStream
+lets whoever may create or update a stream copy any other stream of the account into it. So only the shadow, which reads the
+exchanges anyway, and the administrator may do that.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+_API = "$JS.API"
+
+
+class NatsRole(StrEnum):
+    """Who connects to NATS: each role has its own rights and its own inbox."""
+
+    SIDECAR = "sidecar"
+    SHADOW = "shadow"
+    MONITOR = "monitor"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+class Rights(msgspec.Struct, frozen=True, kw_only=True):
+    """Subjects that a role may publish to and subscribe to; everything else is refused."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+PURPOSES: Final[Mapping[NatsRole, str]] = {
+    NatsRole.SIDECAR: "publishes exchanges and tallies, reads policy and pause",
+    NatsRole.SHADOW: "reads exchanges and tallies, creates and updates both streams",
+    NatsRole.MONITOR: "reads how much waits, publishes the policy",
+    NatsRole.OPERATOR: "people and commands: status, pause and resume",
+    NatsRole.ADMIN: "`quantdrift setup nats --apply`: creates streams and buckets",
+}
+"""What each role does, in words."""
+
+
+def inbox(name: str, role: NatsRole) -> str:
+    """Return the prefix of the subjects at which a role gets its answers, without a dot at the end."""
+    return f"_INBOX.{name}.{role}"
+
+
+def rights(name: str, role: NatsRole) -> Rights:
+    """Return what a role may do.
+
+    Parameters
+    ----------
+    name
+        `stream.name`.
+    """
+    exchanges, tallies = name, f"{name}-tally"
+    policy, pause = f"KV_{name}-policy", f"KV_{name}-pause"
+    known = tuple(f"{_API}.STREAM.INFO.{stream}" for stream in (exchanges, tallies, policy, pause))
+    read_buckets = tuple(f"{_API}.DIRECT.GET.{bucket}.$KV.{bucket[3:]}.>" for bucket in (policy, pause))
+    buckets = (f"$KV.{name}-policy.>", f"$KV.{name}-pause.>")
+    own = (f"{inbox(name, role)}.>",)
+    match role:
+        case NatsRole.SIDECAR:
+            return Rights(
+                publish=(f"{name}.exchange.>", f"{name}.tally.>", *read_buckets),
+                subscribe=(*own, *buckets),
+            )
+        case NatsRole.SHADOW:
+            each = tuple(
+                f"{_API}.{call}.{stream}{rest}"
+                for stream in (exchanges, tallies)
+                for call, rest in (
+                    ("STREAM.CREATE", ""),
+                    ("STREAM.UPDATE", ""),
+                    ("CONSUMER.CREATE", ".>"),
+                    ("CONSUMER.DURABLE.CREATE", ".>"),
+                    ("CONSUMER.INFO", ".*"),
+                    ("CONSUMER.MSG.NEXT", ".*"),
+                )
+            )
+            acks = tuple(f"$JS.ACK.{stream}.>" for stream in (exchanges, tallies))
+            return Rights(publish=(*known[:2], *each, *acks), subscribe=own)
+        case NatsRole.MONITOR:
+            return Rights(
+                publish=(*known, f"{_API}.CONSUMER.INFO.{exchanges}.*", *read_buckets, buckets[0]),
+                subscribe=own,
+            )
+        case NatsRole.OPERATOR:
+            return Rights(
+                publish=(*known, f"{_API}.CONSUMER.INFO.{exchanges}.*", *read_buckets, buckets[1]),
+                subscribe=(*own, *buckets),
+            )
+        case NatsRole.ADMIN:
+            return Rights(publish=(f"{_API}.>",), subscribe=own)

@@ -1,0 +1,233 @@
+"""The rights of each role at a real NATS server: what it can do, and what a stolen key cannot."""
+
+import asyncio
+import logging
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import nats
+import nats.errors
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from quantdrift.cli.setup import configuration, keys
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.process.child import ending_with_parent
+from quantdrift.core.process.nats_server import find_program
+from quantdrift.core.sampling.pause import KEY as PAUSE
+from quantdrift.core.sampling.rates import POLICY_VALID_S
+from quantdrift.core.stream.backlog import read_backlog, read_waiting
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.keyvalue import KeyValue
+from quantdrift.core.stream.rights import NatsRole, inbox
+from tests.support.commands import invoked, started
+
+pytestmark = pytest.mark.integration
+
+SECRET = b"what a patient sent"
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    """Run a server with the users that `quantdrift setup nats` prints, and let the command create the streams."""
+    config_path = tmp_path / "config.toml"
+    config_path.write_text("[sidecar]\n")
+    printed = invoked("setup", "nats", directory=tmp_path)
+    assert printed.returncode == 0, printed.stderr
+    (tmp_path / "nats.conf").write_text(
+        f'host: "127.0.0.1"\nport: -1\nports_file_dir: "{tmp_path}"\n'
+        f'jetstream {{ store_dir: "{tmp_path / "store"}" }}\nauthorization {{\n{printed.stdout}\n}}\n'
+    )
+    process = subprocess.Popen(  # noqa: ASYNC220 - a moment
+        ending_with_parent([str(find_program()), "-c", str(tmp_path / "nats.conf")]),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        ports = tmp_path / f"nats-server_{process.pid}.ports"
+        async with asyncio.timeout(30):
+            while not (ports.exists() and ports.read_bytes().rstrip().endswith(b"}")):
+                await asyncio.sleep(0.01)
+        address = msgspec.json.decode(ports.read_bytes())["nats"][0]
+        config_path.write_text(f'[stream]\nurl = "{address}"\n')
+        applied = await asyncio.to_thread(started, "setup", "nats", "--apply", directory=tmp_path)
+        assert applied.returncode == 0, applied.stderr
+        yield Stream(url=address)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def of(stream: Stream, role: NatsRole, tmp_path: Path) -> Stream:
+    """Return the configuration of a role, with its key."""
+    return msgspec.structs.replace(stream, credentials_file=str(tmp_path / "nats-keys" / f"{role}.nk"))
+
+
+async def test_each_role_can_do_its_work(
+    stream: Stream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From capture to acknowledgement, with policy and pause, and the server refuses nothing."""
+    caplog.set_level(logging.WARNING)
+    queues = {
+        role: await Queue.connect(of(stream, role, tmp_path), client_name=role, role=role)
+        for role in NatsRole
+        if role is not NatsRole.ADMIN
+    }
+    sidecar, shadow = queues[NatsRole.SIDECAR], queues[NatsRole.SHADOW]
+    monitor, operator = queues[NatsRole.MONITOR], queues[NatsRole.OPERATOR]
+    try:
+        await sidecar.publish_exchange("tumour", "e1", SECRET)
+        await sidecar.publish_tally("pod", "boot", 1, b"{}")
+        await shadow.ensure()
+        assert await shadow.models() == {"tumour"}
+        for queue in (monitor, operator):
+            assert (await read_backlog(queue)).n_messages == 1
+            assert (await read_waiting(queue, ["tumour"]))["tumour"].n_messages == 1
+        for kind in ("exchange", "tally"):
+            consumer = await shadow.consumer(
+                kind, ack_wait_s=10.0, model="tumour" if kind == "exchange" else None
+            )
+            (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=10.0)
+            await delivery.in_progress()
+            await delivery.ack()
+            assert await consumer.pending() == 0
+        await KeyValue(monitor, stream, POLICY_VALID_S).put("directive", b"policy")
+        await KeyValue(operator, stream, purpose=PAUSE).put(PAUSE, b"pause")
+        for purpose, key, value in (("policy", "directive", b"policy"), (PAUSE, PAUSE, b"pause")):
+            entry = await anext(KeyValue(sidecar, stream, purpose=purpose).watch(key))
+            assert entry is not None
+            assert entry.value == value
+        assert not caplog.records
+    finally:
+        for queue in queues.values():
+            await queue.close()
+
+
+async def _answer(client: Client, subject: str, payload: bytes = b"") -> bytes | None:
+    """Return what the server answers to a request; None where it refuses it."""
+    try:
+        return bytes((await client.request(subject, payload, timeout=1.0)).data)
+    except nats.errors.TimeoutError:
+        return None
+
+
+async def test_the_key_of_a_sidecar_reads_and_removes_nothing_that_was_captured(
+    stream: Stream, tmp_path: Path
+) -> None:
+    """Every way to a captured exchange that JetStream has is refused, and so are forged policies and pauses."""
+    publisher = await Queue.connect(
+        of(stream, NatsRole.SIDECAR, tmp_path), client_name="sidecar", role=NatsRole.SIDECAR
+    )
+    await publisher.publish_exchange("tumour", "e1", SECRET)
+    await publisher.close()
+    name = stream.name
+    leak = f"_INBOX.{name}.sidecar.leak"
+    push = {"stream_name": name, "config": {"deliver_subject": leak, "ack_policy": "none"}}
+    copied = {"name": "copy", "subjects": ["mine.>"], "sources": [{"name": name}], "storage": "memory"}
+    denied: list[Exception] = []
+
+    async def note(problem: Exception) -> None:
+        denied.append(problem)
+
+    client = await nats.connect(
+        stream.url,
+        nkeys_seed=str(tmp_path / "nats-keys" / "sidecar.nk"),
+        inbox_prefix=inbox(name, NatsRole.SIDECAR),
+        error_cb=note,
+    )
+    heard: list[Msg] = []
+
+    async def hear(message: Msg) -> None:
+        heard.append(message)
+
+    try:
+        for subject in (">", f"{name}.exchange.>", f"_INBOX.{name}.shadow.>", "_INBOX.>", leak):
+            await client.subscribe(subject, cb=hear)
+        attacks = {
+            f"$JS.API.STREAM.MSG.GET.{name}": b'{"seq":1}',
+            f"$JS.API.DIRECT.GET.{name}": b'{"seq":1}',
+            f"$JS.API.CONSUMER.CREATE.{name}": msgspec.json.encode(push),
+            f"$JS.API.CONSUMER.MSG.NEXT.{name}.shadow-tumour": b"1",
+            "$JS.API.STREAM.CREATE.copy": msgspec.json.encode(copied),
+            f"$JS.API.STREAM.UPDATE.{name}": msgspec.json.encode({"name": name, "republish": {"dest": leak}}),
+            f"$JS.API.STREAM.PURGE.{name}": b"",
+            f"$JS.API.STREAM.DELETE.{name}": b"",
+            f"$JS.API.STREAM.MSG.DELETE.{name}": b'{"seq":1}',
+            f"$JS.ACK.{name}.shadow-tumour.1.1.1.1.1": b"+ACK",
+            f"$KV.{name}-policy.directive": b"forged",
+            f"$KV.{name}-pause.pause": b"forged",
+        }
+        answers = await asyncio.gather(*(_answer(client, *attack) for attack in attacks.items()))
+        refused = "\n".join(str(problem) for problem in denied)
+        assert set(answers) == {None}
+        assert all(subject.lower() in refused.lower() for subject in attacks)
+        assert not heard
+    finally:
+        await client.close()
+    monitor = await Queue.connect(
+        of(stream, NatsRole.MONITOR, tmp_path), client_name="m", role=NatsRole.MONITOR
+    )
+    assert (await read_backlog(monitor)).n_messages == 1
+    await monitor.close()
+
+
+@pytest.mark.parametrize("role", [NatsRole.MONITOR, NatsRole.OPERATOR])
+async def test_monitor_and_operator_cannot_read_what_was_captured(
+    stream: Stream, tmp_path: Path, role: NatsRole
+) -> None:
+    """They see how much waits, and cannot read a message, nor copy the stream into one that they may read."""
+    client = await nats.connect(
+        stream.url,
+        nkeys_seed=str(tmp_path / "nats-keys" / f"{role}.nk"),
+        inbox_prefix=inbox(stream.name, role),
+        error_cb=_ignore,
+    )
+    bucket = f"KV_{stream.name}-policy"
+    source = {"name": bucket, "subjects": [f"$KV.{stream.name}-policy.>"], "sources": [{"name": stream.name}]}
+    attacks = {
+        f"$JS.API.STREAM.MSG.GET.{stream.name}": b'{"seq":1}',
+        f"$JS.API.CONSUMER.CREATE.{stream.name}": b"{}",
+        f"$JS.API.STREAM.UPDATE.{bucket}": msgspec.json.encode(source),
+        f"{stream.name}.exchange.tumour": b"forged",
+    }
+    try:
+        answers = await asyncio.gather(*(_answer(client, *attack) for attack in attacks.items()))
+    finally:
+        await client.close()
+    assert set(answers) == {None}
+
+
+async def _ignore(_: Exception) -> None:
+    """Do nothing: the test waits for the refusals."""
+
+
+async def test_a_refused_right_is_named_in_the_log(
+    stream: Stream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names the subject, and the command that prints the rights, once."""
+    caplog.set_level(logging.WARNING)
+    queue = await Queue.connect(
+        of(stream, NatsRole.SIDECAR, tmp_path), client_name="sidecar", role=NatsRole.SIDECAR
+    )
+    live = await queue.live()
+    for _ in range(2):
+        await live.publish(f"$KV.{stream.name}-policy.directive", b"forged")
+        await live.flush()
+    async with asyncio.timeout(10):
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+    await queue.close()
+    (record,) = caplog.records
+    assert "directive" in record.getMessage()
+    assert "quantdrift setup nats" in record.getMessage()
+
+
+def test_keys_are_created_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:
+    """A second run prints the same configuration."""
+    first = keys(tmp_path / "nats-keys")
+    assert keys(tmp_path / "nats-keys") == first
+    assert configuration("quantdrift", first) == configuration("quantdrift", keys(tmp_path / "nats-keys"))
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "nats-keys").iterdir()} == {0o600}
+    assert len(set(first.values())) == len(NatsRole)
