@@ -2,24 +2,38 @@
 
 import logging
 import sys
+import traceback
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.text import plain_lines
 
 MOST: Final = 20  # warnings of one kind
 WINDOW_S: Final = 60.0
 
 
-class _JsonFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """Writes no control characters, and of an exception where it was raised: its message may quote users' data."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain_lines(super().format(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is of the standard library
+        kind, _, trace = ei
+        frames = "".join(traceback.format_tb(trace))
+        return f"Traceback (most recent call last):\n{frames}{kind.__name__ if kind else 'no exception'}"
+
+
+class _JsonFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": plain_lines(record.getMessage()),
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
@@ -74,7 +88,7 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     handler.setFormatter(
         _JsonFormatter()
         if as_json
-        else logging.Formatter(f"%(asctime)s {role:<8} %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+        else _Formatter(f"%(asctime)s {role:<8} %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
     )
     handler.addFilter(Sparse(SystemClock()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

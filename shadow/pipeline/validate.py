@@ -8,12 +8,13 @@ import msgspec
 from quantdrift.core.codec import decode_exchange, decode_tally
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Sampling, StratumCount, Tally
+from quantdrift.core.text import plain
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
 def read_exchange(wire: bytes) -> Exchange:
-    """Return the exchange in `wire`, with the NUL characters of its texts replaced: Postgres cannot store them.
+    """Return the exchange in `wire`, with texts that are safe to store and to show.
 
     Raises
     ------
@@ -36,18 +37,18 @@ def read_exchange(wire: bytes) -> Exchange:
     return msgspec.structs.replace(
         exchange,
         captured_at=exchange.captured_at.astimezone(UTC),
-        source=_clean(exchange.source),
-        model=_clean(exchange.model),
-        version=_clean(exchange.version),
-        group=_clean(exchange.group),
-        attributes={_clean(key): _clean(value) for key, value in exchange.attributes.items()},
-        trace=_clean(exchange.trace),
+        source=plain(exchange.source),
+        model=plain(exchange.model),
+        version=plain(exchange.version),
+        group=plain(exchange.group),
+        attributes={plain(key): plain(value) for key, value in exchange.attributes.items()},
+        trace=plain(exchange.trace),
         sampling=_clean_sampling(sampling),
     )
 
 
 def read_tally(wire: bytes) -> Tally:
-    """Return the tally in `wire`, with the NUL characters of its texts replaced: Postgres cannot store them.
+    """Return the tally in `wire`, with texts that are safe to store and to show.
 
     Raises
     ------
@@ -61,25 +62,21 @@ def read_tally(wire: bytes) -> Tally:
         raise _decode("its time has no time zone")
     strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
     return msgspec.structs.replace(
-        tally, at=tally.at.astimezone(UTC), source=_clean(tally.source), strata=strata
+        tally, at=tally.at.astimezone(UTC), source=plain(tally.source), strata=strata
     )
 
 
 def _clean_sampling(sampling: Sampling) -> Sampling:
     return msgspec.structs.replace(
         sampling,
-        header_stratum=_clean(sampling.header_stratum),
-        body_stratum=_clean(sampling.body_stratum),
+        header_stratum=plain(sampling.header_stratum),
+        body_stratum=plain(sampling.body_stratum),
     )
 
 
 def _clean_stratum(stratum: StratumCount) -> StratumCount:
-    models = {_clean(name): model for name, model in stratum.models.items()}
-    return msgspec.structs.replace(stratum, stratum=_clean(stratum.stratum), models=models)
-
-
-def _clean(text: str) -> str:
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    models = {plain(name): model for name, model in stratum.models.items()}
+    return msgspec.structs.replace(stratum, stratum=plain(stratum.stratum), models=models)
 
 
 def _decode(detail: str) -> QuarantineError:

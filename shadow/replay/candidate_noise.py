@@ -150,9 +150,9 @@ class Rechecks:
             try:
                 items = self._ask(request)
             except (RetryError, RefusedError, OperatorError, TimeoutError) as error:
-                self._warn(
-                    request.entry.exchange.model, str(error) or "no answer within models.recheck.timeout_s"
-                )
+                # The server's words may quote the request.
+                why = error.brief if isinstance(error, RefusedError) else str(error)
+                self._warn(request.entry.exchange.model, why or "no answer within models.recheck.timeout_s")
                 items = []
             except Exception:  # noqa: BLE001 - the top of a thread, which must go on
                 _LOG.exception("model %s: a recheck failed", request.entry.exchange.model)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.shadow.runtimes.embedding import unknown_embedding
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, failure_text
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOGITS: Final = "logits"
@@ -71,7 +71,7 @@ class LinearRuntime:
             # einsum adds up each item on its own, so a result does not depend on its neighbours in the batch.
             product = np.einsum("if,fc->ic", inputs["x"], self._weight)
         except ValueError as error:
-            raise QuarantineError(QuarantineReason.REPLAY, str(error)) from error
+            raise QuarantineError(QuarantineReason.REPLAY, failure_text(error)) from error
         outputs = {_LOGITS: product + self._bias, _PRODUCT: product}
         return {spec.name: outputs[spec.name] for spec in self.outputs}
 

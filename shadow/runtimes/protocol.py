@@ -1,6 +1,8 @@
 """The protocol of reference runtimes, and the records that describe a loaded reference."""
 
 import hashlib
+import re
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -185,8 +187,29 @@ def check_inputs(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> No
             raise QuarantineError(QuarantineReason.REPLAY, f"the reference takes {spec}, but got {got}")
 
 
+_STATUS = re.compile(r": (?:NOT_IMPLEMENTED|[A-Z]+(?:_[A-Z]+)*) :")  # of ONNX Runtime
+_NODE = re.compile(r"while running (\w{1,64}) node\. Name:'([\w./:\-]{0,200})'")
+
+
+def failure_text(error: BaseException) -> str:
+    """Return where a library failed on an exchange, without its message: that may quote the exchange.
+
+    It has the class of the error, the status and the node that ONNX Runtime names, and the innermost line of Python.
+    """
+    message, parts = str(error)[:1000], [type(error).__name__]
+    if (status := _STATUS.search(message)) and "ONNXRuntimeError" in message:
+        parts.append(status[0].strip(": "))
+    if "memory" in message.lower():
+        parts.append("for lack of memory")
+    if node := _NODE.search(message):
+        parts.append(f"in the node {node[1]} `{node[2]}`" if node[2] else f"in a node {node[1]}")
+    elif frames := traceback.extract_tb(error.__traceback__, limit=-1):
+        parts.append(f"in {Path(frames[-1].filename).name}:{frames[-1].lineno}")
+    return " ".join(parts)
+
+
 def error_text(error: BaseException, n_lines: int = 1) -> str:
-    """Return the first lines of a library's error message; further lines may quote users' data."""
+    """Return the first lines of a library's error message where no exchange is involved, such as while loading."""
     return f"{type(error).__name__}: {' '.join(str(error).splitlines()[:n_lines])[:300]}"
 
 

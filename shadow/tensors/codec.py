@@ -11,12 +11,14 @@ from quantdrift.core.config.schema import ModelTensor, ReferenceInput
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
+from quantdrift.core.text import plain
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 from quantdrift.shadow.tensors.mapping import converted, sources
 
 MAX_ITEMS = 32_767  # `comparison.item` is a smallint
 _LENGTH = struct.Struct("<I")
 _BFLOAT16_BITS = 16
+_LONGEST_DETAIL = 500
 
 
 def decode(tensor: Tensor) -> Array:
@@ -43,7 +45,7 @@ def decode(tensor: Tensor) -> Array:
     is_bfloat16 = tensor.datatype == "BF16"
     dtype = np.dtype("<u2") if is_bfloat16 else DTYPES.get(tensor.datatype)
     if dtype is None:
-        raise _schema(f"`{tensor.name}` has the unknown datatype {tensor.datatype!r}")
+        raise _schema(f"`{tensor.name}` has a datatype that is not known")
     if len(tensor.data) != n_elements * dtype.itemsize:
         raise _schema(
             f"`{tensor.name}` holds {len(tensor.data)} bytes, {tensor.datatype}{list(tensor.shape)} needs "
@@ -219,4 +221,4 @@ def _texts(tensor: Tensor) -> Iterator[bytes]:
 
 
 def _schema(detail: str) -> QuarantineError:
-    return QuarantineError(QuarantineReason.SCHEMA, detail)
+    return QuarantineError(QuarantineReason.SCHEMA, plain(detail, _LONGEST_DETAIL))

@@ -13,10 +13,10 @@ import msgspec
 
 from quantdrift.core.config.schema import Capture
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
+from quantdrift.core.text import UNSAFE
 
 _HMAC_DIGITS = 32
-# Postgres refuses NUL; the other control characters break logs and tables.
-_CONTROL = dict.fromkeys((*range(32), 127))
+_REMOVED = dict.fromkeys(UNSAFE)  # Postgres refuses NUL; the others break logs, tables and terminals
 
 
 class Attributes:
@@ -73,8 +73,8 @@ def keyed_hash(key: bytes, text: str) -> str:
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the longest prefix of `text` within `max_bytes`, without control characters and surrogates."""
-    return text.translate(_CONTROL).encode(errors="ignore")[:max_bytes].decode(errors="ignore")
+    """Return the longest prefix of `text` within `max_bytes`, without control characters, direction marks and surrogates."""
+    return text.translate(_REMOVED).encode(errors="ignore")[:max_bytes].decode(errors="ignore")
 
 
 def as_text(value: Any) -> str:

@@ -142,10 +142,11 @@ def test_tensors_that_the_server_does_not_tell_are_configured(kserve: Server, ki
 def test_an_input_the_model_fails_on_is_told_from_a_server_that_fails(triton: Server, kind: Runtime) -> None:
     """The exchange pays, and the next one is computed on the same connection."""
     with closing(SelfTestedRuntime(open_reference(opening_at(triton, kind)))) as runtime:
-        with pytest.raises(QuarantineError, match="infinite"):
+        with pytest.raises(QuarantineError, match=r"INTERNAL|HTTP 500") as failed:
             runtime.run({"x": np.full((1, 4), np.inf, np.float32)})
-        with pytest.raises(QuarantineError, match="batch"):
+        with pytest.raises(QuarantineError, match=r"FP32\[65, 4\]"):
             runtime.run({"x": inputs_of(65)})  # more than max_batch_size
+        assert "infinite" not in failed.value.detail  # the server's words may quote the input
         assert runtime.run({"x": inputs_of(3)})["logits"].shape == (3, 3)
 
 

@@ -80,7 +80,7 @@ def test_bound_to_a_device_it_computes_the_same(tmp_path: Path) -> None:
 def test_an_error_keeps_nothing_that_was_bound(tmp_path: Path) -> None:
     """Its cause would hold every call that it came through, and with them memory on the device that the next input needs."""
     runtime = OnnxRuntime(saved(linear_model(), tmp_path / "linear.onnx"), provider=Provider.CPU, threads=1)
-    with pytest.raises(QuarantineError, match=r"InvalidArgument: .*invalid dimensions") as caught:
+    with pytest.raises(QuarantineError, match=r"InvalidArgument INVALID_ARGUMENT") as caught:
         runtime.run({"x": inputs_of(2)[:, :1]})
     assert caught.value.__cause__ is caught.value.__context__ is None
 

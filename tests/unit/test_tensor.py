@@ -73,7 +73,7 @@ def test_text_is_decoded_by_lengths() -> None:
     ("changed", "hint"),
     [
         (Tensor(name="x", datatype="FP32", shape=(1, 2), data=b"\0" * 7), "holds 7 bytes"),
-        (Tensor(name="x", datatype="FP24", shape=(1, 2), data=b""), "unknown datatype 'FP24'"),
+        (Tensor(name="x", datatype="FP24", shape=(1, 2), data=b""), "a datatype that is not known"),
         (Tensor(name="x", datatype="FP32", shape=(-1, 2), data=b""), "negative"),
     ],
 )

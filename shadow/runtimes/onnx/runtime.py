@@ -15,7 +15,7 @@ from quantdrift.shadow.runtimes.embedding import check_spec, tensor_name, with_o
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices, driver_version
 from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
 from quantdrift.shadow.runtimes.onnx.session import ERRORS, ON_GPU, Engine, open_session, run_bound
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, error_text
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, failure_text
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
@@ -120,7 +120,7 @@ class OnnxRuntime:
             else:
                 results = self._session.run(names, inputs)
         except ERRORS as error:
-            message = error_text(error)
+            message = failure_text(error)
         else:
             return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
         # Raised here, and not with the error as its cause: the error keeps device memory bound, which the next try needs.

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import torch
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.shadow.runtimes.protocol import error_text
+from quantdrift.shadow.runtimes.protocol import failure_text
 
 # Raised by a module, which may be a user's code, or by PyTorch on inputs that cannot be computed.
 ERRORS: Final = (
@@ -35,7 +35,7 @@ def computed(compute: Callable[[], Result]) -> Result:
     try:
         return compute()
     except ERRORS as error:
-        message, no_memory = error_text(error), isinstance(error, torch.OutOfMemoryError)
+        message, no_memory = failure_text(error), isinstance(error, torch.OutOfMemoryError)
     # Raised here, and not with the error as its cause: its traceback keeps tensors alive, whose memory the next try needs.
     if no_memory:
         with suppress(RuntimeError):  # a device that is lost will say so again

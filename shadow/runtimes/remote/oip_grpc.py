@@ -58,6 +58,18 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
+_AWAY: Final = (
+    "connection refused",
+    "dns resolution failed",
+    "handshake",
+    "certificate",
+    "timeout",
+    "connection reset",
+    "socket closed",
+    "too many pings",
+    "failed to connect",
+)
+
 Answer = TypeVar("Answer", bound=Message)
 
 
@@ -150,10 +162,13 @@ class OipGrpc:
         except grpc.RpcError as error:
             code, details = error.code(), "".join((error.details() or "").splitlines()[:1])[:_SAID]
             if code is grpc.StatusCode.UNAVAILABLE:
-                raise RetryError(f"{self._where} is away: {details}") from error
+                # Only words of the client's own library: a server's words may quote the request.
+                why = next((words for words in _AWAY if words in details.lower()), "no connection")
+                raise RetryError(f"{self._where} is away: {why}") from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error
-            raise RefusedError(f"{code.name}: {details}", _KINDS.get(code, Refusal.FAILURE)) from error
+            kind_of_refusal = _KINDS.get(code, Refusal.FAILURE)
+            raise RefusedError(f"{code.name}: {details}", kind_of_refusal, code.name) from error
         return answer
 
 

@@ -238,14 +238,16 @@ class RemoteRuntime:
             raise RetryError(f"{self._where}: {error}") from error
         except RefusedError as error:
             if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self._is_ready()):
-                raise RetryError(f"{self._where}: {error}") from error
-            raise _replay(str(error)) from error
+                raise RetryError(f"{self._where}: {error.brief}") from error
+            # The server's words may quote the request, which must not get into logs or the database.
+            what = f"the server answers {error.brief} to the inputs {_shapes(tensors)}"
+            raise _replay(f"{what}; see its log for the cause") from error
         try:
             outputs = {tensor.name: decode(tensor) for tensor in answer}
         except QuarantineError as error:
             raise _replay(f"the server's answer: {error.detail}") from error
         if missing := [name for name in names if name not in outputs]:
-            raise _replay(f"the server answers {sorted(outputs)}, without {missing}")
+            raise _replay(f"the server answers {len(outputs)} outputs, without {missing}")
         return {name: outputs[name] for name in names}
 
     def close(self) -> None:
@@ -297,6 +299,10 @@ class RemoteRuntime:
         raise OperatorError(
             f"{unknown_embedding(self.embedding, [spec.name for spec in self.outputs])}. A server shows its outputs alone"
         )
+
+
+def _shapes(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(f"`{tensor.name}` {tensor.datatype}{list(tensor.shape)}" for tensor in tensors)
 
 
 def _replay(detail: str) -> QuarantineError:

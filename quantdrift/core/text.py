@@ -1,0 +1,40 @@
+"""Texts from outside, made safe to show: in a terminal, a log, a report, a page or an event."""
+
+from types import MappingProxyType
+from typing import Final
+
+_CONTROL = (
+    *range(0x20),
+    *range(0x7F, 0xA0),
+)  # C0, DEL and C1: ESC, and U+009B, which some terminals take for ESC [
+_LINES = (0x2028, 0x2029)  # line breaks that are no control characters
+_DIRECTIONS = (
+    0x061C,
+    0x200E,
+    0x200F,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+)  # they reorder what is around them
+_SURROGATES = range(0xD800, 0xE000)
+UNSAFE: Final = MappingProxyType(
+    dict.fromkeys((*_CONTROL, *_LINES, *_DIRECTIONS, *_SURROGATES), "\N{REPLACEMENT CHARACTER}")
+)
+"""For `str.translate`: characters that change how the text around them is shown."""
+_IN_LINES = {number: text for number, text in UNSAFE.items() if number not in {0x09, 0x0A}}
+
+
+def plain(text: str, max_length: int = 0) -> str:
+    """Return a text without control characters, line breaks, direction marks and surrogates; each becomes U+FFFD.
+
+    Parameters
+    ----------
+    max_length
+        Longer texts are cut and end with an ellipsis; 0: no limit.
+    """
+    safe = text.translate(UNSAFE)
+    return f"{safe[:max_length]}…" if 0 < max_length < len(safe) else safe
+
+
+def plain_lines(text: str) -> str:
+    """Return a text of several lines, otherwise as `plain`."""
+    return text.translate(_IN_LINES)

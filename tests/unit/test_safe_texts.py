@@ -1,0 +1,89 @@
+"""Texts from outside never change how a terminal, a log or a page shows what is around them, and errors quote no values."""
+
+import io
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from quantdrift.core.codec import encode
+from quantdrift.core.logs import setup_logs
+from quantdrift.core.text import plain, plain_lines
+from quantdrift.shadow.pipeline.validate import read_exchange
+from quantdrift.shadow.runtimes.protocol import failure_text
+from quantdrift.sidecar.capture.attributes import cut
+from tests.support.shadow.onnx_models import exchange_of
+
+pytestmark = pytest.mark.unit
+
+HOSTILE = "a\x1b[2J\x9b31m\u202eb\u2066c\nd\x00\u2028e"
+SECRET = "DE89 3704 0044 0532 0130 00"
+INPUTS = np.zeros((1, 4), dtype=np.float32)
+
+
+def is_safe(text: str) -> bool:
+    """Return whether a text has no character that changes what is around it."""
+    return not any(character in text for character in "\x00\x1b\x9b\r\u202e\u2066\u2028")
+
+
+def test_control_characters_and_direction_marks_are_replaced() -> None:
+    """Letters of every script stay, and so do joiners within words."""
+    assert plain(HOSTILE) == "a\ufffd[2J\ufffd31m\ufffdb\ufffdc\ufffdd\ufffd\ufffde"
+    assert plain("Zürich 東京 עברית\u200d") == "Zürich 東京 עברית\u200d"
+    assert plain("\ud800") == "\ufffd"
+    assert plain("abcdef", 3) == "abc…"
+    assert plain_lines("a\n\tb\x1b") == "a\n\tb\ufffd"
+
+
+def test_an_attribute_is_recorded_without_them() -> None:
+    """They are left out before anything is published."""
+    assert cut(HOSTILE, 100) == "a[2J31mbcde"
+
+
+def test_what_comes_from_the_stream_is_made_safe_before_it_is_stored() -> None:
+    """Whoever can publish to the stream cannot put escape sequences into a name."""
+    forged = exchange_of(INPUTS, version=HOSTILE, attributes={"header.x": HOSTILE, HOSTILE: "y"})
+    read = read_exchange(encode(msgspec.structs.replace(forged, model=HOSTILE)))
+    assert all(map(is_safe, (read.model, read.version, *read.attributes, *read.attributes.values())))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_log_line_has_none_of_them_and_no_message_of_an_exception(
+    monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    """A traceback says where it was raised; the message of the exception may quote a request."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        setup_logs("info", as_json=as_json, role="capture")
+        try:
+            float(SECRET)
+        except ValueError:
+            logging.getLogger("t").exception("model %s failed", HOSTILE)
+    finally:
+        root.handlers[:], root.level = handlers, level
+    text = written.getvalue()
+    assert is_safe(text)
+    assert SECRET not in text
+    assert "ValueError" in text
+    assert Path(__file__).stem in text
+
+
+def test_a_failure_of_a_library_is_described_without_its_message() -> None:
+    """The class, and the line or the node that failed, are enough to find the cause."""
+    try:
+        float(SECRET)
+    except ValueError as error:
+        text = failure_text(error)
+    assert SECRET not in text
+    assert text.startswith(f"ValueError in {Path(__file__).name}:")
+    of_onnx = RuntimeError(
+        "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Non-zero status code returned while running Gather node."
+        f" Name:'/emb/Gather' Status Message: indices element out of data bounds, idx={SECRET}"
+    )
+    assert failure_text(of_onnx) == "RuntimeError INVALID_ARGUMENT in the node Gather `/emb/Gather`"
