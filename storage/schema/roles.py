@@ -123,7 +123,10 @@ def _monitor() -> list[str]:
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
         f"grant insert on model_version, slice to {MONITOR}",
-        f"grant update (fold_seq), delete on batch to {MONITOR}",
+        f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
+        # It stores tallies, and counts what expires, while no shadow worker does.
+        f"grant insert on batch, tally, expiry to {MONITOR}",
+        f"grant insert, update on arrival to {MONITOR}",
         f"grant delete on tally, policy, arrival to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",

@@ -7,7 +7,7 @@ neither a kill nor a second delivery changes the count.
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Final
 
@@ -20,6 +20,8 @@ from quantdrift.core.stream.numbering import Numbered
 from quantdrift.storage.database import Database
 
 EXPIRED: Final = "expired"  # among the reasons of losses
+# Between the clocks of a cluster: the two streams may have different leaders. To be subtracted from `gone_until`.
+SKEW: Final = timedelta(seconds=1)
 _LOCK: Final = 0x7175616E65787069  # "quanexpi" as a number
 _MOST_RANGES: Final = 1_000
 
@@ -147,14 +149,14 @@ async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) ->
 
 
 async def count_expired(database: Database, worker: str, gone_until: datetime) -> Sequence[Expired]:
-    """Count expired exchanges, and return the growth of the counts; empty while another worker counts.
+    """Count expired exchanges, and return the growth of the counts; empty while another process counts.
 
     Parameters
     ----------
     database
         The database.
     worker
-        Name of this worker.
+        Name of this process.
     gone_until
         Messages that the stream stored before this time have left it. It must be read from the stream before this call:
         the exchanges that workers have finished by then are in the database.

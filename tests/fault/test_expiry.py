@@ -22,7 +22,7 @@ from quantdrift.core.records import Exchange
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.consume import Delivery
-from quantdrift.shadow.pipeline.validate import read_tally
+from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import refold, resume
@@ -212,6 +212,28 @@ async def test_what_expires_while_the_shadow_is_away_makes_its_model_unknown(
         assert list(known) == again
         assert [(one.stratum, one.model, one.n) for one in again] == [("default", "slow", N_AWAY)]
         assert await record.fetchval("select sum(n_expired) from coverage_hour") == N_AWAY
+
+
+async def test_what_expires_while_no_worker_runs_is_seen_by_the_monitor(
+    config: Config, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """No worker comes back: the monitor stores the tallies, counts what expired, and makes its model unknown."""
+    async with connected(postgres_dsn) as record, sending(config) as sidecar:
+        async with working(config, postgres_dsn):
+            await sidecar.send([*some(N_BEFORE), *some(N_BEFORE, "calm")])
+            await until_compared(record, 2 * N_BEFORE)
+            await until_checked(record, await sidecar.tally())
+        await sidecar.send(some(N_AWAY))
+        await sidecar.tally()
+        await expire(config)
+        async with process(config, postgres_dsn, tmp_path, "monitor"):
+
+            async def judged() -> bool:
+                return (await said(record)).get("slow") == ("unknown", REASON)
+
+            await until(judged, "the monitor says what expired")
+        assert await counted(record) == {"slow": N_AWAY}
+        assert (await said(record))["calm"][0] == "ok"
 
 
 async def test_what_expires_before_any_worker_ever_ran_is_counted(config: Config, postgres_dsn: str) -> None:
