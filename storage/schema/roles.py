@@ -46,7 +46,7 @@ _DERIVED: Final = (
     "discovery_change",
     "discovery_search",
 )
-_VIEWS: Final = ("slice_now", "slice_history", "slice_item", "coverage_hour")
+_VIEWS: Final = ("slice_now", "slice_history", "slice_item", "coverage_hour", "account")
 # Columns that readers cannot see.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
 _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin

@@ -405,6 +405,7 @@ def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> li
             },
             "blind_connections": tally.blind_connections,
             "streamed_at": streamed_at,
+            "final": tally.final,
         }
         for stratum in tally.strata
     ]
