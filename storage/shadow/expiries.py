@@ -33,6 +33,12 @@ _NOTE: Final = text("""
     order by 1, 2
     on conflict (boot, counts_row) do update set numbers = arrival.numbers + excluded.numbers, due = true
 """)
+_FINISHED: Final = text("""
+    select one.place
+    from unnest(cast(:boots as text[]), cast(:rows as int[]), cast(:numbers as bigint[]))
+        with ordinality one (boot, counts_row, number, place)
+    join arrival a on a.boot = cast(one.boot as uuid) and a.counts_row = one.counts_row and a.numbers @> one.number
+""")
 _NAME: Final = text("""
     insert into arrival (boot, counts_row, source, stratum, model)
     select cast(one.boot as uuid), one.counts_row, one.source, one.stratum, one.model
@@ -122,6 +128,22 @@ async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]
         await connection.execute(
             _NOTE, {"boots": list(boots), "rows": list(counts_rows), "numbers": list(numbers)}
         )
+
+
+async def finished_before(connection: AsyncConnection, numbered: Iterable[Numbered]) -> frozenset[Numbered]:
+    """Return those of some exchanges that a worker has finished in an earlier transaction."""
+    asked = sorted({*numbered})
+    if not asked:
+        return frozenset()
+    rows = await connection.execute(
+        _FINISHED,
+        {
+            "boots": [message.boot for message in asked],
+            "rows": [message.row for message in asked],
+            "numbers": [message.number for message in asked],
+        },
+    )
+    return frozenset(asked[row.place - 1] for row in rows)
 
 
 async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) -> None:

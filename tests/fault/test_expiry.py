@@ -415,6 +415,37 @@ async def _acked(stage: Stage, n: int) -> list[Delivery]:
     return found
 
 
+async def test_a_stored_sample_whose_acknowledgements_were_lost_is_no_poison(
+    config: Config, postgres_dsn: str
+) -> None:
+    """Delivered too often, one was finished and one never was: the second alone is quarantined, and both count once."""
+    async with (
+        connected(postgres_dsn) as record,
+        staged(config, postgres_dsn) as stage,
+        sending(config) as sidecar,
+    ):
+        await sidecar.send(some(2))
+        deliveries = await stage.fetch(2)
+        finished = min(deliveries, key=lambda one: one.sequence)
+        await stage.note([finished])
+        for _ in range(config.shadow.max_deliveries):
+            for one in deliveries:
+                await one.nak(0)
+            deliveries = await stage.fetch(2)
+        for one in deliveries:
+            await one.nak(0)
+        async with working(config, postgres_dsn):
+
+            async def empty() -> bool:
+                return await _empty(stage.queue)
+
+            await until(empty, "both are finished")
+            await until_checked(record, await sidecar.tally())
+        rows = await record.fetch("select stream_sequence, reason from quarantine")
+        assert [tuple(row) for row in rows] == [(finished.sequence + 1, "poison")]
+        assert await record.fetchval("select numbers::text from arrival") == "{[1,3)}"
+
+
 async def test_each_expiry_counts_once_however_many_workers_count(config: Config, postgres_dsn: str) -> None:
     """Purged samples are as gone as expired ones; one that a worker had in hand meanwhile is taken back."""
     async with staged(config, postgres_dsn) as stage, sending(config) as sidecar:
