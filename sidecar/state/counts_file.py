@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from quantdrift.core.clock import Clock
+from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Tally
@@ -266,14 +266,19 @@ def _remove_oldest(directory: Path) -> None:
             found = EndedCounts.open(path)
             if found is None:
                 continue
-            _LOG.warning(
-                "removed the counts of an earlier start, %s, which were never published: more than %d wait. What it took"
-                " since its last tally is counted nowhere",
-                path,
-                MOST_ENDED,
-            )
-            found.remove()
-            found.close()
+            try:
+                n_taken = sum(stratum.taken for stratum in found.tally(SystemClock()).strata)
+                if n_taken:
+                    _LOG.warning(
+                        "removed the counts of an earlier start, %s, which were never published: more than %d wait. Of the %d"
+                        " requests that it sampled, those since its last tally are counted nowhere",
+                        path,
+                        MOST_ENDED,
+                        n_taken,
+                    )
+                found.remove()
+            finally:
+                found.close()
 
 
 def _tables(directory: Path, prefix: str = "") -> list[Path]:
