@@ -32,10 +32,11 @@ from quantdrift.core.process.child import Child
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
-from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
+from quantdrift.sidecar.state.counters import Gauge
+from quantdrift.sidecar.state.counts_file import CountsFile
 from quantdrift.sidecar.state.metrics import observe
 from quantdrift.sidecar.state.pause_switch import PauseSwitch
-from quantdrift.sidecar.state.process_start import ProcessStart
+from quantdrift.sidecar.state.process_start import ProcessStart, source_of
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
@@ -120,7 +121,15 @@ class _Supervisor:
         self._directory = directory
         self._sockets = sockets
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
-        self._counters = Counters.create(self._n_relays + 2, MAX_ROWS)
+        boot = random.token_hex(16)
+        self._counts_file = CountsFile.create(
+            config.stream,
+            source=source_of(os.environ),
+            boot=boot,
+            n_slots=self._n_relays + 2,
+            rows=live_config.rows,
+        )
+        self._counters = self._counts_file.counters
         self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
         self._telemetry = Telemetry("quantdrift-sidecar")
         self._restarts = self._telemetry.counter(RESTARTS)
@@ -140,9 +149,7 @@ class _Supervisor:
             self._workers.append(
                 self._child("intake", _INTAKE, self._n_relays, sockets.intake, tap=sockets.tap)
             )
-        self._capture = self._child(
-            "capture", _CAPTURE, self._n_relays + 1, sockets.handoff, boot=random.token_hex(16)
-        )
+        self._capture = self._child("capture", _CAPTURE, self._n_relays + 1, sockets.handoff, boot=boot)
         self._stop = Stop()
 
     async def run(self, stop: Stop, watch: FileWatch | None) -> int:
@@ -193,6 +200,7 @@ class _Supervisor:
                 live_config = await asyncio.to_thread(reload, watch, self._live_config, self._secrets)
                 if live_config is None or live_config == self._live_config:
                     return
+                self._counts_file.describe(live_config.rows)
                 _write_for_children(live_config, self._directory)
             except OperatorError as error:
                 _LOG.error(
@@ -220,6 +228,7 @@ class _Supervisor:
         await asyncio.wait(workers, timeout=began_s + deadlines.relay_s - loop.time())
         for worker in self._workers:
             worker.kill()
+        self._counters.slot(self._n_relays + 1).set(Gauge.ENDS, 1)
         self._capture.terminate()
         await asyncio.wait([capture], timeout=began_s + deadlines.capture_s - loop.time())
 
@@ -251,6 +260,7 @@ class _Supervisor:
             listen_fd=None if listener is None else listener.fileno(),
             tap_fd=None if tap is None else tap.fileno(),
             boot=boot,
+            counts=str(self._counts_file.path or "") if boot else "",
         )
         slot = self._counters.slot(index)
 

@@ -36,6 +36,7 @@ _HINTS: Final = {
     Loss.QUEUE_FULL: "NATS is too slow: sample less",
     Loss.STREAM_FULL: "the stream is full: start more shadow workers, sample less, or raise stream.max_bytes",
     Loss.PUBLISH: "NATS did not accept them: see the sidecar's log",
+    Loss.PROCESS_ENDED: "processes of the sidecar were killed, or crashed: see its log, and its memory limit",
     Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
 }
 

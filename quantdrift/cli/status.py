@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from quantdrift.core.stream.backlog import Waiting
+    from quantdrift.storage.commands.account import Account
     from quantdrift.storage.commands.flow import Flow, ModelFlow, Step
 
 _PORT_S: Final = 2.0
@@ -44,12 +45,18 @@ _COUNTS: Final = {
 
 
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in the output of `--json`: its steps in the database, and what waits in the stream."""
+    """A model in the output of `--json`: its steps in the database, what waits in the stream, and its account.
+
+    `not_accounted_for` is None without the database. `strata` are the accounts by header stratum.
+    """
 
     model: str
     is_configured: bool
     steps: "ModelFlow | None"
     waiting: "Waiting | None"
+    account: "Account | None"
+    not_accounted_for: int | None
+    strata: "dict[str, Account]"
 
 
 @click.command()
@@ -258,10 +265,15 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
                 is_configured=name in configured,
                 steps=models.get(name),
                 waiting=(facts.waiting or {}).get(name),
+                account=_account(facts, name),
+                not_accounted_for=_not_accounted_for(facts, name),
+                strata={} if facts.flow is None else facts.flow.accounts.get(name, {}),
             )
             for name in models_of(config, facts.flow, facts.waiting)
         ],
         "unattributed": models.get(""),
+        "account": _account(facts),
+        "not_accounted_for": _not_accounted_for(facts),
         "fleet": None
         if facts.flow is None
         else {
@@ -284,6 +296,29 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
     }
 
 
+def _account(facts: Facts, model: str | None = None) -> "Account | None":
+    """Return the account of a model, or of all together; None without the database."""
+    if facts.flow is None:
+        return None
+    from quantdrift.storage.commands.account import Account
+
+    every = facts.flow.accounts
+    wanted = every.values() if model is None else [every.get(model, {})]
+    return sum((one for strata in wanted for one in strata.values()), Account())
+
+
+def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
+    """Return how many sampled requests of a model, or of all together, nothing says of; None without the database."""
+    account = _account(facts, model)
+    if account is None:
+        return None
+    n_waiting = None
+    if facts.waiting is not None:
+        wanted = facts.waiting.values() if model is None else [facts.waiting.get(model)]
+        n_waiting = sum(one.n_messages for one in wanted if one is not None)
+    return account.missing(n_waiting)
+
+
 def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
     """Return the status as text: what blocks first, then the parts, then a table for each model."""
     lines = ["Everything flows." if not found else "Blocked:", *(f"  - {one}" for one in found), ""]
@@ -295,6 +330,8 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         waiting = (facts.waiting or {}).get(name)
         is_configured = config.model(name) is not None
         rows += _model_rows(model, waiting, facts, is_configured=is_configured)
+        if (n := _not_accounted_for(facts, name)) is not None and n > 0:
+            rows += [("  not accounted for", "", f"{n:>{_WIDTH},}", "")]
     head = (
         f"{facts.now:%Y-%m-%d %H:%M:%S} UTC",
         f"{f'last {facts.span}':>{_WIDTH}}",

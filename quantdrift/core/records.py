@@ -78,6 +78,9 @@ class Loss(StrEnum):
     FRAMING = "framing"  # relay: the observer lost the framing of its connection during it
     UNPAIRED = "unpaired"  # intake: the other half did not arrive in time, or could not be assigned
     METADATA = "metadata"  # capture: neither the wire nor the configuration gives names or shapes
+    PROCESS_ENDED = (
+        "process_ended"  # relay, intake or capture: the process, or the socket, that had it is gone
+    )
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -335,6 +338,9 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
         One entry per header stratum.
     blind_connections
         Connections whose framing was lost and whose traffic is therefore not counted.
+    final
+        Whether it is the last one of the boot: no process of it is left, and every taken request is published, thinned
+        or lost.
     """
 
     source: str
@@ -343,6 +349,7 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     strata: tuple[StratumCount, ...]
     blind_connections: int
+    final: bool = False
 
 
 MARK: Final = "x-quantdrift-recheck"

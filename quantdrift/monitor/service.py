@@ -34,12 +34,14 @@ from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.monitor.session_search import SessionSearch
+from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
+from quantdrift.storage.shadow.writer import Writer
 
 EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
@@ -148,6 +150,13 @@ class Monitor:
             stop=stop,
             leads=lambda: self._gauges.leads,
         )
+        self._unread_tallies = UnreadTallies(
+            config=config,
+            database=database,
+            writer=Writer(database, clock),
+            stop=stop,
+            leads=lambda: self._gauges.leads,
+        )
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
         self._folded = telemetry.counter(FOLDED)
@@ -175,11 +184,13 @@ class Monitor:
             "sessions": self._session_search.turn,
             "clusters": self._refits.turn,
             "policy": self._policy.turn,
+            "tallies": self._unread_tallies.turn,
         }
         async with asyncio.TaskGroup() as tasks:
             for name, turn in turns.items():
                 tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
         await self._policy.close()
+        await self._unread_tallies.close()
         if self._operator_error is not None:
             raise self._operator_error
 

@@ -36,6 +36,7 @@ REASONS = {
     "publish": "the stream could not be reached",
     "expired": "expired in the stream before it was replayed: the shadow was too slow or not running",
     "capture_error": "an error of quantdrift itself",
+    "process_ended": "a process of the sidecar was killed, or crashed, while it had them",
     "metadata": "its tensors are not described: describe them in the configuration",
     "unpaired": "its request or response did not arrive, or could not be matched to it",
     "no_reference": "the version has no reference",

@@ -5,7 +5,6 @@ finished it. Every worker checks, one at a time counts, and the result is stored
 """
 
 import logging
-from datetime import timedelta
 
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
@@ -13,11 +12,10 @@ from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.expiries import count_expired
+from quantdrift.storage.shadow.expiries import SKEW, count_expired
 
 _LOG = logging.getLogger(__name__)
 _COUNT_S = 5.0
-_SKEW = timedelta(seconds=1)  # between the clocks of a cluster: the two streams may have different leaders
 
 
 class ExpiredCount:
@@ -50,7 +48,7 @@ class ExpiredCount:
         gone_until = (await read_backlog(self._queue)).gone_until
         if gone_until is None:
             return
-        counts = await count_expired(self._database, self._worker, gone_until - _SKEW)
+        counts = await count_expired(self._database, self._worker, gone_until - SKEW)
         self._meters.expired(counts)
         for model in sorted({count.model for count in counts}):
             n = sum(count.n for count in counts if count.model == model)

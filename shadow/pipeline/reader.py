@@ -14,6 +14,8 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable
 
+import msgspec
+
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
 from quantdrift.core.errors import RetryError
@@ -28,6 +30,7 @@ from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.stages import TakenMessage
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
+from quantdrift.storage.shadow.rows import Quarantined
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_FETCH_S = 1.0  # how long a stop request may go unnoticed
@@ -195,6 +198,8 @@ class Reader:
             max_deliveries=self._shadow.max_deliveries,
             references=self._references,
         )
+        if isinstance(case, Quarantined):
+            case = msgspec.structs.replace(case, numbered=delivery.numbered)
         return TakenMessage(delivery=delivery, case=case, at_s=self._clock.monotonic_s())
 
 

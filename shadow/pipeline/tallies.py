@@ -7,10 +7,10 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tally
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
+from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.pipeline.in_flight import acknowledge, give_back
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.pipeline.store import until_stored
-from quantdrift.shadow.pipeline.validate import read_tally
 from quantdrift.storage.shadow.writer import Writer
 
 _LOG = logging.getLogger(__name__)

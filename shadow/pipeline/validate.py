@@ -5,9 +5,9 @@ from datetime import UTC
 
 import msgspec
 
-from quantdrift.core.codec import decode_exchange, decode_tally
+from quantdrift.core.codec import decode_exchange
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.core.records import Exchange, Sampling, StratumCount, Tally
+from quantdrift.core.records import Exchange, Sampling
 from quantdrift.core.text import plain
 
 _ID = re.compile(r"[0-9a-fA-F]{32}")
@@ -47,36 +47,12 @@ def read_exchange(wire: bytes) -> Exchange:
     )
 
 
-def read_tally(wire: bytes) -> Tally:
-    """Return the tally in `wire`, with texts that are safe to store and to show.
-
-    Raises
-    ------
-    QuarantineError
-        Reason `decode`: it is not a tally, or its boot id or time is invalid.
-    """
-    tally = decode_tally(wire)
-    if not _ID.fullmatch(tally.boot):
-        raise _decode("its boot id is not 32 hexadecimal digits")
-    if tally.at.tzinfo is None:
-        raise _decode("its time has no time zone")
-    strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
-    return msgspec.structs.replace(
-        tally, at=tally.at.astimezone(UTC), source=plain(tally.source), strata=strata
-    )
-
-
 def _clean_sampling(sampling: Sampling) -> Sampling:
     return msgspec.structs.replace(
         sampling,
         header_stratum=plain(sampling.header_stratum),
         body_stratum=plain(sampling.body_stratum),
     )
-
-
-def _clean_stratum(stratum: StratumCount) -> StratumCount:
-    models = {plain(name): model for name, model in stratum.models.items()}
-    return msgspec.structs.replace(stratum, stratum=plain(stratum.stratum), models=models)
 
 
 def _decode(detail: str) -> QuarantineError:

@@ -198,7 +198,8 @@ class CaptureService:
         recorder = Recorder(live_config, identity, self._policy_history)
         self.unknown_models = UnknownModels(clock)
         self._pipeline = Pipeline(recorder, self.publisher, slot, live_config.rows, self.unknown_models.count)
-        self.receiver = FrameReceiver(config.sidecar, self._handle)
+        self._senders = [counters.slot(index) for index in range(counters.n_slots - 1)]
+        self.receiver = FrameReceiver(config.sidecar, self._handle, self._count_arrived)
         self._epoch = ""
 
     def set_paused(self, paused: Paused) -> None:
@@ -239,6 +240,12 @@ class CaptureService:
         self.publisher.reconfigure(live_config.config)
         self.receiver.reconfigure(live_config.config.sidecar)
         self.policy_watcher.reconfigure(live_config.config)
+
+    def _count_arrived(self, sender: int, row: int) -> None:
+        """Count a frame for its sender, which reads the count when this process has ended."""
+        if sender >= len(self._senders) or not 0 <= row < self._counters.n_rows:
+            raise ValueError(f"no slot {sender} or no row {row} in the table of counts")
+        self._senders[sender].add(row, Count.ARRIVED)
 
     def _handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
         is_new = meta.epoch != self._epoch and not self._policy_history.knows(meta.epoch)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
@@ -19,10 +20,12 @@ from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.pipeline import CaptureService
 from quantdrift.sidecar.capture.recorder import SidecarIdentity
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.state.counters import Count
+from quantdrift.sidecar.state.counters import Count, Gauge
+from quantdrift.sidecar.state.counts_file import ended as ended_counts
+from quantdrift.sidecar.state.counts_file import remove
 from quantdrift.sidecar.state.pause import PauseFiles
 from quantdrift.sidecar.state.policy import NAME, PolicyFile
-from quantdrift.sidecar.state.process_start import ChildProcess
+from quantdrift.sidecar.state.process_start import ChildProcess, source_of
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
@@ -51,7 +54,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
         len(live_config_file.current.rows),
         Count.HANDED,
         ended=(Count.THINNED, Count.PUBLISHED),
-        loss=Loss.CAPTURE_ERROR,
+        loss=Loss.PROCESS_ENDED,
     )
     identity = identity_of(secrets, boot, environment)
     directory = child.start.directory
@@ -66,6 +69,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
         boot=boot,
         queue=lambda: publisher.queue,
         clock=clock,
+        ended=lambda: ended_counts(config.stream),
     )
 
     async def tally() -> None:
@@ -114,9 +118,11 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
     await asyncio.gather(tallying, *tick_tasks, *watch_tasks, return_exceptions=True)
     ended.set()
     await publishing
+    is_final = bool(child.slot.gauge(Gauge.ENDS))  # if not, the other processes are still running
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(time_s * 0.2):
-            await tallies.publish()
+            if await tallies.publish(final=is_final) and is_final and child.start.counts:
+                remove(Path(child.start.counts))
     await publisher.close()
     return 0
 
@@ -135,7 +141,7 @@ def identity_of(secrets: Secrets, boot: str, environment: Mapping[str, str]) -> 
         candidate.
     """
     return SidecarIdentity(
-        source=environment.get("POD_NAME") or socket.gethostname(),
+        source=source_of(environment),
         version=environment.get("MODEL_VERSION", ""),
         salt=secrets.salt or boot.encode(),
         hmac_key=secrets.hmac_key,

@@ -1,10 +1,11 @@
 """Tallies: the exact counts of the whole sidecar, published as totals since its start.
 
-Because they are totals, a lost message does no harm.
+Because they are totals, a lost message does no harm. The last totals of an earlier start, which was killed or ended while
+NATS was away, are published as well.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -15,6 +16,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import ModelCount, StratumCount, Tally
 from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.state.counters import Counters, Gauge, Row
+from quantdrift.sidecar.state.counts_file import EndedCounts
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class Tallies:
         Returns the connection to NATS, or None while there is none.
     clock
         Stamps the tallies.
+    ended
+        Returns the counts of earlier starts that are to be published.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Tallies:
         boot: str,
         queue: Callable[[], Queue | None],
         clock: Clock,
+        ended: Callable[[], Iterable[EndedCounts]] = tuple,
     ) -> None:
         self._counters = counters
         self._slot = counters.slot(counters.n_slots - 1)
@@ -59,17 +64,25 @@ class Tallies:
         self._boot = boot
         self._queue = queue
         self._clock = clock
+        self._ended = ended
 
-    def take(self) -> Tally:
-        """Return the present counts with the next sequence number."""
+    def take(self, *, final: bool = False) -> Tally:
+        """Return the present counts with the next sequence number.
+
+        Parameters
+        ----------
+        final
+            Whether no other process of this sidecar is left, and nothing more will be published.
+        """
         self._slot.adjust(Gauge.SEQUENCE)
         return Tally(
             source=self._source,
             boot=self._boot,
             sequence=self._slot.gauge(Gauge.SEQUENCE),
             at=self._clock.now(),
-            strata=tuple(self._with_unknown(one) for one in self._counters.strata(self._rows())),
+            strata=tuple(self._with_unknown(one) for one in self._counters.strata(self._rows(), ended=final)),
             blind_connections=self._counters.gauge(Gauge.BLIND),
+            final=final,
         )
 
     def _with_unknown(self, count: StratumCount) -> StratumCount:
@@ -80,12 +93,35 @@ class Tallies:
         }
         return msgspec.structs.replace(count, models=count.models | named) if named else count
 
-    async def publish(self) -> bool:
-        """Publish the counts once; return whether the stream has acknowledged them."""
+    async def publish(self, *, final: bool = False) -> bool:
+        """Publish the counts once; return whether the stream has acknowledged them. Parameter as for `take`."""
         queue = self._queue()
         if queue is None:
             return False
-        tally = self.take()
+        return await self._publish(queue, self.take(final=final))
+
+    async def publish_ended(self) -> None:
+        """Publish the last counts of earlier starts, and forget those that the stream has acknowledged."""
+        queue = self._queue()
+        if queue is None:
+            return
+        for counts in self._ended():
+            try:
+                tally = counts.tally(self._clock)
+            except (OSError, ValueError) as error:
+                _LOG.warning("removed the unreadable counts of an earlier start, %s: %s", counts.path, error)
+                counts.remove()
+                continue
+            if not await self._publish(queue, tally):
+                return
+            counts.remove()
+            _LOG.info(
+                "published the last counts of this sidecar's start %s, which ended without doing so: %d requests sampled",
+                tally.boot,
+                sum(stratum.taken for stratum in tally.strata),
+            )
+
+    async def _publish(self, queue: Queue, tally: Tally) -> bool:
         try:
             await queue.publish_tally(tally.source, tally.boot, tally.sequence, encode(tally))
         except QuantdriftError as error:
@@ -98,4 +134,5 @@ class Tallies:
     async def run(self, interval_s: float, stop: Stop) -> None:
         """Publish every `interval_s` until `stop`."""
         while not await stop.wait(interval_s):
-            await self.publish()
+            if await self.publish():
+                await self.publish_ended()

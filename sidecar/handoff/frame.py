@@ -3,6 +3,9 @@
 `frame = u32 length | u32 length of meta | meta (MessagePack) | request bytes | response bytes`, lengths
 big-endian; the first counts everything after itself. The bytes are those on the wire, message heads and
 chunked framing included: the relay decodes nothing.
+
+A connection begins with an introduction: a frame without meta, whose content is the sender's slot in the shared
+counters.
 """
 
 import struct
@@ -13,6 +16,7 @@ import msgspec
 from quantdrift.core.config.schema import KIB
 
 _HEAD = struct.Struct("!II")
+_INTRODUCTION = struct.Struct("!III")
 HEAD_BYTES = _HEAD.size
 
 MAX_HEADER_BYTES = 64 * KIB
@@ -71,6 +75,24 @@ def frame(meta: RawMeta, chunks: Iterable[bytes | memoryview]) -> list[bytes | m
     body = _ENCODER.encode(meta)
     total = 4 + len(body) + meta.request_bytes + meta.response_bytes
     return [_HEAD.pack(total, len(body)) + body, *chunks]
+
+
+def introduction(slot: int) -> bytes:
+    """Return the first bytes of a connection: the sender's slot in the shared counters."""
+    return _INTRODUCTION.pack(8, 0, slot)
+
+
+def introduced(rest: bytes | memoryview) -> int:
+    """Return the sender's slot from the `rest` of an introduction.
+
+    Raises
+    ------
+    ValueError
+        It is no introduction: the stream is out of step and must be closed.
+    """
+    if len(rest) != _INTRODUCTION.size - HEAD_BYTES:
+        raise ValueError("a frame without meta is no introduction")
+    return int.from_bytes(rest, "big")
 
 
 def lengths(head: bytes | memoryview) -> tuple[int, int]:

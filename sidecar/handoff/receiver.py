@@ -8,7 +8,14 @@ from collections.abc import Callable
 from typing import cast
 
 from quantdrift.core.config.schema import KIB, MIB, Sidecar
-from quantdrift.sidecar.handoff.frame import HEAD_BYTES, MAX_HEADER_BYTES, RawMeta, lengths, parse
+from quantdrift.sidecar.handoff.frame import (
+    HEAD_BYTES,
+    MAX_HEADER_BYTES,
+    RawMeta,
+    introduced,
+    lengths,
+    parse,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,12 +37,18 @@ class FrameReceiver:
     handle
         Called on the loop with meta, request and response. It must copy what it keeps. A ValueError from it
         means that the frames are out of step.
+    arrived
+        Called before `handle` with the sender's slot in the shared counters and the row of the frame, for each
+        frame of a sender that introduced itself. It may raise a ValueError, as above.
     """
 
-    def __init__(self, sidecar: Sidecar, handle: Handle) -> None:
+    def __init__(
+        self, sidecar: Sidecar, handle: Handle, arrived: Callable[[int, int], None] = lambda _slot, _row: None
+    ) -> None:
         self._limit = 0
         self.reconfigure(sidecar)
         self._handle = handle
+        self._arrived = arrived
         self._server: asyncio.Server | None = None
         self._readers: set[_Reader] = set()
         self._n_frames = 0
@@ -79,8 +92,11 @@ class FrameReceiver:
             raise ValueError(f"a frame of {n_rest} bytes with {n_meta} of meta")
         return n_rest, n_meta
 
-    def _handle_frame(self, n_meta: int, rest: memoryview) -> None:
-        self._handle(*parse(n_meta, rest))
+    def _handle_frame(self, sender: int | None, n_meta: int, rest: memoryview) -> None:
+        meta, request, response = parse(n_meta, rest)
+        if sender is not None:
+            self._arrived(sender, meta.stratum)
+        self._handle(meta, request, response)
         self._n_frames += 1
 
 
@@ -92,7 +108,8 @@ class _Reader(asyncio.BufferedProtocol):
     size
         Called with the first bytes of a frame; returns how many bytes follow, and how many of them are meta.
     take
-        Called with the number of bytes of meta, and the bytes after the first ones of a frame.
+        Called with the sender's slot (None: it has not introduced itself), the number of bytes of meta, and the
+        bytes after the first ones of a frame.
     on_end
         Called when the connection is over.
     """
@@ -100,12 +117,13 @@ class _Reader(asyncio.BufferedProtocol):
     def __init__(
         self,
         size: Callable[[memoryview], tuple[int, int]],
-        take: Callable[[int, memoryview], None],
+        take: Callable[[int | None, int, memoryview], None],
         on_end: Callable[["_Reader"], None],
     ) -> None:
         self._size = size
         self._take = take
         self._on_end = on_end
+        self._sender: int | None = None
         self._transport: asyncio.Transport | None = None
         self._usual = memoryview(bytearray(_BUFFER_BYTES))
         self._buffer = self._usual
@@ -145,7 +163,11 @@ class _Reader(asyncio.BufferedProtocol):
             if self._stop < begin + n_rest:
                 return HEAD_BYTES + n_rest
             self._start = begin + n_rest
-            self._take(n_meta, self._buffer[begin : self._start])
+            rest = self._buffer[begin : self._start]
+            if n_meta:
+                self._take(self._sender, n_meta, rest)
+            else:
+                self._sender = introduced(rest)
         return HEAD_BYTES
 
     def _fit_next_frame(self, n_frame: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.handoff.frame import PIECE_BYTES
+from quantdrift.sidecar.handoff.frame import PIECE_BYTES, introduction
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)
@@ -37,11 +37,27 @@ class FrameSender:
         Counters of this process.
     loop
         The loop on which every method is called.
+    number
+        Number of the slot, with which it introduces itself. None: it does not, and frames that are in the socket when
+        the capture process ends are counted nowhere.
+    n_rows
+        Rows of the table of counts in use; may be changed later.
     """
 
-    def __init__(self, path: str, limit_bytes: int, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        path: str,
+        limit_bytes: int,
+        slot: Slot,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        number: int | None = None,
+        n_rows: int = 0,
+    ) -> None:
         self._path = path
         self.limit_bytes = limit_bytes
+        self.n_rows = n_rows
+        self._number = number
         self._slot = slot
         self._loop = loop
         self._socket: socket.socket | None = None
@@ -63,6 +79,8 @@ class FrameSender:
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
             connection.connect(self._path)
+            if self._number is not None:
+                connection.send(introduction(self._number))
         except OSError as error:
             connection.close()
             _LOG.debug("cannot connect to the capture process at %s: %s", self._path, error)
@@ -121,8 +139,7 @@ class FrameSender:
             n_bytes = 0
         except OSError as error:
             _LOG.info("the connection to the capture process is lost: %s", error)
-            self._disconnect(Loss.CAPTURE_DOWN)
-            self.connect()
+            self._connect_again()
             return
         self._count_sent(n_bytes)
         if self._is_writing != bool(self._buffers):
@@ -158,8 +175,17 @@ class FrameSender:
         except OSError:
             received = b""
         if not received:
-            self._disconnect(Loss.CAPTURE_DOWN)
-            self.connect()
+            self._connect_again()
+
+    def _connect_again(self) -> None:
+        """Count what the ended capture process has not received, and connect to the next one.
+
+        Its end of the socket is closed, so what was in the socket is gone, and the count of what it received is final.
+        """
+        self._disconnect(Loss.CAPTURE_DOWN)
+        if self._number is not None:
+            self._slot.lose_unreceived(self.n_rows)
+        self.connect()
 
     def _disconnect(self, loss: Loss) -> None:
         if self._socket is not None:

@@ -1,13 +1,13 @@
 """Exact counters in shared memory, which survive the death of a process. Each process writes its own slot.
 
-The memory is an anonymous file that the supervisor creates and every child inherits. Counters are aligned
+The memory is a file that the supervisor creates and every child inherits (`counts_file`). Counters are aligned
 64-bit integers with one writer each; a reader may see a value one behind, never a torn one.
 """
 
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
@@ -51,6 +51,7 @@ class Gauge(IntEnum):
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
     WAY_OFF = 30
+    ENDS = 31  # capture: 1 once the supervisor has ended the relay workers and the intake; the supervisor writes it
 
 
 class Denial(StrEnum):
@@ -78,14 +79,18 @@ class Count(IntEnum):
     TAKEN = 1
     THINNED = 2
     PUBLISHED = 3
-    HANDED = 4  # relay: sent to the capture process whole; capture: received
+    HANDED = 4  # relay, intake: sent to the capture process whole; capture: received
     NUMBERED = 5  # capture: sent under a number, acknowledged or not
+    # relay, intake: of the handed, those that the capture process has received; the capture process writes it
+    ARRIVED = 6
 
 
 _LOSSES = list(Loss)
 _LOSS_INDEX = {loss: len(Count) + i for i, loss in enumerate(_LOSSES)}
-_PER_STRATUM = len(Count) + len(_LOSSES)
-_N_GAUGES = 48  # spare ones for later versions
+COLUMNS = (*(count.name for count in Count), *(loss.value for loss in _LOSSES))
+"""Names of the counters of a row, in their order."""
+_PER_STRATUM = len(COLUMNS)
+N_GAUGES = 48  # spare ones for later versions
 # Strata times models that a sidecar may have in its life. Unused rows take no memory.
 MAX_ROWS = 4096
 
@@ -121,21 +126,35 @@ class Counters:
         self.fd = fd
         self.n_slots = n_slots
         self.n_rows = n_rows
-        self._stride = _N_GAUGES + n_rows * _PER_STRATUM
+        self._stride = N_GAUGES + n_rows * _PER_STRATUM
         self._map = mmap.mmap(fd, n_slots * self._stride * 8)
         self._cells = memoryview(self._map).cast("q")
 
     @classmethod
-    def create(cls, n_slots: int, n_rows: int) -> Self:
-        """Create a table of zeros in memory."""
-        size = n_slots * (_N_GAUGES + n_rows * _PER_STRATUM) * 8
-        if hasattr(os, "memfd_create"):
+    def create(cls, n_slots: int, n_rows: int, fd: int | None = None) -> Self:
+        """Create a table of zeros in an empty file; without one, in anonymous memory."""
+        size = n_slots * (N_GAUGES + n_rows * _PER_STRATUM) * 8
+        if fd is not None:
+            pass
+        elif hasattr(os, "memfd_create"):
             fd = os.memfd_create("quantdrift-counters")
         else:  # pragma: no cover - not Linux
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, size)
         return cls(fd, n_slots, n_rows)
+
+    def reserve(self, n_rows: int) -> None:
+        """Have the system set memory aside for the first `n_rows` rows of each slot.
+
+        Raises
+        ------
+        OSError
+            There is not enough.
+        """
+        for slot in range(self.n_slots):
+            n_bytes = (N_GAUGES + n_rows * _PER_STRATUM) * 8
+            os.posix_fallocate(self.fd, slot * self._stride * 8, n_bytes)
 
     def slot(self, index: int) -> "Slot":
         """Return the slot of one writer."""
@@ -164,28 +183,45 @@ class Counters:
         refused = sum(self._column(slot, cap, n_rows) for slot in range(own) for cap in caps)
         return taken, refused
 
-    def strata(self, rows: Sequence[Row]) -> tuple[StratumCount, ...]:
+    def strata(self, rows: Sequence[Row], *, ended: bool = False) -> tuple[StratumCount, ...]:
         """Return the sums over all slots, one entry for each stratum, in the order of their first rows.
 
         Parameters
         ----------
         rows
             The meaning of each row.
+        ended
+            Whether every process has ended: what was taken and has no other count is lost with them.
         """
-        totals: dict[str, _Total] = {}
-        for index, row in enumerate(rows):
-            totals.setdefault(row.stratum, _Total()).add(row.model, index, self._total(index))
-        return tuple(total.count(stratum) for stratum, total in totals.items())
+        return sum_strata(rows, map(self._total, range(len(rows))), ended=ended)
 
     def _column(self, slot: int, count: int, n_rows: int) -> int:
         """Return the sum of a counter over the first rows of a slot."""
-        begin = slot * self._stride + _N_GAUGES
+        begin = slot * self._stride + N_GAUGES
         return sum(self._cells[begin + count : begin + n_rows * _PER_STRATUM : _PER_STRATUM])
 
     def _total(self, row: int) -> list[int]:
-        begin = _N_GAUGES + row * _PER_STRATUM
+        begin = N_GAUGES + row * _PER_STRATUM
         starts = range(begin, self.n_slots * self._stride, self._stride)
         return [sum(self._cells[start + i] for start in starts) for i in range(_PER_STRATUM)]
+
+
+def sum_strata(
+    rows: Sequence[Row], counts: Iterable[list[int]], *, ended: bool = False
+) -> tuple[StratumCount, ...]:
+    """Return the sums of rows by stratum, in the order of their first rows; see `Counters.strata`.
+
+    Parameters
+    ----------
+    counts
+        Of each row, in the order of `COLUMNS`.
+    """
+    totals: dict[str, _Total] = {}
+    for index, (row, of_row) in enumerate(zip(rows, counts, strict=True)):
+        if ended:
+            _lose_rest(of_row)
+        totals.setdefault(row.stratum, _Total()).add(row.model, index, of_row)
+    return tuple(total.count(stratum) for stratum, total in totals.items())
 
 
 class _Total:
@@ -220,6 +256,12 @@ class _Total:
         )
 
 
+def _lose_rest(counts: list[int]) -> None:
+    """Count what a row has taken, and neither published, thinned nor lost, as lost."""
+    n_ended = counts[Count.PUBLISHED] + counts[Count.THINNED] + sum(counts[len(Count) :])
+    counts[_LOSS_INDEX[Loss.PROCESS_ENDED]] += max(0, counts[Count.TAKEN] - n_ended)
+
+
 def _lost(counts: list[int]) -> dict[Loss, int]:
     return {loss: counts[index] for loss, index in _LOSS_INDEX.items() if counts[index]}
 
@@ -240,11 +282,11 @@ class Slot:
 
     def add(self, stratum: int, count: Count, n: int = 1) -> None:
         """Add `n` to a counter of a row."""
-        self._cells[_N_GAUGES + stratum * _PER_STRATUM + count] += n
+        self._cells[N_GAUGES + stratum * _PER_STRATUM + count] += n
 
     def lose(self, stratum: int, loss: Loss, n: int = 1) -> None:
         """Count `n` lost exchanges."""
-        self._cells[_N_GAUGES + stratum * _PER_STRATUM + _LOSS_INDEX[loss]] += n
+        self._cells[N_GAUGES + stratum * _PER_STRATUM + _LOSS_INDEX[loss]] += n
 
     def adjust(self, gauge: Gauge, n: int = 1) -> None:
         """Add `n`, which may be negative, to a gauge of the slot."""
@@ -283,10 +325,26 @@ class Slot:
             n_ended += sum(self.lost_count(stratum, each) for each in _LOSSES)
             self.lose(stratum, loss, max(0, self.count(stratum, received) - n_ended))
 
+    def lose_unreceived(self, n_rows: int) -> None:
+        """Count what this process has handed over and the capture process has not received as lost.
+
+        Call it while no connection to the capture process is open.
+
+        Parameters
+        ----------
+        n_rows
+            Rows in use.
+        """
+        for stratum in range(n_rows):
+            n = self.count(stratum, Count.HANDED) - self.count(stratum, Count.ARRIVED)
+            if n > 0:
+                self.add(stratum, Count.HANDED, -n)
+                self.lose(stratum, Loss.PROCESS_ENDED, n)
+
     def count(self, stratum: int, count: Count) -> int:
         """Return a counter of a row."""
-        return int(self._cells[_N_GAUGES + stratum * _PER_STRATUM + count])
+        return int(self._cells[N_GAUGES + stratum * _PER_STRATUM + count])
 
     def lost_count(self, stratum: int, loss: Loss) -> int:
         """Return how many exchanges of a row were lost for this reason."""
-        return int(self._cells[_N_GAUGES + stratum * _PER_STRATUM + _LOSS_INDEX[loss]])
+        return int(self._cells[N_GAUGES + stratum * _PER_STRATUM + _LOSS_INDEX[loss]])

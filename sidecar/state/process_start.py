@@ -3,8 +3,9 @@
 Relay workers import this module, so it must stay light.
 """
 
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +14,11 @@ import msgspec
 from quantdrift.core.logs import setup_logs
 from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters
+
+
+def source_of(environment: Mapping[str, str]) -> str:
+    """Return the name of this sidecar: its pod, or else its host."""
+    return environment.get("POD_NAME") or socket.gethostname()
 
 
 class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +45,8 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
         The Unix socket of taps, for the intake process.
     boot
         Id of this start of the sidecar, for the capture process: 32 hexadecimal digits.
+    counts
+        File of the shared counters, for the capture process, which removes it at the end; empty: there is none.
     """
 
     name: str
@@ -50,6 +58,7 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     listen_fd: int | None = None
     tap_fd: int | None = None
     boot: str = ""
+    counts: str = ""
 
     @property
     def argument(self) -> str:

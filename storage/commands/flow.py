@@ -7,6 +7,8 @@ import msgspec
 from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.storage.commands.account import Account, accounts
+
 # The newest tally of each sidecar start and stratum: one step per key along the primary key.
 _TOTALS: Final = text("""
     with recursive known as (
@@ -199,6 +201,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         When the monitor last folded; None: never.
     n_unsent, unsent_since, unsent_error
         Events that wait for the collector.
+    accounts
+        What became of the sampled requests, by model and header stratum.
     """
 
     models: dict[str, ModelFlow]
@@ -210,6 +214,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     n_unsent: int = 0
     unsent_since: datetime | None = None
     unsent_error: str = ""
+    accounts: dict[str, dict[str, Account]] = {}
 
 
 async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
@@ -248,6 +253,7 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         n_unsent=outbox["n"],
         unsent_since=outbox["since"],
         unsent_error=outbox["error"] or "",
+        accounts=await accounts(connection),
     )
 
 

@@ -63,7 +63,7 @@ _COMPARISONS: Final = text("""
 """)
 _TALLY: Final = """
     t.source, t.boot::text, t.stratum, t.sequence, least(t.at, b.stored_at) as at, t.offered, t.taken,
-    t.models, coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
+    t.thinned, t.published, t.final, t.models, coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
 """
 _TALLIES: Final = text(f"""
     select t.batch_id, {_TALLY} from tally t join batch b on b.id = t.batch_id
@@ -353,9 +353,15 @@ def comparison_row(row: RowMapping) -> ComparisonRow:
 
 
 def _tally(row: RowMapping) -> TallyRow:
-    kept = {name: row[name] for name in TallyRow.__struct_fields__ if name not in {"at_us", "models"}}
+    kept = {name: row[name] for name in TallyRow.__struct_fields__ if name not in {"at_us", "models", "open"}}
     models = {name: (of["taken"], sum(of["lost"].values())) for name, of in row["models"].items()}
-    return TallyRow(**kept, at_us=to_us(row["at"]), models=models)
+    left = {
+        name: of["taken"] - of.get("thinned", 0) - of.get("published", 0) - models[name][1]
+        for name, of in row["models"].items()
+    }
+    left[""] = row["taken"] - row["thinned"] - row["published"] - row["lost"] - sum(left.values())
+    still = {name: n for name, n in left.items() if n}
+    return TallyRow(**kept, at_us=to_us(row["at"]), models=models, open=still)
 
 
 def _expiry(row: RowMapping) -> ExpiryRow:

@@ -61,6 +61,8 @@ class TallyRow(_Row, frozen=True, kw_only=True):
     """Cumulative counts of one header stratum of one sidecar: `lost` over all reasons, `models` taken and lost by model.
 
     `at_us` is not later than the time of storing: the counts of a clock that is ahead must not stay recent for ever.
+    `final` says that it is the last one of its start. `open` has what was taken and had no other count yet, by model; under
+    the empty name are requests whose model was not known.
     """
 
     source: str
@@ -72,6 +74,8 @@ class TallyRow(_Row, frozen=True, kw_only=True):
     taken: int
     lost: int
     models: dict[str, tuple[int, int]] = {}
+    final: bool = False
+    open: dict[str, int] = {}
 
 
 class ExpiryRow(_Row, frozen=True, kw_only=True):

@@ -46,7 +46,7 @@ _DERIVED: Final = (
     "discovery_change",
     "discovery_search",
 )
-_VIEWS: Final = ("slice_now", "slice_history", "slice_item", "coverage_hour")
+_VIEWS: Final = ("slice_now", "slice_history", "slice_item", "coverage_hour", "account")
 # Columns that readers cannot see.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
 _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin
@@ -123,7 +123,10 @@ def _monitor() -> list[str]:
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
         f"grant insert on model_version, slice to {MONITOR}",
-        f"grant update (fold_seq), delete on batch to {MONITOR}",
+        f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
+        # It stores tallies, and counts what expires, while no shadow worker does.
+        f"grant insert on batch, tally, expiry to {MONITOR}",
+        f"grant insert, update on arrival to {MONITOR}",
         f"grant delete on tally, policy, arrival to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",

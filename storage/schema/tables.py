@@ -306,6 +306,11 @@ class Tally(Base):
     streamed_at: Mapped[Time | None] = mapped_column(
         comment="When the stream stored it, by the server's clock; null if unknown."
     )
+    final: Mapped[bool] = mapped_column(
+        server_default=text("false"),
+        comment="Whether it is the last one of its boot: no process of it is left, and whatever it took is published,"
+        " thinned or lost.",
+    )
 
 
 class Quarantine(Base):

@@ -7,7 +7,7 @@ neither a kill nor a second delivery changes the count.
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Final
 
@@ -20,6 +20,8 @@ from quantdrift.core.stream.numbering import Numbered
 from quantdrift.storage.database import Database
 
 EXPIRED: Final = "expired"  # among the reasons of losses
+# Between the clocks of a cluster: the two streams may have different leaders. To be subtracted from `gone_until`.
+SKEW: Final = timedelta(seconds=1)
 _LOCK: Final = 0x7175616E65787069  # "quanexpi" as a number
 _MOST_RANGES: Final = 1_000
 
@@ -30,6 +32,12 @@ _NOTE: Final = text("""
     from unnest(cast(:boots as text[]), cast(:rows as int[]), cast(:numbers as text[])) one (boot, counts_row, numbers)
     order by 1, 2
     on conflict (boot, counts_row) do update set numbers = arrival.numbers + excluded.numbers, due = true
+""")
+_FINISHED: Final = text("""
+    select one.place
+    from unnest(cast(:boots as text[]), cast(:rows as int[]), cast(:numbers as bigint[]))
+        with ordinality one (boot, counts_row, number, place)
+    join arrival a on a.boot = cast(one.boot as uuid) and a.counts_row = one.counts_row and a.numbers @> one.number
 """)
 _NAME: Final = text("""
     insert into arrival (boot, counts_row, source, stratum, model)
@@ -122,6 +130,22 @@ async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]
         )
 
 
+async def finished_before(connection: AsyncConnection, numbered: Iterable[Numbered]) -> frozenset[Numbered]:
+    """Return those of some exchanges that a worker has finished in an earlier transaction."""
+    asked = sorted({*numbered})
+    if not asked:
+        return frozenset()
+    rows = await connection.execute(
+        _FINISHED,
+        {
+            "boots": [message.boot for message in asked],
+            "rows": [message.row for message in asked],
+            "numbers": [message.number for message in asked],
+        },
+    )
+    return frozenset(asked[row.place - 1] for row in rows)
+
+
 async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) -> None:
     """Record what the rows are for, and that there is a new tally to compare them with; call it after storing the tallies."""
     named = {
@@ -147,14 +171,14 @@ async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) ->
 
 
 async def count_expired(database: Database, worker: str, gone_until: datetime) -> Sequence[Expired]:
-    """Count expired exchanges, and return the growth of the counts; empty while another worker counts.
+    """Count expired exchanges, and return the growth of the counts; empty while another process counts.
 
     Parameters
     ----------
     database
         The database.
     worker
-        Name of this worker.
+        Name of this process.
     gone_until
         Messages that the stream stored before this time have left it. It must be read from the stream before this call:
         the exchanges that workers have finished by then are in the database.

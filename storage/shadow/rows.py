@@ -92,6 +92,8 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
         The reason, and a text without any payload.
     exchange_id, model, captured_at
         Id, model and capture time of the exchange, if they could be read.
+    numbered
+        Its number at its sidecar, if any.
     """
 
     stream_sequence: int
@@ -101,6 +103,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     exchange_id: str | None = None
     model: str = ""
     captured_at: datetime | None = None
+    numbered: Numbered | None = None
 
 
 class Unreferenced(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from quantdrift.core.slices import SliceKey
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import tables
 from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
-from quantdrift.storage.shadow.expiries import note_numbers, note_tallies
+from quantdrift.storage.shadow.expiries import finished_before, note_numbers, note_tallies
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ConfigWarningRow,
@@ -124,7 +124,8 @@ class Writer:
         """
         async with self._database.begin() as connection:
             versions, policies, slices = await _ids(connection, batch)
-            skipped = Counter(await _quarantine(connection, batch.quarantined, self._payloads))
+            quarantined = await _unfinished(connection, batch.quarantined)
+            skipped = Counter(await _quarantine(connection, quarantined, self._payloads))
             if batch.unreferenced:
                 skipped[_NO_REFERENCE] = len(batch.unreferenced)
             expected = sum(len(compared.items) for compared in batch.compared)
@@ -308,6 +309,18 @@ class _Allowance:
         return granted
 
 
+async def _unfinished(connection: AsyncConnection, messages: Sequence[Quarantined]) -> list[Quarantined]:
+    """Leave out what is called poison but was stored before: only its acknowledgements were lost."""
+    poison = [message for message in messages if message.reason is QuarantineReason.POISON]
+    numbers = [message.numbered for message in poison if message.numbered is not None]
+    finished = await finished_before(connection, numbers)
+    return [
+        message
+        for message in messages
+        if message.reason is not QuarantineReason.POISON or message.numbered not in finished
+    ]
+
+
 async def _quarantine(
     connection: AsyncConnection, messages: Sequence[Quarantined], payloads: _Allowance
 ) -> list[str]:
@@ -405,6 +418,7 @@ def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> li
             },
             "blind_connections": tally.blind_connections,
             "streamed_at": streamed_at,
+            "final": tally.final,
         }
         for stratum in tally.strata
     ]

@@ -22,7 +22,7 @@ from quantdrift.core.records import Exchange
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.consume import Delivery
-from quantdrift.shadow.pipeline.validate import read_tally
+from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import refold, resume
@@ -214,6 +214,28 @@ async def test_what_expires_while_the_shadow_is_away_makes_its_model_unknown(
         assert await record.fetchval("select sum(n_expired) from coverage_hour") == N_AWAY
 
 
+async def test_what_expires_while_no_worker_runs_is_seen_by_the_monitor(
+    config: Config, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """No worker comes back: the monitor stores the tallies, counts what expired, and makes its model unknown."""
+    async with connected(postgres_dsn) as record, sending(config) as sidecar:
+        async with working(config, postgres_dsn):
+            await sidecar.send([*some(N_BEFORE), *some(N_BEFORE, "calm")])
+            await until_compared(record, 2 * N_BEFORE)
+            await until_checked(record, await sidecar.tally())
+        await sidecar.send(some(N_AWAY))
+        await sidecar.tally()
+        await expire(config)
+        async with process(config, postgres_dsn, tmp_path, "monitor"):
+
+            async def judged() -> bool:
+                return (await said(record)).get("slow") == ("unknown", REASON)
+
+            await until(judged, "the monitor says what expired")
+        assert await counted(record) == {"slow": N_AWAY}
+        assert (await said(record))["calm"][0] == "ok"
+
+
 async def test_what_expires_before_any_worker_ever_ran_is_counted(config: Config, postgres_dsn: str) -> None:
     """Of two sidecars, one of which has ended; nothing of theirs was ever fetched."""
     queue = await Queue.connect(config.stream, client_name="test")
@@ -391,6 +413,37 @@ async def _acked(stage: Stage, n: int) -> list[Delivery]:
     for one in found:
         await one.ack()
     return found
+
+
+async def test_a_stored_sample_whose_acknowledgements_were_lost_is_no_poison(
+    config: Config, postgres_dsn: str
+) -> None:
+    """Delivered too often, one was finished and one never was: the second alone is quarantined, and both count once."""
+    async with (
+        connected(postgres_dsn) as record,
+        staged(config, postgres_dsn) as stage,
+        sending(config) as sidecar,
+    ):
+        await sidecar.send(some(2))
+        deliveries = await stage.fetch(2)
+        finished = min(deliveries, key=lambda one: one.sequence)
+        await stage.note([finished])
+        for _ in range(config.shadow.max_deliveries):
+            for one in deliveries:
+                await one.nak(0)
+            deliveries = await stage.fetch(2)
+        for one in deliveries:
+            await one.nak(0)
+        async with working(config, postgres_dsn):
+
+            async def empty() -> bool:
+                return await _empty(stage.queue)
+
+            await until(empty, "both are finished")
+            await until_checked(record, await sidecar.tally())
+        rows = await record.fetch("select stream_sequence, reason from quarantine")
+        assert [tuple(row) for row in rows] == [(finished.sequence + 1, "poison")]
+        assert await record.fetchval("select numbers::text from arrival") == "{[1,3)}"
 
 
 async def test_each_expiry_counts_once_however_many_workers_count(config: Config, postgres_dsn: str) -> None:

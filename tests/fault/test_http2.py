@@ -226,6 +226,6 @@ def test_a_killed_worker_costs_the_calls_under_way(tmp_path: Path, server: tuple
 
         wait(answers, "the successor serves")
         wait(
-            lambda: running.count("quantdrift_sidecar_lost_total", reason="truncated") == 1,
+            lambda: running.count("quantdrift_sidecar_lost_total", reason="process_ended") == 1,
             "what it had in hand is counted",
         )

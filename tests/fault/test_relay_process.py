@@ -159,7 +159,7 @@ def test_what_a_killed_capture_process_had_in_hand_is_counted_as_lost(
         wait(lambda: running.count("quantdrift_sidecar_queued_bytes") > 6.5 * one_bytes, "all wait")
         running.captures[0].kill()
         wait(lambda: running.count("quantdrift_sidecar_lost_total") > 0, "its successor counts them")
-        assert running.count("quantdrift_sidecar_lost_total", reason="capture_error") == 7
+        assert running.count("quantdrift_sidecar_lost_total", reason="process_ended") == 7
         assert running.count("quantdrift_sidecar_taken_total") == 7
 
 
@@ -172,7 +172,7 @@ def test_what_a_killed_worker_had_in_hand_is_counted_as_lost(tmp_path: Path, bac
         victim.kill()
         wait(lambda: running.workers not in ([], [victim]), "another worker")
         wait(running.is_ready, "it is ready")
-        assert running.count("quantdrift_sidecar_lost_total", reason="truncated") == 1
+        assert running.count("quantdrift_sidecar_lost_total", reason="process_ended") == 1
         assert running.count("quantdrift_sidecar_taken_total") == 1
 
 

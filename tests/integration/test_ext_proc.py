@@ -192,7 +192,7 @@ def test_an_exchange_that_is_too_large_is_dropped(envoyed: Pod) -> None:
 
 def test_a_killed_intake_opens_its_port_again(envoyed: Pod) -> None:
     """What it had in hand is counted as lost by its successor."""
-    before, taken = envoyed.lost("truncated"), envoyed.count("taken")
+    before, taken = envoyed.lost("process_ended"), envoyed.count("taken")
 
     async def kill(channel: grpc.aio.Channel) -> None:
         call = channel.stream_stream(METHOD)()
@@ -203,7 +203,7 @@ def test_a_killed_intake_opens_its_port_again(envoyed: Pod) -> None:
 
     talk(envoyed, kill)
     begin(envoyed)
-    assert envoyed.lost("truncated") == before + 1
+    assert envoyed.lost("process_ended") == before + 1
 
 
 def test_an_exchange_under_way_may_end_after_sigterm(tmp_path: Path, nats_url: str) -> None:

@@ -48,7 +48,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002", "0003", "0004"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0006"]
 
 
 def quiet(_line: str) -> None:
@@ -119,7 +119,13 @@ async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str
         where relnamespace = 'public'::regnamespace and relkind = 'v' and attnum > 0
     """)
     await connection.close()
-    assert {row["relname"] for row in rows} == {"slice_now", "slice_history", "slice_item", "coverage_hour"}
+    assert {row["relname"] for row in rows} == {
+        "slice_now",
+        "slice_history",
+        "slice_item",
+        "coverage_hour",
+        "account",
+    }
     assert all(row["of_view"] and row["said"] for row in rows)
 
 

@@ -17,6 +17,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.schema.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
 from quantdrift.storage.schema.tables import Base
+from quantdrift.storage.shadow.expiries import count_expired
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
@@ -126,25 +127,29 @@ async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) 
 async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
     postgres_dsn: str, login: Login
 ) -> None:
-    """It numbers batches, makes and drops partitions and forgets payloads; it cannot invent a tally or a policy."""
+    """It numbers batches, makes and drops partitions and forgets payloads; it stores tallies that no shadow does, and changes none."""
     dsn = await login(MONITOR)
     async with Database(postgres_dsn) as database:
         await Writer(database, SystemClock()).store(batch(1))
+    async with Database(dsn) as database:
+        for _ in range(2):
+            await Writer(database, SystemClock()).store_tallies("monitor", [TALLY], [AT])
+            await count_expired(database, "monitor", AT)
     # Partitions that a later upgrade makes, by another user, belong to the monitor as well.
     await upgrade(postgres_dsn, progress=lambda _: None, ahead_days=20)
     async with Database(dsn) as database:
         async with database.begin() as connection:
             position = (await resume(connection)).position
             await load_catalog(connection)
-            assert len(await claim(connection, position.fold_seq, 10)) == 1
+            assert len(await claim(connection, position.fold_seq, 10)) == 2
         made = await maintain(database, Storage(), AT, ahead_days=30)
         assert len(made.partitions_made) == 10
         dropped = await maintain(database, Storage(), datetime(2199, 1, 1, tzinfo=UTC))
         assert (len(dropped.partitions_dropped), dropped.partitions_busy) == (32, ())
-        assert (dropped.n_batches, dropped.n_quarantined) == (1, 1)
+        assert (dropped.n_batches, dropped.n_quarantined) == (2, 1)
     await refused(
         dsn,
-        "insert into tally select * from tally",
+        "update tally set taken = 0",
         "update policy set definition = '{}'",
         "delete from model_version",
         "drop table alert",
@@ -155,7 +160,14 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
     """A data scientist reads every table and view, not production traffic, and writes nowhere."""
     dsn = await login(READER)
     connection = await asyncpg.connect(dsn)
-    for name in {*Base.metadata.tables, "slice_now", "slice_history", "slice_item", "coverage_hour"} - {
+    for name in {
+        *Base.metadata.tables,
+        "slice_now",
+        "slice_history",
+        "slice_item",
+        "coverage_hour",
+        "account",
+    } - {
         "quarantine",
         "embedding",
     }:

@@ -137,6 +137,39 @@ def test_everything_flows_ends_with_0(
     assert re.search(r"^  replayed and compared +28 +28 ", text, re.MULTILINE)
 
 
+def test_samples_that_nothing_says_of_are_counted_by_model(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str
+) -> None:
+    """What a sidecar had that is silent since, and what has left the stream with nobody having finished it."""
+    wines = ModelCount(taken=100, published=60, thinned=5, lost={Loss.DECODE: 3}, row=0, numbered=61)
+    count = StratumCount(
+        stratum="default",
+        offered=900,
+        taken=110,
+        thinned=5,
+        published=60,
+        lost={Loss.DECODE: 3, Loss.HELD_BYTES: 10},
+        models={"wines": wines},
+    )
+    asyncio.run(_store(postgres_dsn, (timedelta(minutes=10), count)))
+    found: dict[str, Any] = json.loads(status("--json").stdout)
+    (of_wines,) = found["models"]
+    assert of_wines["account"] == {
+        "taken": 100,
+        "thinned": 5,
+        "lost": 3,
+        "expired": 0,
+        "finished": 0,
+        "in_stream": 60,
+        "in_sidecar": 0,
+        "unaccounted": 32,
+    }
+    assert of_wines["strata"] == {"default": of_wines["account"]}
+    assert of_wines["not_accounted_for"] == found["not_accounted_for"] == 92
+    assert (found["account"]["taken"], found["account"]["lost"]) == (110, 13)
+    assert re.search(r"^  not accounted for +92 *$", status().stdout, re.MULTILINE)
+
+
 def test_what_blocks_is_said_first_and_ends_with_1(
     status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, nats_url: str, tmp_path: Path
 ) -> None:

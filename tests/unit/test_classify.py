@@ -11,8 +11,9 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
+from quantdrift.core.stream.tallies import read_tally
 from quantdrift.shadow.pipeline.classify import Case, classify
-from quantdrift.shadow.pipeline.validate import read_exchange, read_tally
+from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.linear import LinearRuntime

@@ -7,6 +7,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold.loss import SILENT_US
 from quantdrift.storage.monitor.rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
 from tests.support.monitor.fold_stream import (
     ALL_ID,
@@ -104,6 +105,32 @@ def test_loss_makes_a_slice_unknown() -> None:
     verdict, reason = verdict_of(fold, FAINT_ID)
     assert verdict is Verdict.UNKNOWN
     assert reason.startswith("loss")
+
+
+def test_samples_that_a_vanished_sidecar_had_make_a_slice_unknown() -> None:
+    """It ended with its machine: nothing says what became of what it had, and the reason says so."""
+    stream = quiet(200)
+    fold, _ = fold_all(stream)
+    at_us = stream[-1].stored_us
+    for number, (boot, later_us, still) in enumerate((("c", 0, {"": 60}), ("d", SILENT_US + 1, {})), start=1):
+        tally = TallyRow(
+            source="pod",
+            boot=boot * 32,
+            stratum="faint",
+            sequence=1,
+            at_us=at_us + later_us,
+            offered=100,
+            taken=100,
+            lost=0,
+            open=still,
+        )
+        fold.batch(BatchRows(fold_seq=stream[-1].fold_seq + number, stored_us=tally.at_us, tallies=(tally,)))
+    verdict, reason = verdict_of(fold, FAINT_ID)
+    assert verdict is Verdict.UNKNOWN
+    assert reason == (
+        "loss: 60 of this model's samples of the last hour are not accounted for: a sidecar ended without sending its last"
+        " counts, as when its machine was lost; see `quantdrift status`"
+    )
 
 
 def test_silence_while_there_is_traffic_is_unknown() -> None:

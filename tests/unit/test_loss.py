@@ -4,7 +4,7 @@ import pytest
 
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import reachable_strata
-from quantdrift.monitor.fold.loss import RECENT_US, LossCounts, RecentCounts
+from quantdrift.monitor.fold.loss import RECENT_US, SILENT_US, LossCounts, RecentCounts
 from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
 from tests.support.monitor.fold_stream import BEGIN_US, POLICY, SECOND_US
 
@@ -91,3 +91,42 @@ def test_what_expired_counts_for_its_model_and_stratum_for_an_hour() -> None:
     assert ledger.recent(["default", "faint"], "calm").expired == 0
     ledger.forget(BEGIN_US + RECENT_US)
     assert ledger.recent(["default"], "slow").expired == 0
+
+
+def test_what_a_sidecar_had_that_ended_without_its_last_counts_is_unaccounted_for_an_hour() -> None:
+    """Until it is silent for long nothing is said of it; a later tally, or the last one, clears it; the order is no matter."""
+
+    def tally(sequence: int, boot: str, at_us: int, *, final: bool = False) -> TallyRow:
+        return TallyRow(
+            source="pod",
+            boot=boot,
+            stratum="default",
+            sequence=sequence,
+            at_us=at_us,
+            offered=100,
+            taken=50,
+            lost=0,
+            models={"digits": (40, 0)},
+            final=final,
+            open={"digits": 7, "other": 3, "": 2},
+        )
+
+    def unaccounted(counts: LossCounts, at_us: int, model: str = "digits") -> int:
+        counts.forget(at_us)
+        assert counts.recent(["faint"], model).unaccounted == 0
+        return counts.recent(["default"], model).unaccounted
+
+    rows = [tally(1, "gone", BEGIN_US), tally(1, "ends", BEGIN_US), tally(2, "ends", BEGIN_US, final=True)]
+    silent_us, over_us = BEGIN_US + SILENT_US, BEGIN_US + SILENT_US + RECENT_US
+    for counts in (LossCounts(tallies=rows), LossCounts(rows), LossCounts(tallies=reversed(rows))):
+        assert unaccounted(counts, silent_us - 1) == 0
+        assert unaccounted(counts, silent_us) == 9
+        assert unaccounted(counts, silent_us, "other") == 5
+        assert unaccounted(counts, over_us - 1) == 9
+        assert counts.recent(["default"], "digits").missing == 9
+        assert unaccounted(counts, over_us) == 0
+    counts = LossCounts(tallies=rows)
+    assert unaccounted(counts, silent_us) == 9
+    counts.add(tally(2, "gone", silent_us + 1))
+    assert unaccounted(counts, silent_us + 1) == 0
+    assert unaccounted(counts, silent_us + 1 + SILENT_US) == 9

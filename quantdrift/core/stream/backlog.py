@@ -135,6 +135,22 @@ async def read_waiting(queue: Queue, models: Iterable[str]) -> dict[str, Waiting
     return found
 
 
+async def are_tallies_read(queue: Queue) -> bool | None:
+    """Return whether a shadow worker asks for tallies at this moment; None if there are none yet.
+
+    Raises
+    ------
+    RetryError
+        The server is unavailable, or its answer cannot be read.
+    """
+    stream = queue.stream_name("tally")
+    info = await _asked(queue, f"STREAM.INFO.{stream}", b"", _Info)
+    if info.state is None:
+        return None
+    consumer = await _asked(queue, f"CONSUMER.INFO.{stream}.{durable_name('')}", b"", _Consumer)
+    return consumer.num_waiting > 0
+
+
 async def _asked(queue: Queue, about: str, request: bytes, kind: type[_Answer]) -> _Answer:
     """Return the answer of JetStream's API; one without content where the stream or the consumer does not exist."""
     client = await queue.live()

@@ -1,6 +1,8 @@
-"""Offered, taken, lost and expired per header stratum and model over the recent hour.
+"""Offered, taken, lost, expired and unaccounted per header stratum and model over the recent hour.
 
-The first three come from the sidecars' cumulative tallies, the last from what was found missing in the stream.
+The first three come from the sidecars' cumulative tallies, the fourth from what was found missing in the stream. What a
+sidecar had in memory at a tally is unaccounted if no other tally follows and this one is not the last: it ended with its
+machine, or its counts were lost.
 """
 
 import heapq
@@ -13,21 +15,29 @@ from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
 RECENT_US = 3_600_000_000
 KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted as if it had just started
 
+SILENT_US = 300_000_000
+"""A sidecar that sent no tally for so long has ended."""
+
 _Grown = tuple[int, int, int, int]  # offered, taken, lost, expired
 
 
 class RecentCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of some strata over the recent hour; `expired` are those that left the stream before they were replayed."""
+    """Requests of some strata over the recent hour.
+
+    `expired` are those that left the stream before they were replayed, `unaccounted` those that a sidecar had when it ended
+    without its last counts.
+    """
 
     offered: int
     taken: int
     lost: int
     expired: int = 0
+    unaccounted: int = 0
 
     @property
     def missing(self) -> int:
         """Of the taken, those that were not compared, for whatever reason."""
-        return self.lost + self.expired
+        return self.lost + self.expired + self.unaccounted
 
 
 class LossCounts:
@@ -47,7 +57,13 @@ class LossCounts:
         tallies: Iterable[TallyRow] = (),
         expiries: Iterable[ExpiryRow] = (),
     ) -> None:
-        self._newest = {_key(tally): tally for tally in baselines}
+        self._newest: dict[tuple[str, str, str], TallyRow] = {}
+        self._expected: list[
+            tuple[int, tuple[str, str, str], int]
+        ] = []  # a heap: when a tally has no successor
+        self._silent: dict[tuple[str, str, str], TallyRow] = {}
+        for tally in baselines:
+            self._follow(tally)
         self._entries: list[tuple[int, str, str, _Grown]] = []  # a heap by time
         self._sums: dict[tuple[str, str], list[int]] = {}
         for tally in tallies:
@@ -60,7 +76,7 @@ class LossCounts:
         last = self._newest.get(_key(tally))
         if last is not None and tally.sequence <= last.sequence:
             return
-        self._newest[_key(tally)] = tally
+        self._follow(tally)
         before = _by_model(last) if last is not None else {}
         for model, counts in _by_model(tally).items():
             first = before.get(model, (0, 0, 0))
@@ -76,6 +92,13 @@ class LossCounts:
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
             _, stratum, model, grown = heapq.heappop(self._entries)
             self._count((stratum, model), grown, -1)
+        while self._expected and self._expected[0][0] <= now_us:
+            _, key, sequence = heapq.heappop(self._expected)
+            if (newest := self._newest.get(key)) is not None and newest.sequence == sequence:
+                self._silent[key] = newest
+        over_us = now_us - RECENT_US - SILENT_US
+        for key in [key for key, tally in self._silent.items() if tally.at_us <= over_us]:
+            del self._silent[key]
 
     def trim(self, now_us: int) -> None:
         """Let go of the starts of sidecars that have said nothing for 30 days."""
@@ -89,7 +112,23 @@ class LossCounts:
             taken=sum(entry[1] for entry in sums),
             lost=sum(entry[2] for entry in sums),
             expired=max(sum(entry[3] for entry in sums), 0),
+            unaccounted=self._unaccounted(strata, model),
         )
+
+    def _unaccounted(self, strata: Iterable[str], model: str) -> int:
+        if not self._silent:
+            return 0
+        wanted = set(strata)
+        silent = [tally for tally in self._silent.values() if tally.stratum in wanted]
+        return max(sum(tally.open.get(one, 0) for tally in silent for one in {model, ""}), 0)
+
+    def _follow(self, tally: TallyRow) -> None:
+        """Take a tally as the newest of its start, and expect another one unless it is the last."""
+        key = _key(tally)
+        self._newest[key] = tally
+        self._silent.pop(key, None)
+        if tally.open and not tally.final:
+            heapq.heappush(self._expected, (tally.at_us + SILENT_US, key, tally.sequence))
 
     def _enter(self, at_us: int, stratum: str, model: str, grown: _Grown) -> None:
         if any(grown):

@@ -113,7 +113,7 @@ def _doubt(status: SliceStatus, limits: Monitor) -> str:
         return f"needs {_more(missing)}" if missing > 0 else looks_like_sessions(status.session_attribute)
     counts = status.counts
     if _loses(counts, limits):
-        return _expired(counts) if counts.expired > counts.lost else LOST
+        return _loss(counts)
     if status.silent_s > limits.stale_after_s and counts.offered > 0:
         return "stale: there is traffic and no comparison"
     if not status.noise and status.evidence_ratio >= UNDECIDED_FROM:
@@ -124,6 +124,16 @@ def _doubt(status: SliceStatus, limits: Monitor) -> str:
 def _loses(counts: RecentCounts, limits: Monitor) -> bool:
     """Return whether too many samples were lost or expired."""
     return counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken
+
+
+def _loss(counts: RecentCounts) -> str:
+    """Return why samples are missing: the most frequent way."""
+    if counts.unaccounted > max(counts.lost, counts.expired):
+        return (
+            f"loss: {_round(counts.unaccounted):,} of this model's samples of the last hour are not accounted for: a sidecar"
+            " ended without sending its last counts, as when its machine was lost; see `quantdrift status`"
+        )
+    return _expired(counts) if counts.expired > counts.lost else LOST
 
 
 def _expired(counts: RecentCounts) -> str:
@@ -191,8 +201,8 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
 
 
 # By which case of `judge` a slice is judged.
-_ALERT, _SUPERSEDED, _FEW, _SESSIONS, _EXPIRED, _LOST, _STALE, _UNDECIDED, _NOISE, _LEARNING, _OK = range(
-    UNJUDGED + 1, 12
+_ALERT, _SUPERSEDED, _FEW, _SESSIONS, _FIGURES_OF_LOSS, _LOST, _STALE, _UNDECIDED, _NOISE, _LEARNING, _OK = (
+    range(UNJUDGED + 1, 12)
 )
 _SAME_WORDS = frozenset(
     (_SUPERSEDED, _LOST, _STALE, _UNDECIDED, _OK)
@@ -248,7 +258,7 @@ def _losses(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> t
         counts, of = state.recent_counts(*state.count_classes[number]), counted == number
         offered[of] = counts.offered > 0
         if _loses(counts, state.limits):
-            loss[of] = _EXPIRED if counts.expired > counts.lost else _LOST
+            loss[of] = _LOST if _loss(counts) == LOST else _FIGURES_OF_LOSS
     return loss, offered
 
 

@@ -47,9 +47,16 @@ class LiveScope:
         config, slot, directory = live_config.config, child.slot, child.start.directory
         for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
             slot.set(gauge, 0)
-        slot.lose_unfinished(len(live_config.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+        slot.lose_unfinished(
+            len(live_config.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.PROCESS_ENDED
+        )
         self.sender = FrameSender(
-            child.start.handoff, config.sidecar.handoff_bytes, slot, asyncio.get_running_loop()
+            child.start.handoff,
+            config.sidecar.handoff_bytes,
+            slot,
+            asyncio.get_running_loop(),
+            number=child.start.slot,
+            n_rows=len(live_config.rows),
         )
         self.sender.connect()
         self._secret = secret
@@ -80,6 +87,7 @@ class LiveScope:
             routes = Routes(live_config.config.capture.protocols)
             self.scope.reconfigure(live_config.config.sidecar, routes, self._sampler())
             self.sender.limit_bytes = live_config.config.sidecar.handoff_bytes
+            self.sender.n_rows = len(live_config.rows)
         self._policy_file.read(self.policy_history)
         self._refresh_sampler()
         return live_config
