@@ -97,8 +97,8 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     Raises
     ------
     OperatorError
-        A reference is missing or is itself quantised, the device does not exist, the database has no schema, or a server
-        refuses the configuration. An unreachable server is waited for; that of a reference delays its model alone.
+        A reference is missing or is itself quantised, the device does not exist, or the Postgres address cannot be read.
+        A server that is unreachable, or refuses, is waited for; that of a reference delays its model alone.
     """
     malloc.configure()
     clock = SystemClock()
@@ -125,7 +125,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     "model %s has no reference, its versions stay `unknown`: add an entry to `models.references`",
                     model.name,
                 )
-        async with Database(secrets.dsn) as database:
+        async with Database(secrets.current_dsn) as database:
             known_slices = await _connected(Writer(database, clock).slices, stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
             if known_slices is None or queue is None:
@@ -362,12 +362,15 @@ def _exit(reason: str) -> None:
 
 
 async def _connected(connect: Callable[[], Awaitable[Connection]], stop: Stop) -> Connection | None:
-    """Call `connect` until it succeeds; return None if `stop` is set first."""
+    """Call `connect` until it succeeds; return None if `stop` is set first.
+
+    A refusal is waited out as well: a person changes a password, a right or the schema while this process runs.
+    """
     backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while not stop.is_set():
         try:
             return await connect()
-        except RetryError as error:
+        except (RetryError, OperatorError) as error:
             pause_s = backoff.next_s()
             _LOG.warning("%s; trying again in %.1f s", error, pause_s)
             await stop.wait(pause_s)

@@ -270,11 +270,11 @@ class _Supervisor:
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
-    # Children get the secrets from the environment, because the files may be gone when a child is restarted.
+    # Children get the secrets from the environment, because the files may be gone when a child is restarted. The intake
+    # reads its token's file as well, because a token is replaced while the sidecar runs.
     config = live_config.config
     capture = msgspec.structs.replace(config.capture, hmac_key_file="")
-    intake = msgspec.structs.replace(config.intake, token_file="")
-    config = msgspec.structs.replace(config, capture=capture, intake=intake)
+    config = msgspec.structs.replace(config, capture=capture)
     try:
         return write_live_config(msgspec.structs.replace(live_config, config=config), directory)
     except OSError as error:

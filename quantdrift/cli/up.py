@@ -263,7 +263,8 @@ class _Supervisor:
             self._servers.append(postgres)
         else:
             self._dsn.set_result(self._environment.get("QUANTDRIFT_DSN", ""))
-        if self._config.stream.url == Stream().url and not self._config.stream.credentials_file:
+        stream = self._config.stream
+        if stream.url == Stream().url and not (stream.url_file or stream.credentials_file):
             token, port = _token(self._data / "nats"), _free_port()
             url = f"nats://{token}@127.0.0.1:{port}"
             nats = _Process(

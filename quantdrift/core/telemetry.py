@@ -6,6 +6,8 @@ Prometheus exporters turn `1` into a suffix `_ratio`, others do not. No instrume
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 import msgspec
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -380,6 +382,22 @@ def _expect(instrument: Instrument, kind: Kind) -> None:
         raise TypeError(f"{instrument.name} is declared as a {instrument.kind}")
 
 
-def grpc_headers(secrets: Secrets) -> dict[str, str]:
-    """Return the collector's headers for gRPC, with names in lower case."""
-    return {name.lower(): value for name, value in secrets.otlp_headers.items()}
+def headers_read_again(exporter: type[Any], secrets: Secrets) -> Callable[..., Any]:
+    """Return a function that makes an OTLP (gRPC) exporter, which reads the collector's headers for each export.
+
+    The library reads them once, so that a new token would need a restart.
+
+    Parameters
+    ----------
+    exporter
+        The library's exporter of logs, metrics or spans.
+    secrets
+        The headers, and their file.
+    """
+
+    class WithCurrentHeaders(exporter):  # type: ignore[misc]  # the base is an argument
+        def export(self, *arguments: Any, **options: Any) -> Any:
+            self._headers = tuple(secrets.current_otlp_headers().items())
+            return super().export(*arguments, **options)
+
+    return partial(WithCurrentHeaders, headers=secrets.current_otlp_headers())

@@ -26,7 +26,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
-from quantdrift.core.telemetry import grpc_headers
+from quantdrift.core.telemetry import headers_read_again
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
@@ -82,8 +82,8 @@ class OtlpEvents:
         self._endpoint = telemetry.otlp_endpoint
         self._resource = resource
         self._scope = InstrumentationScope("quantdrift")
-        self._exporter = OTLPLogExporter(
-            endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=TIMEOUT_S
+        self._exporter = headers_read_again(OTLPLogExporter, secrets)(
+            endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
         )
 
     def send(self, event: WaitingEvent) -> str:

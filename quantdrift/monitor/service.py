@@ -23,7 +23,7 @@ from quantdrift.core.telemetry import (
     FOLD_TIME,
     FOLDED,
     Telemetry,
-    grpc_headers,
+    headers_read_again,
 )
 from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
@@ -34,6 +34,7 @@ from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.monitor.session_search import SessionSearch
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
@@ -56,7 +57,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     Raises
     ------
     OperatorError
-        This program cannot read a detector state in the database, or a port is in use.
+        A port is in use, or the Postgres address cannot be read.
     """
     clock = SystemClock()
     readers = _readers(config, secrets)
@@ -67,10 +68,10 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         else NoCollector()
     )
     try:
-        async with Database(secrets.dsn) as database, Leadership(secrets.dsn) as leadership:
+        async with Database(secrets.current_dsn) as database, Leadership(secrets.current_dsn) as leadership:
             monitor = Monitor(
                 config=config,
-                dsn=secrets.dsn,
+                dsn=secrets.current_dsn,
                 database=database,
                 leadership=leadership,
                 sender=OutboxSender(database, exporter),
@@ -101,7 +102,7 @@ class Monitor:
         self,
         *,
         config: Config,
-        dsn: str,
+        dsn: Dsn,
         database: Database,
         leadership: Leadership,
         sender: OutboxSender,
@@ -118,7 +119,6 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
-        self._operator_error: OperatorError | None = None
         self._gauges = SliceGauges(clock, config.telemetry.max_slices)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
@@ -160,13 +160,7 @@ class Monitor:
         return self._connected
 
     async def run(self) -> None:
-        """Run all tasks until the stop.
-
-        Raises
-        ------
-        OperatorError
-            A person must act; see `serve`.
-        """
+        """Run all tasks until the stop. An error that a person must repair is logged, and its task tries again."""
         turns = {
             "fold": self._fold_turn,
             "outbox": self._outbox_turn,
@@ -180,11 +174,9 @@ class Monitor:
             for name, turn in turns.items():
                 tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
         await self._policy.close()
-        if self._operator_error is not None:
-            raise self._operator_error
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Return `turn` with a growing pause after each temporary failure, which is logged in one line."""
+        """Return `turn` with a growing pause after each failure, which is logged in one line."""
         backoff = Backoff(TURN_S, _LONGEST_PAUSE_S)
 
         async def with_pauses() -> None:
@@ -195,8 +187,10 @@ class Monitor:
                 _LOG.warning("%s: %s; retrying in %.1f s", name, error, pause_s)
                 await self._stop.wait(pause_s)
             except OperatorError as error:
-                self._operator_error = error
-                self._stop.set()
+                # A person repairs it while this process waits: a password, a right, the schema, a newer release.
+                pause_s = backoff.next_s()
+                _LOG.error("%s: %s; trying again in %.1f s", name, error, pause_s)
+                await self._stop.wait(pause_s)
             else:
                 backoff.reset()
 
@@ -210,11 +204,15 @@ class Monitor:
                 _LOG.info("this monitor leads")
             self._gauges.leads = leads
             n_folded = await self._fold_once() if leads else 0
-        except BaseException:
+        except BaseException as error:
             # Whatever was not committed is lost: the next turn starts from the database.
             self._fold = None
             self._connected = False
             self._gauges.leads = False
+            if isinstance(error, OperatorError):
+                await (
+                    self._leadership.release()
+                )  # another monitor may be able to fold, for instance a newer release
             raise
         if not leads:
             self._fold = None
@@ -277,8 +275,8 @@ def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
     telemetry = config.telemetry
     if not telemetry.otlp_endpoint:
         return []
-    exporter = OTLPMetricExporter(
-        endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=TIMEOUT_S
+    exporter = headers_read_again(OTLPMetricExporter, secrets)(
+        endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
     )
     return [
         PeriodicExportingMetricReader(

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
@@ -257,7 +257,7 @@ class ModelReaders:
         while not self._stop.is_set():
             try:
                 reader = await self._make_reader(model)
-            except RetryError as error:
+            except (RetryError, OperatorError) as error:
                 _LOG.warning(
                     "exchanges of model %s wait in the stream, trying again in %g s: %s",
                     model,

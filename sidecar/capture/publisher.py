@@ -187,7 +187,7 @@ class Publisher:
                     _LOG.warning("%s; trying again, at least every %g s", error, _LONGEST_PAUSE_S)
                     is_logged = True
                 await asyncio.sleep(backoff.next_s())
-        _LOG.info("publishing to NATS at %s", stream.address)
+        _LOG.info("publishing to NATS at %s", self._queue.address)
         self._connected.set()
         await asyncio.Event().wait()  # from now on the NATS client reconnects by itself
 

@@ -19,6 +19,13 @@ class Stream(Section, frozen=True, kw_only=True):
             "`quantdrift up` starts a server of its own."
         ),
     ] = "nats://127.0.0.1:4222"
+    url_file: Annotated[
+        str,
+        about(
+            "File with this address instead of `url`, for one with a password or token. It is read for each "
+            "connection, so that a new password needs no restart. Empty: `url`."
+        ),
+    ] = ""
     credentials_file: Annotated[str, about("NATS credentials (.creds). Empty: the server asks for none.")] = (
         ""
     )

@@ -1,12 +1,15 @@
 """Configuration of the two streams: subjects, limits, and behaviour when they are full."""
 
+from pathlib import Path
 from urllib.parse import quote, unquote
 
+import msgspec
 import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from quantdrift.core.config.schema import MIB, Stream
+from quantdrift.core.errors import OperatorError
 
 _DUPLICATE_WINDOW_S = 120.0  # far above two publish timeouts: a retried publish is stored once
 _TALLY_AGE_S = 86_400.0
@@ -67,6 +70,25 @@ def tally_stream(stream: Stream) -> StreamConfig:
         duplicate_window=_DUPLICATE_WINDOW_S,
         num_replicas=stream.replicas,
     )
+
+
+def current_stream(stream: Stream) -> Stream:
+    """Return the section with the address that `url_file` contains now; without such a file, unchanged.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be read, or is empty.
+    """
+    if not stream.url_file:
+        return stream
+    try:
+        url = Path(stream.url_file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"stream.url_file: {stream.url_file} cannot be read: {error}") from error
+    if not url:
+        raise OperatorError(f"stream.url_file: {stream.url_file} is empty: write the address of NATS in it")
+    return msgspec.structs.replace(stream, url=url)
 
 
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:

@@ -25,13 +25,14 @@ from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.stream.config import (
     create_or_update,
+    current_stream,
     exchange_stream,
     model_of,
     subject_token,
     tally_stream,
 )
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
-from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, mapped
+from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, is_refusal, mapped
 from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
 from quantdrift.core.stream.publish import Acknowledged
@@ -233,6 +234,11 @@ class Queue:
         return bool(self._client.is_connected)
 
     @property
+    def address(self) -> str:
+        """The servers, without any credentials."""
+        return self._stream.address
+
+    @property
     def max_payload_bytes(self) -> int:
         """Size of the longest record that the server accepts."""
         return int(self._client.max_payload) - _HEADER_BYTES
@@ -339,7 +345,7 @@ class Queue:
         if self._client.is_closed and not self._closed:
             async with self._reopening:
                 if self._client.is_closed:
-                    await self._open()
+                    await self._reopen()
         if not self._client.is_connected:
             raise RetryError(f"NATS at {self._stream.address} is not available")
         return self._client
@@ -366,11 +372,18 @@ class Queue:
         finally:
             self._set_on_connect.discard(event)
 
+    async def _reopen(self) -> None:
+        try:
+            await self._open()
+        except OperatorError as error:  # files are read again with the next attempt
+            raise RetryError(str(error)) from error
+
     def _connected_again(self) -> None:
         for event in (self._back, *self._set_on_connect):
             event.set()
 
     async def _open(self) -> None:
+        self._stream = current_stream(self._stream)
         if self._stream.requires_tls:
             self._tls.context()  # unusable files need a person: fail before the first attempt
         client = self._new_client()
@@ -379,7 +392,10 @@ class Queue:
 
         async def note(problem: Exception) -> None:
             problems[:] = [problem]
-            if client.is_reconnecting and isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)):
+            is_lost = self._client is client  # not the first attempt, whose error the caller gets
+            if is_lost and (
+                isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)) or is_refusal(problem)
+            ):
                 why = self._in_words(problem)
                 if why not in logged:
                     _LOG.warning("NATS at %s is not reachable: %s", self._stream.address, why)
@@ -426,7 +442,7 @@ class Queue:
         return self._tls.in_words(error) if isinstance(error, ssl.SSLError) else in_words(error)
 
     def _new_client(self) -> NatsClient:
-        return NatsClient(self._tls, required=self._stream.requires_tls)
+        return NatsClient(self._tls, self._stream)
 
     async def _ensure(self, wanted: StreamConfig) -> None:
         jetstream = (await self.live()).jetstream(timeout=REQUEST_S)

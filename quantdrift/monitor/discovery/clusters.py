@@ -24,6 +24,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.clusters import (
     Space,
@@ -66,7 +67,7 @@ class ClusterFits:
         self,
         *,
         config: Config,
-        dsn: str,
+        dsn: Dsn,
         clock: Clock,
         stop: Stop,
         leads: Callable[[], bool],

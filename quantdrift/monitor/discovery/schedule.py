@@ -17,6 +17,7 @@ from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.round import EVERY_S, LIMIT_S, Round, discover
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import last_searched
 
@@ -42,7 +43,7 @@ class Discoverer:
         self,
         *,
         config: Config,
-        dsn: str,
+        dsn: Dsn,
         database: Database,
         telemetry: Telemetry,
         clock: Clock,
