@@ -25,6 +25,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.slices import SliceKey
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -49,6 +50,7 @@ from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
+from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
 
@@ -126,7 +128,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     model.name,
                 )
         async with Database(secrets.current_dsn) as database:
-            known_slices = await _connected(Writer(database, clock).slices, stop)
+            known_slices = await _connected(partial(_known_slices, database, clock), stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
             if known_slices is None or queue is None:
                 return 0
@@ -157,6 +159,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         await asyncio.to_thread(spans.close)
         telemetry.close()
     return 0
+
+
+async def _known_slices(database: Database, clock: Clock) -> list[SliceKey]:
+    await check_schema(database)
+    return await Writer(database, clock).slices()
 
 
 async def _work(

@@ -41,6 +41,7 @@ from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
+from quantdrift.storage.schema.revision import check_schema
 
 EXPORT_S: Final = 15.0
 """Time between two exports of the gauges, unless the variable of OpenTelemetry says otherwise."""
@@ -198,6 +199,8 @@ class Monitor:
 
     async def _fold_turn(self) -> None:
         try:
+            if self._fold is None and not self._connected:
+                await check_schema(self._database)
             leads = await self._leadership.acquire()
             self._connected = True
             if leads and not self._gauges.leads:
