@@ -48,7 +48,7 @@ EXPORT_S: Final = 15.0
 _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 BATCHES_AT_ONCE = 64
 MAINTENANCE_EVERY = timedelta(days=1)
-_LONGEST_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
