@@ -22,11 +22,13 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.expired import ExpiredCount
@@ -111,6 +113,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
     meters = ShadowMetrics(telemetry, clock)
+    lag = StreamLag(config, telemetry, clock)
     admin = Admin("shadow.admin", config.shadow.admin, health.ready)
     await admin.start()
     try:
@@ -126,6 +129,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 _LOG.warning(
                     "model %s has no reference, its versions stay `unknown`: add an entry to `models.references`",
                     model.name,
+                    extra=of_model(model.name),
                 )
         async with Database(secrets.current_dsn) as database:
             known_slices = await _connected(partial(_known_slices, database, clock), stop)
@@ -144,6 +148,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     database=database,
                     queue=queue,
                     meters=meters,
+                    lag=lag,
                     spans=spans,
                     health=health,
                     clock=clock,
@@ -174,6 +179,7 @@ async def _work(
     database: Database,
     queue: Queue,
     meters: ShadowMetrics,
+    lag: StreamLag,
     spans: Spans,
     health: Health,
     clock: Clock,
@@ -190,6 +196,8 @@ async def _work(
     drained = Stop()  # set when the stages are empty
 
     expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=drained)
+
+    watching: Callable[[], Awaitable[None]] = partial(lag.look_and_wait, queue, drained)
 
     async def keep_alive() -> None:
         await in_flight.keep_alive()
@@ -293,6 +301,7 @@ async def _work(
                 ("keeping messages alive", keep_alive),
                 ("pinging Postgres", ping),
                 ("counting expired samples", expired.count_and_wait),
+                ("watching the stream", watching),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
             )
@@ -358,7 +367,10 @@ def _open_if_reachable(references: References, model: Model) -> None:
         references.add(model)
     except RetryError as error:
         _LOG.warning(
-            "exchanges of model %s wait in the stream until its reference opens: %s", model.name, error
+            "exchanges of model %s wait in the stream until its reference opens: %s",
+            model.name,
+            error,
+            extra=of_model(model.name),
         )
 
 

@@ -254,9 +254,9 @@ class _Supervisor:
         )
         slot = self._counters.slot(index)
 
-        def died() -> None:
+        def died(reason: str) -> None:
             slot.set(Gauge.SERVING, 0)
-            self._restarts.add(1, {"child": name.partition(" ")[0]})
+            self._restarts.add(1, {"child": name.partition(" ")[0], "reason": reason})
 
         return Child(
             name,

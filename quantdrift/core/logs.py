@@ -11,16 +11,39 @@ from quantdrift.core.clock import Clock, SystemClock
 
 MOST: Final = 20  # warnings of one kind
 WINDOW_S: Final = 60.0
+_MODEL: Final = "quantdrift_model"
 
 
-class _JsonFormatter(logging.Formatter):
+def of_model(name: str) -> dict[str, str]:
+    """Return the argument `extra` of a log line about one model: JSON lines show it as `model`."""
+    return {_MODEL: name}
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each line as one JSON object: time, level, role, pid, logger, model where the line is about one, message.
+
+    Parameters
+    ----------
+    role
+        Name of the process.
+    """
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        """Return the line."""
+        entry: dict[str, str | int] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            "role": self._role,
+            "pid": record.process or 0,
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if model := getattr(record, _MODEL, ""):
+            entry["model"] = model
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
@@ -68,11 +91,11 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     as_json
         One JSON object per line; else text.
     role
-        Name of the process in each line of text, for terminals that several processes share.
+        Name of the process in each line.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        _JsonFormatter()
+        JsonFormatter(role)
         if as_json
         else logging.Formatter(f"%(asctime)s {role:<8} %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
     )

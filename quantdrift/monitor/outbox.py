@@ -13,6 +13,7 @@ up. If that one fails too, the collector counts as unreachable, and all events w
 import asyncio
 import logging
 import time
+from datetime import datetime
 from typing import Protocol
 
 import msgspec
@@ -108,6 +109,7 @@ class OutboxSender:
         self._exporter = exporter
         self._n_probes = 0
         self.n_waiting = 0
+        self.oldest_waiting: datetime | None = None
 
     async def send_waiting(self) -> tuple[int, bool]:
         """Send waiting events; return how many were accepted, and whether the collector seems to be unreachable.
@@ -136,7 +138,7 @@ class OutboxSender:
             else:
                 sent += 1
         async with self._database.begin() as connection:
-            self.n_waiting = await count_unsent(connection)
+            self.n_waiting, self.oldest_waiting = await count_unsent(connection)
         return sent, unreachable
 
     async def _send(self, event: WaitingEvent) -> str:

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -13,9 +14,11 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import TURN_S, Stop, supervise
+from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
     EVENTS_SENT,
@@ -149,6 +152,7 @@ class Monitor:
             stop=stop,
             leads=lambda: self._gauges.leads,
         )
+        self._lag = StreamLag(config, telemetry, clock)
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
         self._folded = telemetry.counter(FOLDED)
@@ -171,9 +175,17 @@ class Monitor:
             "clusters": self._refits.turn,
             "policy": self._policy.turn,
         }
-        async with asyncio.TaskGroup() as tasks:
-            for name, turn in turns.items():
-                tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
+        # Not one of the turns: it is cancelled at the end, because an attempt to connect takes seconds.
+        watching = asyncio.create_task(
+            supervise("watching the stream", partial(self._lag.watch, self._stop), self._stop)
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name, turn in turns.items():
+                    tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         await self._policy.close()
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -248,6 +260,7 @@ class Monitor:
                 transition.from_verdict,
                 transition.to_verdict,
                 fold.catalog.slices[transition.slice_id].name,
+                extra=of_model(fold.catalog.versions[transition.model_version_id].model),
             )
         if batches:
             self._folded.add(len(batches))
@@ -259,6 +272,7 @@ class Monitor:
         if self._gauges.leads:
             sent, failed = await self._sender.send_waiting()
             self._gauges.n_waiting = self._sender.n_waiting
+            self._gauges.oldest_waiting = self._sender.oldest_waiting
             self._sent.add(sent)
             self._failed.add(int(failed))
         if failed:

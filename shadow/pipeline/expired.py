@@ -8,6 +8,7 @@ import logging
 from datetime import timedelta
 
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
@@ -60,4 +61,5 @@ class ExpiredCount:
                     " raise stream.max_age_s",
                     n,
                     model,
+                    extra=of_model(model),
                 )

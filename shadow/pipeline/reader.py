@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
@@ -263,6 +264,7 @@ class ModelReaders:
                     model,
                     _LIST_MODELS_S,
                     error,
+                    extra=of_model(model),
                 )
                 await self._stop.wait(_LIST_MODELS_S)
                 continue

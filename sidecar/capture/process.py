@@ -84,6 +84,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
         service.set_paused(pauses.refresh())
         service.refresh_config()
         service.log_unknown_models()
+        publisher.tick()
         policy_watcher.tick()
 
     async def publish_refusal_share() -> None:

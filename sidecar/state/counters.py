@@ -51,6 +51,9 @@ class Gauge(IntEnum):
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
     WAY_OFF = 30
+    QUEUED_SINCE_S = (
+        31  # capture: when the oldest exchange that waits was queued, seconds since 1970; 0: none waits
+    )
 
 
 class Denial(StrEnum):

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import grpc
 import msgspec
-import nkeys
+import nkeys  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.sdk.resources import Resource
@@ -388,7 +388,7 @@ class Collector(logs_service_pb2_grpc.LogsServiceServicer):
 def running(collector: Collector) -> Iterator[int]:
     """Run a collector; yield its port."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
-    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(collector, server)
+    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

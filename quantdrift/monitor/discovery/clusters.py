@@ -21,6 +21,7 @@ from quantdrift.core.clusters import (
 )
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
@@ -129,7 +130,12 @@ async def refit_due(
         try:
             fits.append(await refit(config, database, space, made_by=MONITOR))
         except OperatorError as error:
-            _LOG.error("the learned slices of %s were not refitted: %s", space.model, error)
+            _LOG.error(
+                "the learned slices of %s were not refitted: %s",
+                space.model,
+                error,
+                extra=of_model(space.model),
+            )
     return fits
 
 
