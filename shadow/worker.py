@@ -101,8 +101,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     Raises
     ------
     OperatorError
-        A reference is missing or is itself quantised, the device does not exist, or the Postgres address cannot be read.
-        A server that is unreachable, or refuses, is waited for; that of a reference delays its model alone.
+        A reference is missing or is itself quantised, the device does not exist, the Postgres address cannot be read, or
+        NATS refuses the stream's limits. A server that is unreachable, or refuses the password or the schema, is waited
+        for; that of a reference delays its model alone.
     """
     malloc.configure()
     clock = SystemClock()
@@ -132,8 +133,14 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     extra=of_model(model.name),
                 )
         async with Database(secrets.current_dsn) as database:
-            known_slices = await _connected(partial(_known_slices, database, clock), stop)
-            queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
+            # A password, a right, a certificate or the schema may change while this process runs; an option may not.
+            any_refusal = (RetryError, OperatorError)
+            known_slices = await _connected(
+                partial(_known_slices, database, clock), stop, waits_out=any_refusal
+            )
+            queue = await _connected(
+                lambda: Queue.connect(config.stream, client_name=name), stop, waits_out=any_refusal
+            )
             if known_slices is None or queue is None:
                 return 0
             health.database_answered()
@@ -380,16 +387,24 @@ def _exit(reason: str) -> None:
     os._exit(1)  # a thread that hangs could not be waited for
 
 
-async def _connected(connect: Callable[[], Awaitable[Connection]], stop: Stop) -> Connection | None:
+async def _connected(
+    connect: Callable[[], Awaitable[Connection]],
+    stop: Stop,
+    *,
+    waits_out: tuple[type[Exception], ...] = (RetryError,),
+) -> Connection | None:
     """Call `connect` until it succeeds; return None if `stop` is set first.
 
-    A refusal is waited out as well: a person changes a password, a right or the schema while this process runs.
+    Parameters
+    ----------
+    waits_out
+        Errors after which it is called again.
     """
     backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while not stop.is_set():
         try:
             return await connect()
-        except (RetryError, OperatorError) as error:
+        except waits_out as error:
             pause_s = backoff.next_s()
             _LOG.warning("%s; trying again in %.1f s", error, pause_s)
             await stop.wait(pause_s)

@@ -30,6 +30,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.process.states import STATES_FILE, observe_states
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
@@ -129,6 +130,8 @@ class _Supervisor:
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
         self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
+        if states := os.environ.get(STATES_FILE):
+            observe_states(self._telemetry, Path(states))
         self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
         self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []

@@ -165,6 +165,20 @@ QUEUE_AGE = Instrument(
     "Age of the oldest exchange that waits in the capture process for the stream to acknowledge it; 0: none waits.",
 )
 
+# The processes of `quantdrift up`, exported by its sidecar.
+UP_RUNNING = Instrument(
+    "quantdrift.up.running",
+    _OG,
+    "{process}",
+    "1 while a process of `quantdrift up` works, else 0, by process: sidecar, postgres, nats, db upgrade, shadow, monitor.",
+)
+UP_RESTARTS = Instrument(
+    "quantdrift.up.restarts",
+    _OC,
+    "{restart}",
+    "Restarts by `quantdrift up`, by process and reason: exit_ and the exit code, a signal, or not_started.",
+)
+
 # The stream, as every monitor and shadow worker sees it: take the maximum over processes.
 STREAM_WAITING = Instrument(
     "quantdrift.stream.waiting",

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import RetryError
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Consumer
@@ -258,7 +258,7 @@ class ModelReaders:
         while not self._stop.is_set():
             try:
                 reader = await self._make_reader(model)
-            except (RetryError, OperatorError) as error:
+            except RetryError as error:
                 _LOG.warning(
                     "exchanges of model %s wait in the stream, trying again in %g s: %s",
                     model,
