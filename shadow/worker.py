@@ -22,10 +22,13 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.slices import SliceKey
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -50,6 +53,7 @@ from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
+from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
 
@@ -98,8 +102,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     Raises
     ------
     OperatorError
-        A reference is missing or is itself quantised, the device does not exist, the database has no schema, or a server
-        refuses the configuration. An unreachable server is waited for; that of a reference delays its model alone.
+        A reference is missing or is itself quantised, the device does not exist, the Postgres address cannot be read, or
+        NATS refuses the stream's limits. A server that is unreachable, or refuses the password or the schema, is waited
+        for; that of a reference delays its model alone.
     """
     malloc.configure()
     clock = SystemClock()
@@ -110,6 +115,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
     meters = ShadowMetrics(telemetry, clock)
+    lag = StreamLag(config, telemetry, clock)
     admin = Admin("shadow.admin", config.shadow.admin, health.ready)
     await admin.start()
     try:
@@ -125,11 +131,18 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 _LOG.warning(
                     "model %s has no reference, its versions stay `unknown`: add an entry to `models.references`",
                     model.name,
+                    extra=of_model(model.name),
                 )
-        async with Database(secrets.dsn) as database:
-            known_slices = await _connected(Writer(database, clock).slices, stop)
+        async with Database(secrets.current_dsn) as database:
+            # A password, a right, a certificate or the schema may change while this process runs; an option may not.
+            any_refusal = (RetryError, OperatorError)
+            known_slices = await _connected(
+                partial(_known_slices, database, clock), stop, waits_out=any_refusal
+            )
             queue = await _connected(
-                lambda: Queue.connect(config.stream, client_name=name, role=NatsRole.SHADOW), stop
+                lambda: Queue.connect(config.stream, client_name=name, role=NatsRole.SHADOW),
+                stop,
+                waits_out=any_refusal,
             )
             if known_slices is None or queue is None:
                 return 0
@@ -145,6 +158,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     database=database,
                     queue=queue,
                     meters=meters,
+                    lag=lag,
                     spans=spans,
                     health=health,
                     clock=clock,
@@ -162,6 +176,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     return 0
 
 
+async def _known_slices(database: Database, clock: Clock) -> list[SliceKey]:
+    await check_schema(database)
+    return await Writer(database, clock).slices()
+
+
 async def _work(
     *,
     config: Config,
@@ -170,6 +189,7 @@ async def _work(
     database: Database,
     queue: Queue,
     meters: ShadowMetrics,
+    lag: StreamLag,
     spans: Spans,
     health: Health,
     clock: Clock,
@@ -186,6 +206,8 @@ async def _work(
     drained = Stop()  # set when the stages are empty
 
     expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=drained)
+
+    watching: Callable[[], Awaitable[None]] = partial(lag.look_and_wait, queue, drained)
 
     async def keep_alive() -> None:
         await in_flight.keep_alive()
@@ -289,6 +311,7 @@ async def _work(
                 ("keeping messages alive", keep_alive),
                 ("pinging Postgres", ping),
                 ("counting expired samples", expired.count_and_wait),
+                ("watching the stream", watching),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
             )
@@ -354,7 +377,10 @@ def _open_if_reachable(references: References, model: Model) -> None:
         references.add(model)
     except RetryError as error:
         _LOG.warning(
-            "exchanges of model %s wait in the stream until its reference opens: %s", model.name, error
+            "exchanges of model %s wait in the stream until its reference opens: %s",
+            model.name,
+            error,
+            extra=of_model(model.name),
         )
 
 
@@ -364,13 +390,24 @@ def _exit(reason: str) -> None:
     os._exit(1)  # a thread that hangs could not be waited for
 
 
-async def _connected(connect: Callable[[], Awaitable[Connection]], stop: Stop) -> Connection | None:
-    """Call `connect` until it succeeds; return None if `stop` is set first."""
+async def _connected(
+    connect: Callable[[], Awaitable[Connection]],
+    stop: Stop,
+    *,
+    waits_out: tuple[type[Exception], ...] = (RetryError,),
+) -> Connection | None:
+    """Call `connect` until it succeeds; return None if `stop` is set first.
+
+    Parameters
+    ----------
+    waits_out
+        Errors after which it is called again.
+    """
     backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     while not stop.is_set():
         try:
             return await connect()
-        except RetryError as error:
+        except waits_out as error:
             pause_s = backoff.next_s()
             _LOG.warning("%s; trying again in %.1f s", error, pause_s)
             await stop.wait(pause_s)

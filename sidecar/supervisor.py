@@ -30,6 +30,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.process.states import STATES_FILE, observe_states
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import Gauge
@@ -138,6 +139,8 @@ class _Supervisor:
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
         self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
+        if states := os.environ.get(STATES_FILE):
+            observe_states(self._telemetry, Path(states))
         self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
         self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []
@@ -264,9 +267,9 @@ class _Supervisor:
         )
         slot = self._counters.slot(index)
 
-        def died() -> None:
+        def died(reason: str) -> None:
             slot.set(Gauge.SERVING, 0)
-            self._restarts.add(1, {"child": name.partition(" ")[0]})
+            self._restarts.add(1, {"child": name.partition(" ")[0], "reason": reason})
 
         return Child(
             name,
@@ -280,11 +283,11 @@ class _Supervisor:
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
-    # Children get the secrets from the environment, because the files may be gone when a child is restarted.
+    # Children get the secrets from the environment, because the files may be gone when a child is restarted. The intake
+    # reads its token's file as well, because a token is replaced while the sidecar runs.
     config = live_config.config
     capture = msgspec.structs.replace(config.capture, hmac_key_file="")
-    intake = msgspec.structs.replace(config.intake, token_file="")
-    config = msgspec.structs.replace(config, capture=capture, intake=intake)
+    config = msgspec.structs.replace(config, capture=capture)
     try:
         return write_live_config(msgspec.structs.replace(live_config, config=config), directory)
     except OSError as error:

@@ -1,7 +1,7 @@
 """The Postgres address: its parts, its TLS settings, and the one function that opens a connection."""
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import asyncpg
@@ -34,11 +34,15 @@ _FALL_BACK: Final = ("allow", "prefer")
 _SYSTEM: Final = "system"
 
 
+Dsn = str | Callable[[], str]
+"""The text `postgresql://user:password@host:port/name`, or a function that reads it again, such as `Secrets.current_dsn`."""
+
+
 class Address(msgspec.Struct, frozen=True, kw_only=True):
     """The address of Postgres and the TLS settings of its connections. Its `repr` shows nothing.
 
-    Every connection is opened by `connect`: those of the engine's pool, which COPY uses too, the leader's and those of
-    the migrations.
+    Every connection is opened by `connect`, through a `Connector`: those of the engine's pool, which COPY uses too, the
+    leader's and those of the migrations.
     """
 
     url: URL  # without what concerns TLS, for the driver that we use
@@ -133,6 +137,46 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(hosts, list) and isinstance(ports, list):  # the driver tries one after the other
             return ", ".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
         return f"{hosts}:{ports}"
+
+
+class Connector:
+    """Opens connections. It reads the address for each of them, so that a new password needs no restart.
+
+    Parameters
+    ----------
+    dsn
+        The address, or a function that reads it.
+
+    Attributes
+    ----------
+    address : Address
+        The address that was read last.
+
+    Raises
+    ------
+    OperatorError
+        The address cannot be read.
+    """
+
+    def __init__(self, dsn: Dsn) -> None:
+        self._dsn = dsn
+        self.address = self._read()
+        self._first = frozenset(self.address.arguments)
+
+    async def connect(self, **options: Any) -> asyncpg.Connection:
+        """Connect to the server that the address names now; parameters and errors are those of `Address.connect`.
+
+        Parameters
+        ----------
+        options
+            For `asyncpg.connect`; server, database and user in it are replaced by those of the address.
+        """
+        self.address = self._read()
+        others = {name: value for name, value in options.items() if name not in self._first}
+        return await self.address.connect(**self.address.arguments, **others)
+
+    def _read(self) -> Address:
+        return Address.of(self._dsn if isinstance(self._dsn, str) else self._dsn())
 
 
 def _refuse_unknown(query: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
-from quantdrift.storage.address import Address
+from quantdrift.storage.address import Connector, Dsn
 
 
 def connection_class(copy_timeout_s: float | None) -> type[asyncpg.Connection]:
@@ -82,7 +82,7 @@ class Database:
     Parameters
     ----------
     dsn
-        `postgresql://user:password@host:port/name`; never logged.
+        `postgresql://user:password@host:port/name`, or a function that reads it for each connection; never logged.
     pool_size
         Most connections.
     statement_timeout_s
@@ -90,7 +90,7 @@ class Database:
     """
 
     def __init__(
-        self, dsn: str, *, pool_size: int = POOL_SIZE, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+        self, dsn: Dsn, *, pool_size: int = POOL_SIZE, statement_timeout_s: float = STATEMENT_TIMEOUT_S
     ) -> None:
         timeout_ms = int(statement_timeout_s * 1000)
         self._engine = make_engine(
@@ -145,7 +145,7 @@ class Database:
 
 
 def make_engine(
-    dsn: str, *, settings: dict[str, str], command_timeout_s: float | None = None, **options: Any
+    dsn: Dsn, *, settings: dict[str, str], command_timeout_s: float | None = None, **options: Any
 ) -> AsyncEngine:
     """Return an engine on `dsn` in UTC; errors and logs never show the values of a statement.
 
@@ -158,12 +158,12 @@ def make_engine(
     options
         For SQLAlchemy's `create_async_engine`.
     """
-    address = Address.of(dsn)
+    connector = Connector(dsn)
     engine = create_async_engine(
-        address.url,
+        connector.address.url,
         hide_parameters=True,
         connect_args={
-            "async_creator_fn": address.connect,
+            "async_creator_fn": connector.connect,
             "timeout": 10,
             "command_timeout": command_timeout_s,
             "connection_class": connection_class(command_timeout_s),

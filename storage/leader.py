@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Final, Self
 
 from quantdrift.core.errors import RetryError
-from quantdrift.storage.address import Address
+from quantdrift.storage.address import Connector, Dsn
 from quantdrift.storage.database import translated
 
 _LOCK: Final = 0x7175616E666F6C64  # "quanfold" as a number
@@ -19,11 +19,11 @@ class Leadership:
     Parameters
     ----------
     dsn
-        `postgresql://user:password@host:port/name`; never logged.
+        `postgresql://user:password@host:port/name`, or a function that reads it for each connection; never logged.
     """
 
-    def __init__(self, dsn: str) -> None:
-        self._address = Address.of(dsn)
+    def __init__(self, dsn: Dsn) -> None:
+        self._connector = Connector(dsn)
         self._connection: Any = None
         self._held = False
 
@@ -40,8 +40,7 @@ class Leadership:
         try:
             async with translated(), asyncio.timeout(_TIMEOUT_S):
                 if self._connection is None:
-                    self._connection = await self._address.connect(
-                        **self._address.arguments,
+                    self._connection = await self._connector.connect(
                         timeout=_TIMEOUT_S,
                         server_settings={
                             "application_name": "quantdrift leader",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from quantdrift.cli.outage import PartState
 from quantdrift.core.config.schema import Config
 from quantdrift.core.notation import count_of, percent
+from quantdrift.core.process.states import PartState
 from quantdrift.core.records import Loss
 from quantdrift.core.sampling.pause import Order, Pause
 

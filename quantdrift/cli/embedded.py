@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.process.log_file import keep_small
 from quantdrift.core.process.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         while server.alive():
             time.sleep(_POLL_S)
+            keep_small(server.log)
     except _EndedError:
         return 0
     except (QuantdriftError, OSError) as error:

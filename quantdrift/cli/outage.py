@@ -1,4 +1,4 @@
-"""Log lines about a process that is down, and its state: since when and why, and when it runs again."""
+"""Log lines about a process that is down: since when and why, and when it runs again."""
 
 import logging
 import re
@@ -9,8 +9,6 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 
-STATES: Final = "processes.json"
-"""File in the data directory of `quantdrift up` with the `PartState` of each process, by name."""
 REPEAT_S: Final = 600.0
 _LONGEST_REASON: Final = 500
 _MOST_KINDS: Final = 20
@@ -21,14 +19,6 @@ _LOGGED: Final = re.compile(
 )
 _RAISED: Final = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt)(: .*)?$")  # the last line of a traceback
 _LOG = logging.getLogger(__name__)
-
-
-class PartState(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a process works; `since` and `why` say when and why it went down, if it did."""
-
-    works: bool
-    since: datetime | None = None
-    why: str = ""
 
 
 class Outage:

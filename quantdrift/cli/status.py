@@ -15,7 +15,6 @@ import msgspec
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
-from quantdrift.cli.outage import STATES, PartState
 from quantdrift.cli.output import columns
 from quantdrift.cli.policy import at_data
 from quantdrift.core.config.address import read_address
@@ -23,6 +22,7 @@ from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.notation import count_of
+from quantdrift.core.process.states import STATES, read_states
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ async def _gathered(
         oldest_s=oldest_s,
         pause=pause.at(now),
         ports=ports,
-        processes=_processes(data) if runs and data is not None else {},
+        processes=read_states(data / STATES) if runs and data is not None else {},
         up_missing=str(data) if runs is False else "",
         missing=missing_files(config),
     )
@@ -242,13 +242,6 @@ def _up_runs(data: Path) -> bool | None:
     except OSError:
         return None
     return False
-
-
-def _processes(data: Path) -> dict[str, PartState]:
-    try:
-        return msgspec.json.decode((data / STATES).read_bytes(), type=dict[str, PartState])
-    except (OSError, msgspec.MsgspecError):  # not written yet, or just being written
-        return {}
 
 
 def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:

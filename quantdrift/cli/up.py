@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +24,16 @@ import click
 import msgspec
 
 from quantdrift.cli.embedded import TOKEN
-from quantdrift.cli.outage import STATES, LastError, Outage, PartState
+from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
-from quantdrift.core.process.child import Child
+from quantdrift.core.process.child import Child, exit_label
 from quantdrift.core.process.nats_server import stored_token
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
+from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
@@ -121,6 +123,7 @@ class _Process:
         self.is_up = False
         self._clock = clock
         self._last_error = LastError()
+        self._restarts: Counter[str] = Counter()
         self._shows_output_from_s = 0.0
         longest_pause_s = _LONGEST_PAUSE_S
         on_output: dict[int, Callable[[bytes], None]] = {2: self._pass_on}
@@ -155,7 +158,8 @@ class _Process:
     @property
     def state(self) -> PartState:
         """Whether it works, and if not, since when and why."""
-        return PartState(works=self.is_up, since=self._outage.since, why=self._outage.why)
+        outage = self._outage
+        return PartState(works=self.is_up, since=outage.since, why=outage.why, restarts=dict(self._restarts))
 
     def mark_up(self) -> None:
         """Record that it works: its outage, if any, is over."""
@@ -175,6 +179,7 @@ class _Process:
 
     def _ended(self, how: str, code: int | None, pause_s: float) -> None:
         self.is_up = False
+        self._restarts["not_started" if code is None else exit_label(code)] += 1
         self._shows_output_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
         error = self._last_error.take()
         self._outage.failed(error if error and code is not None and code >= 0 else f"it {how}")
@@ -202,7 +207,8 @@ class _Supervisor:
         self._clock = SystemClock()
         self._arguments = ["--config", str(config_path)]
         self._instance = secrets.token_hex(8)
-        self._environment = dict(os.environ) | {INSTANCE: self._instance}
+        states = {STATES_FILE: str((data / STATES).absolute())}
+        self._environment = dict(os.environ) | {INSTANCE: self._instance} | states
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._choose_addresses()
@@ -263,7 +269,8 @@ class _Supervisor:
             self._servers.append(postgres)
         else:
             self._dsn.set_result(self._environment.get("QUANTDRIFT_DSN", ""))
-        if self._config.stream.url == Stream().url and not self._config.stream.credentials_file:
+        stream = self._config.stream
+        if stream.url == Stream().url and not (stream.url_file or stream.credentials_file):
             token, port = _token(self._data / "nats"), _free_port()
             url = f"nats://{token}@127.0.0.1:{port}"
             nats = _Process(

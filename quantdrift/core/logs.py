@@ -13,6 +13,7 @@ from quantdrift.core.text import plain_lines
 
 MOST: Final = 20  # warnings of one kind
 WINDOW_S: Final = 60.0
+_MODEL: Final = "quantdrift_model"
 
 
 class _Formatter(logging.Formatter):
@@ -27,14 +28,36 @@ class _Formatter(logging.Formatter):
         return f"Traceback (most recent call last):\n{frames}{kind.__name__ if kind else 'no exception'}"
 
 
-class _JsonFormatter(_Formatter):
+def of_model(name: str) -> dict[str, str]:
+    """Return the argument `extra` of a log line about one model: JSON lines show it as `model`."""
+    return {_MODEL: name}
+
+
+class JsonFormatter(_Formatter):
+    """Writes each line as one JSON object: time, level, role, pid, logger, model where the line is about one, message.
+
+    Parameters
+    ----------
+    role
+        Name of the process.
+    """
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
+        """Return the line."""
+        entry: dict[str, str | int] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
+            "role": self._role,
+            "pid": record.process or 0,
             "logger": record.name,
             "message": plain_lines(record.getMessage()),
         }
+        if model := getattr(record, _MODEL, ""):
+            entry["model"] = model
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
         return msgspec.json.encode(entry).decode()
@@ -82,11 +105,11 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     as_json
         One JSON object per line; else text.
     role
-        Name of the process in each line of text, for terminals that several processes share.
+        Name of the process in each line.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        _JsonFormatter()
+        JsonFormatter(role)
         if as_json
         else _Formatter(f"%(asctime)s {role:<8} %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
     )

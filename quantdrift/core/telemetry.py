@@ -4,8 +4,12 @@ Names have no unit and no `_total`; units are UCUM. The unit of a pure number is
 Prometheus exporters turn `1` into a suffix `_ratio`, others do not. No instrument is declared anywhere else.
 """
 
+import os
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 import msgspec
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
@@ -49,7 +53,10 @@ THINNED = Instrument(
     "Chosen requests that the second phase left out on purpose, by stratum.",
 )
 PUBLISHED = Instrument(
-    "quantdrift.sidecar.published", _OC, "{request}", "Exchanges acknowledged by the stream, by stratum."
+    "quantdrift.sidecar.published",
+    _OC,
+    "{request}",
+    "Exchanges acknowledged by the stream, by stratum and model.",
 )
 LOST = Instrument(
     "quantdrift.sidecar.lost", _OC, "{request}", "Exchanges taken but lost, by stratum, model and reason."
@@ -115,7 +122,10 @@ QUEUE_LIMIT = Instrument(
     "quantdrift.sidecar.queue_limit", _OG, "By", "Limit of held and queued data together."
 )
 RESTARTS = Instrument(
-    "quantdrift.sidecar.restarts", _C, "{restart}", "Restarts of child processes, by process."
+    "quantdrift.sidecar.restarts",
+    _C,
+    "{restart}",
+    "Restarts of child processes, by process and reason: exit_ and the exit code, or the signal that ended it.",
 )
 PAUSED = Instrument(
     "quantdrift.sidecar.paused", _OG, "{pause}", "1 while sampling is paused, for all models or for one."
@@ -148,7 +158,51 @@ POLICY_REFUSED = Instrument(
     "Policies of the monitor that were refused, by reason.",
 )
 
+QUEUE_AGE = Instrument(
+    "quantdrift.sidecar.queue.age",
+    _OG,
+    "s",
+    "Age of the oldest exchange that waits in the capture process for the stream to acknowledge it; 0: none waits.",
+)
+
+# The processes of `quantdrift up`, exported by its sidecar.
+UP_RUNNING = Instrument(
+    "quantdrift.up.running",
+    _OG,
+    "{process}",
+    "1 while a process of `quantdrift up` works, else 0, by process: sidecar, postgres, nats, db upgrade, shadow, monitor.",
+)
+UP_RESTARTS = Instrument(
+    "quantdrift.up.restarts",
+    _OC,
+    "{restart}",
+    "Restarts by `quantdrift up`, by process and reason: exit_ and the exit code, a signal, or not_started.",
+)
+
+# The stream, as every monitor and shadow worker sees it: take the maximum over processes.
+STREAM_WAITING = Instrument(
+    "quantdrift.stream.waiting",
+    _OG,
+    "{exchange}",
+    "Exchanges in the stream that no worker has finished, by model; absent for a minute without an answer of NATS.",
+)
+STREAM_BYTES = Instrument(
+    "quantdrift.stream.stored", _OG, "By", "Bytes of the waiting exchanges; the limit is stream.max_bytes."
+)
+STREAM_AGE = Instrument(
+    "quantdrift.stream.age",
+    _OG,
+    "s",
+    "Age of the oldest waiting exchange; at stream.max_age_s it expires unread. 0: none waits.",
+)
+
 # The shadow.
+STAGE_AGE = Instrument(
+    "quantdrift.shadow.stage.age",
+    _OG,
+    "s",
+    "How long the oldest batch is in a stage, waiting included, by stage: assemble, replay, compare or store; 0: none is.",
+)
 COMPARED = Instrument(
     "quantdrift.shadow.compared", _C, "{exchange}", "Exchanges compared and stored, by model."
 )
@@ -237,6 +291,9 @@ EXPLANATIONS = Instrument(
     "Alerts to be explained, by outcome: explained, late, failed or left_out. Every alert is sent, explained or not.",
 )
 OUTBOX = Instrument("quantdrift.monitor.outbox", _OG, "{event}", "Alert events that wait to be exported.")
+OUTBOX_AGE = Instrument(
+    "quantdrift.monitor.outbox.age", _OG, "s", "Age of the oldest alert event that waits; 0: none waits."
+)
 PROGRESS_AGE = Instrument(
     "quantdrift.progress.age",
     _OG,
@@ -336,7 +393,8 @@ class Telemetry:
     """
 
     def __init__(self, service: str, readers: Sequence[MetricReader] = ()) -> None:
-        self.resource = Resource.create({"service.name": service})
+        instance = f"{os.environ.get('POD_NAME') or socket.gethostname()}:{os.getpid()}"
+        self.resource = Resource.create({"service.name": service, "service.instance.id": instance})
         self._provider = MeterProvider(
             metric_readers=[PrometheusMetricReader(), *readers],
             resource=self.resource,
@@ -380,6 +438,22 @@ def _expect(instrument: Instrument, kind: Kind) -> None:
         raise TypeError(f"{instrument.name} is declared as a {instrument.kind}")
 
 
-def grpc_headers(secrets: Secrets) -> dict[str, str]:
-    """Return the collector's headers for gRPC, with names in lower case."""
-    return {name.lower(): value for name, value in secrets.otlp_headers.items()}
+def headers_read_again(exporter: type[Any], secrets: Secrets) -> Callable[..., Any]:
+    """Return a function that makes an OTLP (gRPC) exporter, which reads the collector's headers for each export.
+
+    The library reads them once, so that a new token would need a restart.
+
+    Parameters
+    ----------
+    exporter
+        The library's exporter of logs, metrics or spans.
+    secrets
+        The headers, and their file.
+    """
+
+    class WithCurrentHeaders(exporter):  # type: ignore[misc]  # the base is an argument
+        def export(self, *arguments: Any, **options: Any) -> Any:
+            self._headers = tuple(secrets.current_otlp_headers().items())
+            return super().export(*arguments, **options)
+
+    return partial(WithCurrentHeaders, headers=secrets.current_otlp_headers())

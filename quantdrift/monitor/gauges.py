@@ -1,6 +1,7 @@
 """The monitor's gauges of slices and noise; other threads read them at any time."""
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 import msgspec
 
@@ -13,6 +14,7 @@ from quantdrift.core.telemetry import (
     NOISE,
     NOISY,
     OUTBOX,
+    OUTBOX_AGE,
     PROGRESS_AGE,
     SLICES_LEFT_OUT,
     VERDICT,
@@ -52,6 +54,7 @@ class SliceGauges:
         self._shown = _Shown()
         self.leads = False
         self.n_waiting = 0
+        self.oldest_waiting: datetime | None = None
 
     def register(self, telemetry: Telemetry) -> None:
         """Register the gauges with `telemetry`."""
@@ -62,6 +65,7 @@ class SliceGauges:
         telemetry.observe(NOISY, lambda: self._shown.noisy)
         telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._shown.left_out))
         telemetry.observe(OUTBOX, lambda: self._leading(self.n_waiting))
+        telemetry.observe(OUTBOX_AGE, lambda: self._leading(self._age_of(self.oldest_waiting)))
         telemetry.observe(LEADER, lambda: [(float(self.leads), {})])
         telemetry.observe(PROGRESS_AGE, self._ages)
 
@@ -100,6 +104,9 @@ class SliceGauges:
     def clear(self) -> None:
         """Show nothing: a standby has no verdicts."""
         self._shown = _Shown()
+
+    def _age_of(self, at: datetime | None) -> float:
+        return 0.0 if at is None else max(0.0, (self._clock.now() - at).total_seconds())
 
     def _leading(self, value: float) -> Readings:
         return ((value, {}),) if self.leads else ()

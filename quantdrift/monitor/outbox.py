@@ -13,6 +13,7 @@ up. If that one fails too, the collector counts as unreachable, and all events w
 import asyncio
 import logging
 import time
+from datetime import datetime
 from typing import Protocol
 
 import msgspec
@@ -26,7 +27,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
-from quantdrift.core.telemetry import grpc_headers
+from quantdrift.core.telemetry import headers_read_again
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
@@ -82,8 +83,8 @@ class OtlpEvents:
         self._endpoint = telemetry.otlp_endpoint
         self._resource = resource
         self._scope = InstrumentationScope("quantdrift")
-        self._exporter = OTLPLogExporter(
-            endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=TIMEOUT_S
+        self._exporter = headers_read_again(OTLPLogExporter, secrets)(
+            endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
         )
 
     def send(self, event: WaitingEvent) -> str:
@@ -108,6 +109,7 @@ class OutboxSender:
         self._exporter = exporter
         self._n_probes = 0
         self.n_waiting = 0
+        self.oldest_waiting: datetime | None = None
 
     async def send_waiting(self) -> tuple[int, bool]:
         """Send waiting events; return how many were accepted, and whether the collector seems to be unreachable.
@@ -136,7 +138,7 @@ class OutboxSender:
             else:
                 sent += 1
         async with self._database.begin() as connection:
-            self.n_waiting = await count_unsent(connection)
+            self.n_waiting, self.oldest_waiting = await count_unsent(connection)
         return sent, unreachable
 
     async def _send(self, event: WaitingEvent) -> str:

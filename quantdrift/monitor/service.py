@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
@@ -13,9 +14,11 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import TURN_S, Stop, supervise
+from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
     EVENTS_SENT,
@@ -23,7 +26,7 @@ from quantdrift.core.telemetry import (
     FOLD_TIME,
     FOLDED,
     Telemetry,
-    grpc_headers,
+    headers_read_again,
 )
 from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
@@ -35,12 +38,14 @@ from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Outbox
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
+from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.shadow.writer import Writer
 
 EXPORT_S: Final = 15.0
@@ -48,7 +53,7 @@ EXPORT_S: Final = 15.0
 _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 BATCHES_AT_ONCE = 64
 MAINTENANCE_EVERY = timedelta(days=1)
-_LONGEST_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,7 +63,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     Raises
     ------
     OperatorError
-        This program cannot read a detector state in the database, or a port is in use.
+        A port is in use, or the Postgres address cannot be read.
     """
     clock = SystemClock()
     readers = _readers(config, secrets)
@@ -69,10 +74,10 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         else NoCollector()
     )
     try:
-        async with Database(secrets.dsn) as database, Leadership(secrets.dsn) as leadership:
+        async with Database(secrets.current_dsn) as database, Leadership(secrets.current_dsn) as leadership:
             monitor = Monitor(
                 config=config,
-                dsn=secrets.dsn,
+                dsn=secrets.current_dsn,
                 database=database,
                 leadership=leadership,
                 sender=OutboxSender(database, exporter),
@@ -103,7 +108,7 @@ class Monitor:
         self,
         *,
         config: Config,
-        dsn: str,
+        dsn: Dsn,
         database: Database,
         leadership: Leadership,
         sender: OutboxSender,
@@ -120,7 +125,6 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
-        self._operator_error: OperatorError | None = None
         self._gauges = SliceGauges(clock, config.telemetry.max_slices)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
@@ -157,6 +161,7 @@ class Monitor:
             stop=stop,
             leads=lambda: self._gauges.leads,
         )
+        self._lag = StreamLag(config, telemetry, clock)
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
         self._folded = telemetry.counter(FOLDED)
@@ -169,13 +174,7 @@ class Monitor:
         return self._connected
 
     async def run(self) -> None:
-        """Run all tasks until the stop.
-
-        Raises
-        ------
-        OperatorError
-            A person must act; see `serve`.
-        """
+        """Run all tasks until the stop. An error that a person must repair is logged, and its task tries again."""
         turns = {
             "fold": self._fold_turn,
             "outbox": self._outbox_turn,
@@ -186,16 +185,22 @@ class Monitor:
             "policy": self._policy.turn,
             "tallies": self._unread_tallies.turn,
         }
-        async with asyncio.TaskGroup() as tasks:
-            for name, turn in turns.items():
-                tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
+        # Not one of the turns: it is cancelled at the end, because an attempt to connect takes seconds.
+        watching = asyncio.create_task(
+            supervise("watching the stream", partial(self._lag.watch, self._stop), self._stop)
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for name, turn in turns.items():
+                    tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
         await self._policy.close()
         await self._unread_tallies.close()
-        if self._operator_error is not None:
-            raise self._operator_error
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Return `turn` with a growing pause after each temporary failure, which is logged in one line."""
+        """Return `turn` with a growing pause after each failure, which is logged in one line."""
         backoff = Backoff(TURN_S, _LONGEST_PAUSE_S)
 
         async def with_pauses() -> None:
@@ -206,8 +211,10 @@ class Monitor:
                 _LOG.warning("%s: %s; retrying in %.1f s", name, error, pause_s)
                 await self._stop.wait(pause_s)
             except OperatorError as error:
-                self._operator_error = error
-                self._stop.set()
+                # A person repairs it while this process waits: a password, a right, the schema, a newer release.
+                pause_s = backoff.next_s()
+                _LOG.error("%s: %s; trying again in %.1f s", name, error, pause_s)
+                await self._stop.wait(pause_s)
             else:
                 backoff.reset()
 
@@ -215,17 +222,23 @@ class Monitor:
 
     async def _fold_turn(self) -> None:
         try:
+            if self._fold is None and not self._connected:
+                await check_schema(self._database)
             leads = await self._leadership.acquire()
             self._connected = True
             if leads and not self._gauges.leads:
                 _LOG.info("this monitor leads")
             self._gauges.leads = leads
             n_folded = await self._fold_once() if leads else 0
-        except BaseException:
+        except BaseException as error:
             # Whatever was not committed is lost: the next turn starts from the database.
             self._fold = None
             self._connected = False
             self._gauges.leads = False
+            if isinstance(error, OperatorError):
+                await (
+                    self._leadership.release()
+                )  # another monitor may be able to fold, for instance a newer release
             raise
         if not leads:
             self._fold = None
@@ -258,6 +271,7 @@ class Monitor:
                 transition.from_verdict,
                 transition.to_verdict,
                 fold.catalog.slices[transition.slice_id].name,
+                extra=of_model(fold.catalog.versions[transition.model_version_id].model),
             )
         if batches:
             self._folded.add(len(batches))
@@ -269,6 +283,7 @@ class Monitor:
         if self._gauges.leads:
             sent, failed = await self._sender.send_waiting()
             self._gauges.n_waiting = self._sender.n_waiting
+            self._gauges.oldest_waiting = self._sender.oldest_waiting
             self._sent.add(sent)
             self._failed.add(int(failed))
         if failed:
@@ -288,8 +303,8 @@ def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
     telemetry = config.telemetry
     if not telemetry.otlp_endpoint:
         return []
-    exporter = OTLPMetricExporter(
-        endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=TIMEOUT_S
+    exporter = headers_read_again(OTLPMetricExporter, secrets)(
+        endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
     )
     return [
         PeriodicExportingMetricReader(

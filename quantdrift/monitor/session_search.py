@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.drift.dependence import (
@@ -127,6 +128,7 @@ class SessionSearch:
                     version.candidate_version,
                     catalog.slices[row.slice_id].name,
                     looks_like_sessions(row.attribute),
+                    extra=of_model(version.model),
                 )
 
 

@@ -13,6 +13,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.stream.backlog import are_tallies_read, read_backlog
 from quantdrift.core.stream.connection import Consumer, Queue
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.stream.tallies import read_tally
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.expiries import SKEW, count_expired
@@ -78,7 +79,9 @@ class UnreadTallies:
             The credentials of NATS cannot be used, or the database refuses the rows.
         """
         if self._queue is None:
-            self._queue = await Queue.connect(self._config.stream, client_name="quantdrift-monitor")
+            self._queue = await Queue.connect(
+                self._config.stream, client_name="quantdrift-monitor", role=NatsRole.MONITOR
+            )
         if await are_tallies_read(self._queue) is not False:
             return
         while await self._store(self._queue):

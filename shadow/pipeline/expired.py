@@ -7,6 +7,7 @@ finished it. Every worker checks, one at a time counts, and the result is stored
 import logging
 
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
@@ -58,4 +59,5 @@ class ExpiredCount:
                     " raise stream.max_age_s",
                     n,
                     model,
+                    extra=of_model(model),
                 )

@@ -63,6 +63,23 @@ class ShadowMetrics:
         self._measured: Mapping[tuple[str, Side, str], int] = {}
         self._doubts = meter.counter(telemetry.DOUBTS)
         self._config_warned: set[tuple[str, str]] = set()
+        self._stages: dict[int, tuple[Step, float]] = {}
+        meter.observe(telemetry.STAGE_AGE, self._stage_ages)
+
+    def entered(self, batch: int, stage: Step) -> None:
+        """Note that a batch, named by any number of its own, is in a stage from now on."""
+        self._stages[batch] = stage, self._clock.monotonic_s()
+
+    def left(self, batch: int) -> None:
+        """Note that a batch is finished, whether it was stored or not."""
+        self._stages.pop(batch, None)
+
+    def _stage_ages(self) -> Iterable[tuple[float, telemetry.Labels]]:
+        now_s = self._clock.monotonic_s()
+        oldest_s = dict.fromkeys((Step.ASSEMBLE, Step.REPLAY, Step.COMPARE, Step.STORE), now_s)
+        for stage, since_s in list(self._stages.values()):
+            oldest_s[stage] = min(oldest_s[stage], since_s)
+        return [(now_s - since_s, {"stage": stage.value}) for stage, since_s in oldest_s.items()]
 
     def record_step(self, step: Step, duration_s: float) -> None:
         """Record how long a step of a batch, or a fetch, took."""

@@ -19,6 +19,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
 from quantdrift.core.errors import RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
@@ -268,6 +269,7 @@ class ModelReaders:
                     model,
                     _LIST_MODELS_S,
                     error,
+                    extra=of_model(model),
                 )
                 await self._stop.wait(_LIST_MODELS_S)
                 continue

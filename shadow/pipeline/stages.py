@@ -17,6 +17,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
@@ -144,6 +145,7 @@ class Stages:
         """Assemble the next batch and pass it on to the replay."""
         ready_batch, messages = await self._queues.take()
         deliveries = tuple(message.delivery for message in messages)
+        self._meters.entered(id(deliveries), Step.ASSEMBLE)
         async with self._release_on_failure(deliveries):
             cases = [message.case for message in messages]
             if messages:
@@ -151,6 +153,7 @@ class Stages:
             in_progress = await self._in_thread(
                 self._compare_thread, lambda: self._assessor.begin(cases), Step.ASSEMBLE
             )
+            self._meters.entered(id(deliveries), Step.REPLAY)
             await self._to_replay.put(
                 _ToReplay(deliveries=deliveries, in_progress=in_progress, ready_batch=ready_batch)
             )
@@ -169,6 +172,7 @@ class Stages:
                 await give_back(ready.deliveries)
                 self._release(ready.deliveries)
                 return
+            self._meters.entered(id(ready.deliveries), Step.COMPARE)
             await self._to_compare.put(_ToCompare(ready=ready, outputs=outputs, at=at))
         await self._replay_again(ready.in_progress)
 
@@ -192,6 +196,7 @@ class Stages:
             self._meters.config_warned(self._assessor.config_warnings.found)
             numbered = tuple(delivery.numbered for delivery in deliveries if delivery.numbered is not None)
             batch = msgspec.structs.replace(batch, numbered=numbered)
+            self._meters.entered(id(deliveries), Step.STORE)
             await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch))
 
     async def store_one(self) -> None:
@@ -264,6 +269,7 @@ class Stages:
                     ready.ready_batch.model,
                     pause_s,
                     error,
+                    extra=of_model(ready.ready_batch.model),
                 )
             await self._stop.wait(pause_s)
 
@@ -342,6 +348,7 @@ class Stages:
 
     def _release(self, deliveries: Sequence[Delivery]) -> None:
         self._in_flight.release(deliveries)
+        self._meters.left(id(deliveries))
         self._queues.done()
 
 

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
-from quantdrift.core.telemetry import grpc_headers
+from quantdrift.core.telemetry import headers_read_again
 from quantdrift.shadow.replay.exchange import PreparedExchange
 
 NAME = "quantdrift.replay"
@@ -59,8 +59,8 @@ class OtlpSpans:
             OTLPSpanExporter,
         )
 
-        exporter = OTLPSpanExporter(
-            endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=_TIMEOUT_S
+        exporter = headers_read_again(OTLPSpanExporter, secrets)(
+            endpoint=telemetry.otlp_endpoint, timeout=_TIMEOUT_S
         )
         provider = TracerProvider(resource=resource, sampler=ALWAYS_ON, shutdown_on_exit=False)
         provider.add_span_processor(

@@ -17,6 +17,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.records import MARK, Side
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
@@ -197,7 +198,10 @@ class Rechecks:
         if model not in self._warned:
             self._warned.add(model)
             _LOG.warning(
-                "model %s: its candidate's noise is not measured, check models.recheck: %s", model, why
+                "model %s: its candidate's noise is not measured, check models.recheck: %s",
+                model,
+                why,
+                extra=of_model(model),
             )
 
 

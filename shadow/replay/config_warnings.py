@@ -14,6 +14,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError
+from quantdrift.core.logs import of_model
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.comparators.vision.class_map import MapReader
@@ -113,7 +114,7 @@ class ConfigWarnings:
         )
         if doubt and (model, option) not in self.found:
             self.found[model, option] = doubt
-            _LOG.warning("model %s, option %s: %s", model, option, doubt)
+            _LOG.warning("model %s, option %s: %s", model, option, doubt, extra=of_model(model))
 
 
 def _check_of(model: Model) -> _OptionCheck | None:

@@ -13,6 +13,8 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.process.run import Stop, run, supervise
@@ -86,6 +88,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
         service.set_paused(pauses.refresh())
         service.refresh_config()
         service.log_unknown_models()
+        publisher.tick()
         policy_watcher.tick()
 
     async def publish_refusal_share() -> None:
@@ -153,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
     child = ChildProcess.begin(arguments)
     config = child.live_config_file.current.config
-    secrets = load_secrets(config, Role.SIDECAR)
+    # The token's file may be gone by now, and this process does not need it.
+    without_token = msgspec.structs.replace(config.intake, token_file="")
+    secrets = load_secrets(msgspec.structs.replace(config, intake=without_token), Role.SIDECAR)
 
     async def process(stop: Stop) -> int:
         # Ctrl-C reaches the whole process group, but this process must end after the relay: the supervisor

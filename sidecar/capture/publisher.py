@@ -20,6 +20,7 @@ from quantdrift.core.records import Exchange, Loss
 from quantdrift.core.stream.connection import PUBLISH_TIMEOUT_S, Queue, StreamFullError, TooLargeError
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.sidecar.capture.loss_warnings import LossWarnings
 from quantdrift.sidecar.capture.rate_limits import RateLimits
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
@@ -86,6 +87,9 @@ class Publisher:
         self._slot = slot
         self._boot = boot
         self._config = config
+        self._clock = clock
+        self._warnings = LossWarnings(clock)
+        self._unfinished: dict[int, float] = {}  # by identity of the item, in order: when it was queued
         self.caps = RateLimits(config.sampling, slot, clock)
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # of exchanges neither acknowledged nor lost
@@ -98,6 +102,7 @@ class Publisher:
         self._connected = asyncio.Event()
         self._refused_until_s = 0.0  # by the clock of the loop; 0: the server accepts the stream
         slot.set(Gauge.QUEUE_BYTES, 0)
+        slot.set(Gauge.QUEUED_SINCE_S, 0)
 
     def reconfigure(self, config: Config) -> None:
         """Apply the limits of another configuration; the stream stays."""
@@ -122,10 +127,12 @@ class Publisher:
         wire = encode(exchange)
         if loss := self.refusal(len(wire)):
             self.refuse(stratum, loss)
+            self._warnings.count(exchange.model, loss)
             return
         self.caps.count_passed(len(wire))
         item = _Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire)
         self._items.append(item)
+        self._unfinished[id(item)] = self._clock.now().timestamp()
         self._add_queued_bytes(item.n_bytes)
         self._available.release()
 
@@ -162,6 +169,10 @@ class Publisher:
         while self._items:
             self._lose(self._items.popleft(), Loss.PUBLISH)
 
+    def tick(self) -> None:
+        """Log losses that no line has told of yet; call it now and then."""
+        self._warnings.log_rest()
+
     async def close(self) -> None:
         """Disconnect."""
         if self._queue is not None:
@@ -191,7 +202,7 @@ class Publisher:
                     _LOG.warning("%s; trying again, at least every %g s", error, _LONGEST_PAUSE_S)
                     is_logged = True
                 await asyncio.sleep(backoff.next_s())
-        _LOG.info("publishing to NATS at %s", stream.address)
+        _LOG.info("publishing to NATS at %s", self._queue.address)
         self._connected.set()
         await asyncio.Event().wait()  # from now on the NATS client reconnects by itself
 
@@ -207,7 +218,7 @@ class Publisher:
             self._lose(item, loss)
             return
         self._slot.add(item.stratum, Count.PUBLISHED)
-        self._add_queued_bytes(-item.n_bytes)
+        self._finish(item)
 
     async def _send(self, item: _Item) -> Loss | None:
         """Send an exchange; return why it was lost, or None when the stream has acknowledged it.
@@ -280,11 +291,17 @@ class Publisher:
 
     def _lose(self, item: _Item, loss: Loss) -> None:
         self._slot.lose(item.stratum, loss)
+        self._warnings.count(item.model, loss)
+        self._finish(item)
+
+    def _finish(self, item: _Item) -> None:
+        self._unfinished.pop(id(item), None)
         self._add_queued_bytes(-item.n_bytes)
 
     def _add_queued_bytes(self, change: int) -> None:
         self._queued_bytes += change
         self._slot.set(Gauge.QUEUE_BYTES, self._queued_bytes)
+        self._slot.set(Gauge.QUEUED_SINCE_S, int(next(iter(self._unfinished.values()), 0)))
         if self._queued_bytes:
             self._empty.clear()
         else:

@@ -13,9 +13,10 @@ from typing import Self
 
 import grpc.aio
 
+from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.intake.callers import Callers
+from quantdrift.sidecar.intake.callers import Callers, Token
 from quantdrift.sidecar.intake.envoy_stream import Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
@@ -37,7 +38,7 @@ class ExtProc:
     config
         Configuration of the sidecar.
     token
-        The token that a stream must have; empty: none is needed, because the port has a loopback address.
+        The token that a stream must have, as it was at the start; empty: none is needed, because the port has a loopback address.
     gateway
         Receives the exchanges.
 
@@ -50,7 +51,8 @@ class ExtProc:
     def __init__(self, config: Config, token: str, gateway: Gateway) -> None:
         self._address = config.intake.ext_proc
         self._gateway = gateway
-        self._callers = Callers(token, gateway) if token else None
+        current = Token(token, config.intake.token_file, SystemClock())
+        self._callers = Callers(current, gateway) if token else None
         self._limits = StreamLimits(config, gateway)
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s

@@ -16,11 +16,12 @@ from aiohttp.http_exceptions import ContentEncodingError
 from aiohttp.typedefs import Handler
 from aiohttp.web import RequestPayloadError
 
+from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
-from quantdrift.sidecar.intake.callers import Callers
+from quantdrift.sidecar.intake.callers import Callers, Token
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import METADATA_BYTES
 from quantdrift.sidecar.intake.kserve_logger import KserveLogger
@@ -45,7 +46,7 @@ class HttpIntake:
     config
         Configuration of the sidecar.
     token
-        The token that callers must give; empty: every call is refused.
+        The token that callers must give, as it was at the start; empty: every call is refused.
     gateway
         Receives the exchanges.
     listener
@@ -53,7 +54,7 @@ class HttpIntake:
     """
 
     def __init__(self, config: Config, token: str, gateway: Gateway, listener: socket.socket) -> None:
-        self._callers = Callers(token, gateway)
+        self._callers = Callers(Token(token, config.intake.token_file, SystemClock()), gateway)
         self._has_logger = config.intake.kserve_logger
         self._gateway = gateway
         self._listener = listener

@@ -52,6 +52,9 @@ class Gauge(IntEnum):
     WRONG_TOKEN = 29
     WAY_OFF = 30
     ENDS = 31  # capture: 1 once the supervisor has ended the relay workers and the intake; the supervisor writes it
+    QUEUED_SINCE_S = (
+        32  # capture: when the oldest exchange that waits was queued, seconds since 1970; 0: none waits
+    )
 
 
 class Denial(StrEnum):

@@ -54,7 +54,8 @@ def observe(
     telemetry.observe(t.OFFERED, lambda: [(c.offered, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.THINNED, lambda: [(c.thinned, {"stratum": c.stratum}) for c in counts()])
-    telemetry.observe(t.PUBLISHED, lambda: [(c.published, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.PUBLISHED, lambda: [published for c in counts() for published in _published(c)])
+    telemetry.observe(t.QUEUE_AGE, lambda: [(_queue_age_s(counters, clock), {})])
     telemetry.observe(t.LOST, lambda: [lost for c in counts() for lost in _lost(c)])
     telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(live_config().config), {})])
     telemetry.observe(
@@ -71,6 +72,21 @@ def observe(
     )
     telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
     telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))
+
+
+def _published(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:
+    """Return the published exchanges of a stratum by model; the label `model` is empty where it was not known."""
+    without_model = count.published
+    for model, model_count in count.models.items():
+        without_model -= model_count.published
+        yield model_count.published, {"stratum": count.stratum, "model": model}
+    if without_model or not count.models:
+        yield without_model, {"stratum": count.stratum, "model": ""}
+
+
+def _queue_age_s(counters: Counters, clock: Clock) -> float:
+    since_s = counters.gauge(Gauge.QUEUED_SINCE_S)
+    return max(0.0, clock.now().timestamp() - since_s) if since_s else 0.0
 
 
 def _lost(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:

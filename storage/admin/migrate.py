@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 from quantdrift.core.errors import OperatorError
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
+from quantdrift.storage.schema.revision import OLDEST, refusal
 
 # "quantdri" as a number: the advisory lock that lets one upgrade of a database run at a time.
 _LOCK: Final = 0x7175616E74647269
@@ -25,6 +26,10 @@ _TURN_TIMEOUT_S: Final = 300
 # A change of a table waits for its readers, and every later reader waits behind it: give up soon and try again.
 _LOCK_TIMEOUT_S: Final = 5
 _STATEMENT_TIMEOUT_S: Final = 600
+_COMPATIBILITY: Final = text("""
+    insert into compatibility (id, oldest_revision) values (1, :oldest)
+    on conflict (id) do update set oldest_revision = excluded.oldest_revision
+""")
 
 
 async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int = AHEAD_DAYS) -> list[str]:
@@ -50,7 +55,8 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
     Raises
     ------
     OperatorError
-        Wrong address, password or rights, or a schema that is newer than this release.
+        Wrong address, password or rights, or the schema of a newer release that this one cannot work with. A newer schema
+        that it can work with is left as it is.
     RetryError
         The server is unavailable, or another session locks a table for too long.
     """
@@ -70,7 +76,16 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
         await connection.commit()
         progress(f"schema revision: {await connection.run_sync(_revision) or 'none'}, newest: {head()}")
         await connection.commit()
+        if newer := await connection.run_sync(_newer):
+            if why := await refusal(connection):
+                raise OperatorError(why)
+            progress(
+                f"a newer release upgraded the schema to revision {newer}; this release can work with it: nothing to upgrade"
+            )
+            return applied
         await connection.run_sync(_upgrade, on_applied)
+        await connection.execute(_COMPATIBILITY, {"oldest": OLDEST})
+        await connection.commit()
         today = datetime.now(UTC).date()
         new_partitions = await ensure_partitions(
             connection,
@@ -118,16 +133,16 @@ def _revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _upgrade(connection: Connection, on_applied: Callable[..., None]) -> None:
-    config = alembic_config()
+def _newer(connection: Connection) -> str:
+    """Return the revision of the database if this release does not know it, else an empty string."""
     revision = _revision(connection)
     connection.commit()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
-    if revision is not None and revision not in known:
-        raise OperatorError(
-            f"this release does not know the schema revision {revision}: a newer quantdrift upgraded the database;"
-            " install that release"
-        )
+    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
+    return revision if revision is not None and revision not in known else ""
+
+
+def _upgrade(connection: Connection, on_applied: Callable[..., None]) -> None:
+    config = alembic_config()
     config.attributes["connection"] = connection
     config.attributes["on_version_apply"] = on_applied
     command.upgrade(config, "head")

@@ -1,4 +1,4 @@
-"""Retention: creates partitions ahead of time, and deletes old rows, payloads and detector states.
+"""Retention: creates partitions ahead of time, and deletes old rows, payloads, sums and detector states.
 
 Decisions about baselines stay for ever: who, when, why and from which rows. Only their histogram is deleted, once no
 detector uses it and no comparison that was measured with it is left.
@@ -104,6 +104,56 @@ _OLD_DETECTORS: Final = """
         select model_version_id, slice_id, metric, kind from detector where retired_at < :before limit :chunk
     )
 """
+# What an open alert belongs to stays, however old it is, and so does an event that waits for the collector.
+_OLD_EVENTS: Final = """
+    delete from outbox where id in (
+        select o.id from outbox o
+        left join transition t on t.id = o.transition_id
+        left join alert a on a.id = t.alert_id
+        where o.sent_at < :before and (a.id is null or a.resolved_at < :before)
+        limit :chunk
+    )
+"""
+_OLD_TRANSITIONS: Final = """
+    delete from transition where id in (
+        select t.id from transition t left join alert a on a.id = t.alert_id
+        where t.at < :before and (a.id is null or a.resolved_at < :before)
+            and not exists (select from outbox where outbox.transition_id = t.id)
+        limit :chunk
+    )
+"""
+_OLD_ALERTS: Final = """
+    delete from alert where id in (
+        select a.id from alert a
+        where a.resolved_at < :before
+            and not exists (select from transition where transition.alert_id = a.id)
+            and not exists (select from verdict where verdict.alert_id = a.id)
+        limit :chunk
+    )
+"""
+_OLD_NOISE_CHANGES: Final = """
+    delete from noise_change where id in (
+        select n.id from noise_change n
+        where n.at < :before and not exists (select from outbox where outbox.noise_change_id = n.id)
+        limit :chunk
+    )
+"""
+# By version and slice, as the primary key sorts them: a search by time alone would read the whole table.
+_OLD_ROLLUPS: Final = """
+    delete from {table} where (model_version_id, slice_id, {column}) in (
+        select old.* from model_version v join slice s on s.model = v.model
+        cross join lateral (
+            select r.model_version_id, r.slice_id, r.{column} from {table} r
+            where r.model_version_id = v.id and r.slice_id = s.id and r.{column} < :before
+        ) old
+        limit :chunk
+    )
+"""
+_OLD_REPORTS: Final = """
+    delete from report_run where id in (
+        select id from report_run where created_at < :before limit :chunk
+    )
+"""
 _POLICY_LASTS: Final = timedelta(days=2)
 
 
@@ -124,6 +174,12 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Baselines no longer in effect whose content was deleted.
     n_detectors
         Retired detectors deleted.
+    n_events, n_transitions, n_alerts, n_noise_changes
+        Sent events, changes of verdict, resolved alerts and changes of noise deleted.
+    n_hours, n_days
+        Hourly and daily sums deleted.
+    n_reports
+        Records of reports deleted; their files stay.
     """
 
     partitions_made: tuple[date, ...]
@@ -137,6 +193,13 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_policies: int
     n_contents: int
     n_detectors: int
+    n_events: int
+    n_transitions: int
+    n_alerts: int
+    n_noise_changes: int
+    n_hours: int
+    n_days: int
+    n_reports: int
 
 
 async def maintain(
@@ -171,6 +234,7 @@ async def maintain(
     due = [day for day in days if day < kept_from.astimezone(UTC).date()]
     dropped = [day for day in due if await _dropped(database, day)]
     superseded = {"before": now - max(SUPERSEDED_AFTER, timedelta(days=storage.retention_days))}
+    history = {"before": now - timedelta(days=max(storage.history_days, storage.retention_days))}
     payloads_from = now - timedelta(days=storage.quarantine_days)
     return Maintenance(
         partitions_made=tuple(new_partitions),
@@ -184,6 +248,13 @@ async def maintain(
         n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
         n_contents=await in_chunks(database, _OLD_CONTENTS, {**superseded, "kept_from": kept_from}),
         n_detectors=await in_chunks(database, _OLD_DETECTORS, superseded),
+        n_events=await in_chunks(database, _OLD_EVENTS, history),
+        n_transitions=await in_chunks(database, _OLD_TRANSITIONS, history),
+        n_alerts=await in_chunks(database, _OLD_ALERTS, history),
+        n_noise_changes=await in_chunks(database, _OLD_NOISE_CHANGES, history),
+        n_hours=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_hour", column="hour"), history),
+        n_days=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_day", column="day"), history),
+        n_reports=await in_chunks(database, _OLD_REPORTS, history),
     )
 
 

@@ -4,6 +4,7 @@ An event that the collector refused although it accepted others waits behind tho
 does not delay them. It is never given up: the outbox contains only alert transitions and changes of noise, which are few.
 """
 
+from datetime import datetime
 from typing import Any, Final
 
 import msgspec
@@ -78,6 +79,8 @@ async def mark_failed(connection: AsyncConnection, event_id: int, error: str, *,
     await connection.execute(_REFUSED if refused else _UNREACHED, {"id": event_id, "error": error})
 
 
-async def count_unsent(connection: AsyncConnection) -> int:
-    """Return the number of waiting events."""
-    return int(await connection.scalar(text("select count(*) from outbox where sent_at is null")) or 0)
+async def count_unsent(connection: AsyncConnection) -> tuple[int, datetime | None]:
+    """Return the number of waiting events, and when the oldest of them was written."""
+    count = text("select count(*) as n, min(created_at) as oldest from outbox where sent_at is null")
+    row = (await connection.execute(count)).one()
+    return int(row.n), row.oldest

@@ -70,6 +70,7 @@ def statements() -> list[str]:
         *_shadow(),
         *_monitor(),
         *_reader(),
+        f"grant select on alembic_version, compatibility to {SHADOW}, {MONITOR}, {READER}",
         f"grant {READER} to {REPORT}",
         f"grant insert on report_run to {REPORT}",
     ]
@@ -130,7 +131,7 @@ def _monitor() -> list[str]:
         f"grant delete on tally, policy, arrival to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
-        f"grant delete on embedding to {MONITOR}",
+        f"grant delete on embedding, report_run to {MONITOR}",
     ]
 
 

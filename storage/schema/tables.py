@@ -356,3 +356,19 @@ class ReportRun(Base):
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
     path: Mapped[Str] = mapped_column(comment="File it was written to.")
     figures: Mapped[Json] = mapped_column(comment="The figures of the report, as JSON.")
+
+
+class Compatibility(Base):
+    """The oldest release that can work with the schema."""
+
+    __tablename__ = "compatibility"
+    __table_args__ = (
+        CheckConstraint("id = 1", name="singleton"),
+        {
+            "comment": "The oldest release that can work with this schema: one row, written by `quantdrift db upgrade`."
+        },
+    )
+    id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
+    oldest_revision: Mapped[Str] = mapped_column(
+        comment="Newest revision that the oldest of these releases knows."
+    )

@@ -75,6 +75,11 @@ class PostgresServer:
         Longest wait for an orderly end, before it is ended without a checkpoint (nothing committed is lost).
     clock
         Measures both.
+
+    Attributes
+    ----------
+    log : Path
+        Its log file.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class PostgresServer:
         self.directory = directory.absolute()
         self._data = self.directory / "data"
         self._password = self.directory / "password"
-        self._log = self.directory / "log"
+        self.log = self.directory / "log"
         self._explicit = binaries
         self._durable = durable
         self._settings = _SETTINGS | ({} if durable else _NOT_DURABLE)
@@ -149,7 +154,7 @@ class PostgresServer:
         again = _PREDECESSOR if fixed else (*_PREDECESSOR, _PORT_TAKEN)
         while log_text := self._try_to_start(binaries, account, fixed or _free_port(), deadline_s):
             if not any(phrase in log_text for phrase in again) or self._clock.monotonic_s() > deadline_s:
-                raise OperatorError(f"Postgres does not start: {_last_error(log_text)} (log: {self._log})")
+                raise OperatorError(f"Postgres does not start: {_last_error(log_text)} (log: {self.log})")
             threading.Event().wait(_AGAIN_S)
 
     def last_error(self) -> str:
@@ -157,7 +162,7 @@ class PostgresServer:
         if self._process is not None and (self._process.poll() or 0) < 0:
             return f"it {exit_text(self._process.returncode)}"
         try:
-            with self._log.open("rb") as log:
+            with self.log.open("rb") as log:
                 log.seek(max(log.seek(0, os.SEEK_END) - _WORDS, 0))
                 log_text = log.read().decode(errors="replace")
         except OSError as error:
@@ -257,7 +262,7 @@ class PostgresServer:
     ) -> str:
         """Return its last message if it ended at once, or an empty string when it answers."""
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             begin = log.tell()
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 [*account.prefix, binaries.postgres, "-D", self._data, "-p", str(port), *settings],
@@ -279,9 +284,9 @@ class PostgresServer:
                     continue
                 self.stop()
                 raise RetryError(
-                    f"Postgres did not answer within {self._start_timeout_s:g} s; its log is {self._log}"
+                    f"Postgres did not answer within {self._start_timeout_s:g} s; its log is {self.log}"
                 ) from None
-            return self._log.read_bytes()[begin:].decode(errors="replace") or "it said nothing"
+            return self.log.read_bytes()[begin:].decode(errors="replace") or "it said nothing"
 
     def _is_ready(self) -> bool:
         # A stale file says `ready` too: it counts only with the process id of our own child.

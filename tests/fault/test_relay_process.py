@@ -81,7 +81,7 @@ def test_a_killed_worker_is_replaced_without_the_port_closing(tmp_path: Path, ba
         before = clients.n_good
         wait(lambda: clients.n_good > before + 20, "clients are served again")
         wait(running.is_ready, "it is ready again")
-        assert running.count("quantdrift_sidecar_restarts_total", child="relay") == 2
+        assert running.count("quantdrift_sidecar_restarts_total", child="relay", reason="SIGKILL") == 2
     assert not clients.refused
     assert not clients.wrong
     assert clients.n_cut <= 2

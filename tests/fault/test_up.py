@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.shadow.onnx_models import linear_model, saved
@@ -34,7 +36,7 @@ class Up:
         self.config = directory / "config.toml"
         self._port = free_port()
         self._output = directory / "output"
-        admins = [free_port() for _ in range(3)]
+        self._admin, *_ = admins = [free_port() for _ in range(3)]
         self.config.write_text(
             f'[sidecar]\nlisten = "127.0.0.1:{self._port}"\nbackend = "127.0.0.1:{backend.port}"\n'
             f'admin = "127.0.0.1:{admins[0]}"\ndrain_delay_s = 0\ngrace_s = 1\n'
@@ -92,6 +94,17 @@ class Up:
                 if all(any(word in part for part in line) for word in words):
                     return process
         raise AssertionError(f"no process {words}")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the sum of a metric of the sidecar over the series with these labels; 0 if there is none."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/metrics", timeout=10) as response:
+            text = response.read().decode()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     def stop(self) -> int:
         """Ask it to end, and return its exit code."""
@@ -196,3 +209,17 @@ async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the
             up.wait_for_line("quantdrift is up")
             up.serves()
             assert up.said().count("shadow is down since") == 1, "what repeats is told once"
+
+
+def test_restarts_of_every_process_are_shown_with_their_reason(memory_path: Path) -> None:
+    """The sidecar exports what `up` restarts, servers included, and which of its processes work."""
+    with _up(memory_path, "") as up:
+        up.wait_for_line("postgres is up")
+        up.child("quantdrift.cli.embedded", "nats").kill()
+        up.wait(
+            lambda: up.metric("quantdrift_up_restarts_total", process="nats") == 1, "a restart is counted"
+        )
+        assert up.metric("quantdrift_up_restarts_total", process="nats", reason="SIGKILL") == 1
+        up.wait(lambda: up.metric("quantdrift_up_running", process="nats") == 1, "the server works again")
+        assert up.metric("quantdrift_up_running", process="postgres") == 1
+        up.serves()

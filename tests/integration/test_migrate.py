@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -15,7 +16,8 @@ from sqlalchemy.pool import NullPool
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.admin import migrate
 from quantdrift.storage.admin.migrate import alembic_config, current, head, upgrade
-from quantdrift.storage.database import make_engine
+from quantdrift.storage.database import Database, make_engine
+from quantdrift.storage.schema.revision import OLDEST, check_schema, newest
 from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.server.postgres import PostgresServer
 
@@ -48,7 +50,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0006"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0006", "0008"]
 
 
 def quiet(_line: str) -> None:
@@ -173,13 +175,59 @@ async def test_an_upgrade_does_not_wait_for_ever_for_its_turn(
 
 
 async def test_a_schema_of_a_newer_release_is_left_alone(postgres_dsn: str) -> None:
-    """An older release says that it does not know the schema, and touches nothing."""
-    connection = await asyncpg.connect(postgres_dsn)
+    """Where the newer release has only expanded it this release works with it, else it says which one to install."""
+    connection, progress = await asyncpg.connect(postgres_dsn), list[str]()
     await connection.execute("update alembic_version set version_num = '9999'")
-    with pytest.raises(OperatorError, match=r"9999.*newer quantdrift"):
-        await upgrade(postgres_dsn, progress=quiet)
+    assert await upgrade(postgres_dsn, progress=progress.append) == []
+    assert "9999" in progress[-1]
+    assert "can work with it" in progress[-1]
+    async with Database(postgres_dsn) as database:
+        await check_schema(database)
+        await connection.execute("update compatibility set oldest_revision = '9998'")
+        for use in (upgrade(postgres_dsn, progress=quiet), check_schema(database)):
+            with pytest.raises(
+                OperatorError, match=r"9999 .* needs revision 9998 .* install the newer release"
+            ):
+                await use
     assert await connection.fetchval("select version_num from alembic_version") == "9999"
     await connection.close()
+
+
+async def test_a_schema_of_an_older_release_is_to_be_upgraded_first(postgres_dsn: str) -> None:
+    """The message names both revisions and the command; without any schema it names the command too."""
+    connection = await asyncpg.connect(postgres_dsn)
+    async with Database(postgres_dsn) as database:
+        await check_schema(database)
+        await connection.execute("update alembic_version set version_num = '0002'")
+        with pytest.raises(OperatorError, match=f"revision 0002.* needs {head()}.*quantdrift db upgrade"):
+            await check_schema(database)
+    await connection.close()
+    async with Database(await empty_database(postgres_dsn)) as database:
+        with pytest.raises(OperatorError, match="no schema: run `quantdrift db upgrade`"):
+            await check_schema(database)
+
+
+async def test_a_user_who_may_not_read_the_revision_is_not_stopped(postgres_dsn: str) -> None:
+    """The rights of an older release are enough to work; `quantdrift db roles` grants the new ones."""
+    connection = await asyncpg.connect(postgres_dsn)
+    name = f"limited_{postgres_dsn.rpartition('/')[2]}"
+    await connection.execute(f"create role {name} login password 'limited'")
+    await connection.execute("update alembic_version set version_num = '0002'")
+    address = urlsplit(postgres_dsn)
+    dsn = address._replace(netloc=f"{name}:limited@{address.hostname}:{address.port}").geturl()
+    async with Database(dsn) as database:
+        await check_schema(database)
+        await connection.execute(f"grant select on alembic_version to {name}")
+        with pytest.raises(OperatorError, match="revision 0002"):
+            await check_schema(database)
+    await connection.execute(f"drop owned by {name}; drop role {name}")
+    await connection.close()
+
+
+def test_the_oldest_release_that_can_work_with_the_schema_is_a_known_one() -> None:
+    """A release raises it when a revision takes something away, and never above its own newest revision."""
+    assert OLDEST in REVISIONS
+    assert newest() == head() == REVISIONS[-1]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.nats_server import find_program
 from quantdrift.core.sampling.pause import KEY as PAUSE
 from quantdrift.core.sampling.rates import POLICY_VALID_S
-from quantdrift.core.stream.backlog import read_backlog, read_waiting
+from quantdrift.core.stream.backlog import are_tallies_read, read_backlog, read_waiting
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
@@ -80,6 +80,11 @@ async def test_each_role_can_do_its_work(
     try:
         await sidecar.publish_exchange("tumour", "e1", SECRET)
         await sidecar.publish_tally("pod", "boot", 1, b"{}")
+        assert await are_tallies_read(monitor) is False
+        unread = await monitor.consumer("tally", ack_wait_s=10.0)
+        (tally,) = await unread.fetch(1, max_bytes=1 << 20, timeout_s=10.0)
+        await tally.ack()
+        await sidecar.publish_tally("pod", "boot", 2, b"{}")
         await shadow.ensure()
         assert await shadow.models() == {"tumour"}
         for queue in (monitor, operator):

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
+from sqlalchemy import text
 
 from quantdrift.monitor.outbox import OutboxSender, log_record
 from quantdrift.storage.database import Database
@@ -66,11 +67,15 @@ async def test_events_go_out_in_the_order_they_were_made_also_after_an_outage(da
         assert await sender.send_waiting() == (0, True)
     assert len(collector.tried) == 10  # two in each turn, however many wait
     assert sender.n_waiting == 8
+    async with database.begin() as connection:
+        oldest = await connection.scalar(text("select created_at from outbox order by id limit 1"))
+    assert sender.oldest_waiting == oldest
     assert [attempts for _, attempts in await _waiting(database)] == [0] * 8
     collector.away = False
     assert await sender.send_waiting() == (8, False)
     assert collector.taken == sorted(collector.taken)
     assert sender.n_waiting == 0
+    assert sender.oldest_waiting is None
 
 
 @pytest.mark.parametrize("poison", [(1,), (1, 2), (1, 2, 3, 8), (4, 5)])

@@ -257,4 +257,102 @@ async def test_many_rows_go_in_small_transactions(
         n_policies=0,
         n_contents=0,
         n_detectors=0,
+        n_events=0,
+        n_transitions=0,
+        n_alerts=0,
+        n_noise_changes=0,
+        n_hours=0,
+        n_days=0,
+        n_reports=0,
     )
+
+
+ALERT = text("""
+    insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, resolved_at, details)
+    values (1, :slice, 'firing', 'flip', :opened_at, :opened_at, cast(:resolved_at as timestamptz), '{}') returning id
+""")
+TRANSITION = text("""
+    insert into transition (model_version_id, slice_id, alert_id, from_verdict, to_verdict, at, fold_seq, details)
+    values (1, :slice, :alert, :from_verdict, :to_verdict, :at, 1, '{}') returning id
+""")
+EVENT = text("insert into outbox (transition_id, created_at, sent_at) values (:transition, :at, :sent_at)")
+NOISE_CHANGE = text("""
+    with change as (
+        insert into noise_change (model_version_id, side, metric, exceeds, at, fold_seq)
+        values (1, 'reference', 'flip', true, :at, 1) returning id
+    )
+    insert into outbox (noise_change_id, created_at, sent_at) select id, :at, :sent_at from change
+""")
+REPORT = text("""
+    insert into report_run (kind, from_at, to_at, created_at, path, figures) values ('day', :at, :at, :at, 'p', '{}')
+""")
+# Slice, opened and resolved how many days ago (None: still open), and when its events were sent (None: they wait).
+EPISODES = (
+    ("resolved long ago", 1, 40, 30, 30),
+    ("resolved lately", 1, 25, 5, 5),
+    ("open for long", 1, 50, None, 50),
+    ("resolved long ago, and its event waits", 2, 40, 30, None),
+)
+
+
+async def test_old_history_goes_and_open_alerts_and_waiting_events_stay(database: Database) -> None:
+    """What belongs to an open alert, or was not sent, stays however old it is; the rest goes after history_days."""
+    keep = msgspec.structs.replace(KEEP, history_days=20)
+    async with database.begin() as connection:
+        await connection.execute(MODEL)
+        for _, slice_id, opened, resolved, sent in EPISODES:
+            ended = None if resolved is None else ago(resolved)
+            values = {"slice": slice_id, "opened_at": ago(opened), "resolved_at": ended}
+            alert = await connection.scalar(ALERT, values)
+            changes = [("ok", "firing", opened)] + (
+                [("firing", "ok", resolved)] if resolved is not None else []
+            )
+            for before, after, days in changes:
+                change = {"from_verdict": before, "to_verdict": after, "at": ago(days)}
+                number = await connection.scalar(TRANSITION, {"slice": slice_id, "alert": alert, **change})
+                at = {"at": ago(days), "sent_at": None if sent is None else ago(sent)}
+                await connection.execute(EVENT, {"transition": number, **at})
+        for days in (30, 5):
+            change = {"from_verdict": "unknown", "to_verdict": "ok", "at": ago(days)}
+            await connection.execute(TRANSITION, {"slice": 2, "alert": None, **change})
+            await connection.execute(NOISE_CHANGE, {"at": ago(days), "sent_at": ago(days)})
+            await connection.execute(REPORT, {"at": ago(days)})
+    done = await maintain(database, keep, NOW, ahead_days=3)
+    assert (done.n_events, done.n_transitions, done.n_alerts) == (3, 3, 1)
+    assert (done.n_noise_changes, done.n_reports) == (1, 1)
+    async with database.begin() as connection:
+        alerts = (await connection.scalars(text("select opened_at from alert order by id"))).all()
+        waiting = await connection.scalar(text("select count(*) from outbox where sent_at is null"))
+        of_open = await connection.scalar(
+            text(
+                "select count(*) from transition join alert a on a.id = alert_id where a.resolved_at is null"
+            )
+        )
+    assert alerts == [ago(25), ago(50), ago(40)]
+    assert (waiting, of_open) == (2, 1)
+
+
+@pytest.mark.parametrize(("history_days", "n_left"), [(20, 2), (5, 1)])
+async def test_sums_go_after_the_longer_of_two_times(
+    database: Database, history_days: int, n_left: int
+) -> None:
+    """Hourly and daily sums stay for history_days, and at least as long as the comparisons they sum up."""
+    keep = msgspec.structs.replace(KEEP, history_days=history_days)
+    async with database.begin() as connection:
+        await connection.execute(MODEL)
+        for table, column in (("rollup_hour", "hour"), ("rollup_day", "day")):
+            for days in (30, 15, 5):
+                await connection.execute(text(ROLLUP.format(table=table, column=column)), {"at": ago(days)})
+    done = await maintain(database, keep, NOW, ahead_days=3)
+    assert (done.n_hours, done.n_days) == (3 - n_left, 3 - n_left)
+    async with database.begin() as connection:
+        hours = (await connection.scalars(text("select hour from rollup_hour order by hour desc"))).all()
+    assert hours == [ago(5), ago(15)][:n_left]
+
+
+ROLLUP = """
+    insert into {table} (model_version_id, slice_id, {column}, n_items, n_groups, weight, weight_sq, flip, topk, js,
+        divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite,
+        divergence_bins)
+    values (1, 1, :at, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, '{{}}')
+"""

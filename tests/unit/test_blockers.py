@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers
-from quantdrift.cli.outage import PartState
 from quantdrift.core.config.schema import Config, Model, Reference, Telemetry
+from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
 from quantdrift.storage.commands.flow import Flow, ModelFlow, Step

@@ -1,13 +1,17 @@
 """What a process says, and how often."""
 
+import json
 import logging
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.logs import MOST, WINDOW_S, Sparse
+from quantdrift.core.logs import MOST, WINDOW_S, Sparse, of_model, setup_logs
+from quantdrift.core.records import Loss
+from quantdrift.sidecar.capture.loss_warnings import LossWarnings
 
 pytestmark = pytest.mark.unit
 
@@ -85,3 +89,65 @@ def test_a_few_warnings_in_a_minute_are_all_said(
         clock.advance(WINDOW_S / 3)
     assert len(said) == 500
     assert not any("left out" in line for line in said)
+
+
+def test_a_json_line_names_its_process_and_its_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """A collector of logs finds time, level, role, process id and model in fields of their own, the model only if there is one."""
+    before = list(logging.getLogger().handlers)
+    try:
+        setup_logs("info", as_json=True, role="capture")
+        logging.getLogger("quantdrift.test").warning(
+            "model %s: lost %d", "digits", 3, extra=of_model("digits")
+        )
+        logging.getLogger("quantdrift.test").info("ready")
+    finally:
+        logging.basicConfig(handlers=before, force=True)
+    about_model, plain = map(json.loads, capsys.readouterr().err.splitlines())
+    assert datetime.fromisoformat(about_model.pop("time")).tzinfo is not None
+    assert about_model == {
+        "level": "warning",
+        "role": "capture",
+        "pid": os.getpid(),
+        "logger": "quantdrift.test",
+        "message": "model digits: lost 3",
+        "model": "digits",
+    }
+    assert (plain["role"], plain["message"], "model" in plain) == ("capture", "ready", False)
+
+
+def test_lost_exchanges_are_logged_once_a_minute_for_each_model_and_reason(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first is logged at once, the others with their number; limits that somebody has set are not losses to warn of."""
+    warnings = LossWarnings(clock)
+    for _ in range(500):
+        warnings.count("digits", Loss.PUBLISH)
+    warnings.count("digits", Loss.STREAM_FULL)
+    warnings.count("words", Loss.PUBLISH)
+    warnings.count("words", Loss.RATE_CAP)
+    warnings.log_rest()
+    assert [record.args[:3] for record in caplog.records if isinstance(record.args, tuple)] == [
+        ("digits", 1, "publish"),
+        ("digits", 1, "stream_full"),
+        ("words", 1, "publish"),
+    ]
+    assert "raise stream.max_bytes" in caplog.messages[1]
+    clock.advance(60)
+    caplog.clear()
+    warnings.log_rest()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("model digits: lost 499 captured exchanges (publish): NATS did not")
+    assert caplog.records[0].levelno == logging.WARNING
+    clock.advance(3600)
+    warnings.log_rest()
+    assert len(caplog.messages) == 1
+
+
+def test_lost_exchanges_of_many_invented_models_share_their_lines(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that invents names of models neither fills the memory nor the log."""
+    warnings = LossWarnings(clock)
+    for number in range(2000):
+        warnings.count(f"invented {number}", Loss.PUBLISH)
+    assert len(caplog.messages) <= 257

@@ -12,7 +12,7 @@ from quantdrift.core.telemetry import Instrument, Kind, Telemetry
 pytestmark = pytest.mark.unit
 
 DOCS = Path(__file__).parents[2] / "docs"
-_NAME = re.compile(r"\bquantdrift_(?:sidecar|shadow|monitor|slice|progress)_\w+")
+_NAME = re.compile(r"\bquantdrift_(?:sidecar|shadow|monitor|slice|stream|progress)_\w+")
 
 
 def test_every_metric_named_in_the_docs_is_exposed_under_that_name() -> None:

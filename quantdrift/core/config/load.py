@@ -1,5 +1,6 @@
 """Load the configuration: file, then environment, then checks; secrets apart and per role."""
 
+import contextlib
 import os
 import re
 import typing
@@ -34,17 +35,51 @@ class Role(StrEnum):
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """Values that must never be logged or written in a configuration file. Their `repr` shows nothing."""
+    """Values that must never be logged or written in a configuration file. Their `repr` shows nothing.
+
+    A secret that comes from a file can be replaced while a process runs: `current_dsn` and `current_otlp_headers` read
+    the file again. A value that comes from a variable stays until the process is restarted.
+    """
 
     dsn: str = ""
+    dsn_file: str = ""
     hmac_key: bytes = b""
     intake_token: str = ""
     salt: bytes = b""
     otlp_headers: dict[str, str] = {}
+    otlp_headers_file: str = ""
     reference_token: str = ""
 
     def __repr__(self) -> str:
         return "Secrets(...)"
+
+    def current_dsn(self) -> str:
+        """Return the Postgres address that its file contains now; without a file, the one that was read at the start.
+
+        Raises
+        ------
+        OperatorError
+            The file cannot be read, or is empty.
+        """
+        if not self.dsn_file:
+            return self.dsn
+        dsn = _read(self.dsn_file)
+        if not dsn:
+            raise OperatorError(
+                f"storage.dsn_file: {self.dsn_file} is empty: write the Postgres address in it"
+            )
+        return dsn
+
+    def current_otlp_headers(self) -> dict[str, str]:
+        """Return the collector's headers that their file contains now, with names in lower case as gRPC needs them.
+
+        If the file cannot be read any more, the headers that were read at the start are returned.
+        """
+        headers = self.otlp_headers
+        if self.otlp_headers_file:
+            with contextlib.suppress(OperatorError):
+                headers = _otlp_headers(self.otlp_headers_file)
+        return {name.lower(): value for name, value in headers.items()}
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
@@ -142,14 +177,22 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         raise OperatorError(
             "no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file, or give --data of a running `quantdrift up`"
         )
-    headers = {}
-    if role in {Role.MONITOR, Role.SHADOW} and config.telemetry.otlp_headers_file:
-        lines = _read(config.telemetry.otlp_headers_file).splitlines()
-        headers = {
-            name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
-        }
+    headers_file = config.telemetry.otlp_headers_file if role in {Role.MONITOR, Role.SHADOW} else ""
     token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
-    return Secrets(dsn=dsn, otlp_headers=headers, reference_token=token)
+    return Secrets(
+        dsn=dsn,
+        dsn_file=config.storage.dsn_file,
+        otlp_headers=_otlp_headers(headers_file) if headers_file else {},
+        otlp_headers_file=headers_file,
+        reference_token=token,
+    )
+
+
+def _otlp_headers(file: str) -> dict[str, str]:
+    lines = _read(file).splitlines()
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
+    }
 
 
 def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
@@ -259,6 +302,7 @@ def _resolve(config: Config, base: Path) -> Config:
         shadow=msgspec.structs.replace(config.shadow, engine_cache=absolute(config.shadow.engine_cache)),
         stream=msgspec.structs.replace(
             config.stream,
+            url_file=absolute(config.stream.url_file),
             credentials_file=absolute(config.stream.credentials_file),
             ca_file=absolute(config.stream.ca_file),
             certificate_file=absolute(config.stream.certificate_file),

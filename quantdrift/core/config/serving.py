@@ -26,6 +26,13 @@ class Stream(Section, frozen=True, kw_only=True):
             "Empty: the server asks for none."
         ),
     ] = ""
+    url_file: Annotated[
+        str,
+        about(
+            "File with this address instead of `url`, for one with a password or token. It is read for each "
+            "connection, so that a new password needs no restart. Empty: `url`."
+        ),
+    ] = ""
     ca_file: Annotated[
         str,
         about("CA certificates (PEM) that verify the server; requires TLS. Empty: the system's."),
@@ -88,9 +95,20 @@ class Storage(Section, frozen=True, kw_only=True):
     retention_days: Annotated[
         int,
         about(
-            "Comparisons, batches and tallies are deleted after this time; hourly sums stay.", "days", ge=2
+            "Comparisons, batches and tallies are deleted after this time; sums and alerts stay for history_days.",
+            "days",
+            ge=2,
         ),
     ] = 35
+    history_days: Annotated[
+        int,
+        about(
+            "Hourly and daily sums, resolved alerts, changes of verdict, sent events and records of reports are deleted "
+            "after this time, or after retention_days if that is longer. Open alerts and waiting events stay.",
+            "days",
+            ge=2,
+        ),
+    ] = 400
     quarantine_days: Annotated[
         int, about("How long the payload of a quarantined exchange is kept.", "days", ge=1)
     ] = 1

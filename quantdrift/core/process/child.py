@@ -64,6 +64,15 @@ def exit_text(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
+def exit_label(code: int) -> str:
+    """Return how a process ended as a label of a metric: `exit_1`, or the name of a signal such as `SIGKILL`."""
+    if code >= 0:
+        return f"exit_{code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal_{-code}"
+
+
 class Child:
     """One child process, which is restarted whenever it ends.
 
@@ -82,7 +91,7 @@ class Child:
     orphan
         Signal that it gets when the parent dies.
     on_death
-        Called when it ended without being asked to.
+        Called when it ended without being asked to, with the reason as a label of a metric: see `exit_label`.
     final
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
@@ -109,7 +118,7 @@ class Child:
         environment: Mapping[str, str],
         fds: Sequence[int] = (),
         orphan: signal.Signals = signal.SIGTERM,
-        on_death: Callable[[], None] = lambda: None,
+        on_death: Callable[[str], None] = lambda _: None,
         final: int | None = None,
         longest_pause_s: float = _LAST_PAUSE_S,
         on_end: Callable[[str, int | None, float], None] | None = None,
@@ -146,7 +155,7 @@ class Child:
             else:
                 if self._ending.is_set() or code == self.final:
                     return code
-                self._on_death()
+                self._on_death(exit_label(code))
                 if loop.time() - started_s >= _STEADY_S:
                     self._backoff.reset()
                 pause_s = self._backoff.next_s()

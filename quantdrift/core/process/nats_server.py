@@ -14,6 +14,7 @@ import msgspec
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.child import ending_with_parent, exit_text
+from quantdrift.core.process.log_file import keep_small
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 _START_S = 20.0
@@ -48,13 +49,19 @@ class NatsServer:
         Limit of all streams together. None: the server's default, three quarters of the free disk.
     token
         The secret of clients. None: the one in `directory`, which is created if missing.
+
+    Attributes
+    ----------
+    log : Path
+        Its log file.
     """
 
     def __init__(self, directory: Path, *, store_bytes: int | None = None, token: str | None = None) -> None:
         self.directory = directory
         self._given_token = token
         self._store_bytes = store_bytes
-        self._log = directory / "nats.log"
+        self.log = directory / "nats.log"
+        self._log_begins = 0
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -85,7 +92,9 @@ class NatsServer:
             self.directory, port or self.port, name, self._token(), store_bytes=self._store_bytes
         )
         config.write_text(text, "utf-8")
-        with self._log.open("wb") as output:
+        keep_small(self.log)
+        with self.log.open("ab") as output:  # appended, as `keep_small` needs it
+            self._log_begins = output.tell()
             process = subprocess.Popen(  # noqa: S603 - our own child
                 ending_with_parent([str(program), "-c", str(config)]),
                 stdin=subprocess.DEVNULL,
@@ -99,7 +108,7 @@ class NatsServer:
                 process.kill()
                 process.wait()
                 raise OperatorError(
-                    f"NATS does not start: {self.last_error()} (port {port or self.port}, log: {self._log})"
+                    f"NATS does not start: {self.last_error()} (port {port or self.port}, log: {self.log})"
                 )
             time.sleep(0.005)
         self._process, self.port = process, answered_port
@@ -123,9 +132,12 @@ class NatsServer:
         if self._process is not None and (self._process.poll() or 0) < 0:
             return f"it {exit_text(self._process.returncode)}"
         try:
-            text = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_BYTES:]
+            log = self.log.read_bytes()
         except OSError as error:
             return f"its log cannot be read ({error.strerror})"
+        # Of this start alone, unless the log was cut since then.
+        begins = self._log_begins if self._log_begins <= len(log) else 0
+        text = log[begins:][-_LOG_BYTES:].decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
         return errors[-1].rpartition("] ")[2] if errors else "its log is empty"

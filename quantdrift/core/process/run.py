@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Final
 
+from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.backoff import Backoff
 
 _LOG = logging.getLogger(__name__)
@@ -82,12 +83,18 @@ async def supervise(
 ) -> None:
     """Run `work` until `stop`; after an error, log it and run it again after a growing pause of at most 30 s.
 
+    One of quantdrift's own errors says what to do and is logged in one line; any other is logged with its traceback.
+
     This is one of the two places that catch every exception, so that one error does not end the process.
     """
     backoff = Backoff(retry_s, max(retry_s, _LONGEST_PAUSE_S))
     while not stop.is_set():
         try:
             await work()
+        except QuantdriftError as error:
+            pause_s = backoff.next_s()
+            _LOG.warning("%s: %s; trying again in %.1f s", name, error, pause_s)
+            await stop.wait(pause_s)
         except Exception:  # noqa: BLE001 - the top of a supervised task
             pause_s = backoff.next_s()
             _LOG.exception("%s failed; retrying in %.1f s", name, pause_s)

@@ -29,6 +29,8 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     gone_until
         Messages stored before this time, by the server's clock, are no longer in the stream: the time of the oldest
         message, or now if the stream is empty; None if there is no stream.
+    by_model
+        Messages that are stored and not yet acknowledged, by model.
     """
 
     n_messages: int
@@ -36,6 +38,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     n_ever: int
     oldest_s: float
     gone_until: datetime | None = None
+    by_model: dict[str, int] = {}
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +93,8 @@ async def read_backlog(queue: Queue) -> Backlog:
     RetryError
         The server is unavailable, or its answer cannot be read.
     """
-    info = await _asked(queue, f"STREAM.INFO.{queue.stream_name('exchange')}", b"", _Info)
+    stream = queue.stream_name("exchange")
+    info = await _asked(queue, f"STREAM.INFO.{stream}", _with_models(stream), _Info)
     if info.state is None or not info.state.messages:
         n_ever = info.state.last_seq if info.state else 0
         gone_until = info.ts if info.state else None
@@ -103,6 +107,7 @@ async def read_backlog(queue: Queue) -> Backlog:
         n_ever=info.state.last_seq,
         oldest_s=max(0.0, (now - oldest).total_seconds()),
         gone_until=info.state.first_ts,
+        by_model=_counts(stream, info.state),
     )
 
 
@@ -117,14 +122,11 @@ async def read_waiting(queue: Queue, models: Iterable[str]) -> dict[str, Waiting
         The server is unavailable, or its answer cannot be read.
     """
     stream = queue.stream_name("exchange")
-    prefix = f"{stream}.exchange."
-    request = msgspec.json.encode({"subjects_filter": f"{prefix}*"})
-    info = await _asked(queue, f"STREAM.INFO.{stream}", request, _Info)
-    counts = (info.state.subjects if info.state else None) or {}
-    n_messages = {model_of(subject.removeprefix(prefix)): n for subject, n in counts.items()}
+    info = await _asked(queue, f"STREAM.INFO.{stream}", _with_models(stream), _Info)
+    n_messages = _counts(stream, info.state) if info.state else {}
     found = {}
     for model in sorted({*models, *n_messages}):
-        durable = durable_name(f"{prefix}{subject_token(model)}")
+        durable = durable_name(f"{stream}.exchange.{subject_token(model)}")
         consumer = await _asked(queue, f"CONSUMER.INFO.{stream}.{durable}", b"", _Consumer)
         found[model] = Waiting(
             n_messages=n_messages.get(model, 0),
@@ -149,6 +151,16 @@ async def are_tallies_read(queue: Queue) -> bool | None:
         return None
     consumer = await _asked(queue, f"CONSUMER.INFO.{stream}.{durable_name('')}", b"", _Consumer)
     return consumer.num_waiting > 0
+
+
+def _with_models(stream: str) -> bytes:
+    """Return the request for the state of the stream with the number of messages of each model."""
+    return msgspec.json.encode({"subjects_filter": f"{stream}.exchange.*"})
+
+
+def _counts(stream: str, state: _State) -> dict[str, int]:
+    prefix = f"{stream}.exchange."
+    return {model_of(subject.removeprefix(prefix)): n for subject, n in (state.subjects or {}).items()}
 
 
 async def _asked(queue: Queue, about: str, request: bytes, kind: type[_Answer]) -> _Answer:

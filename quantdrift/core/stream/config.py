@@ -1,14 +1,17 @@
 """Configuration of the two streams: subjects, limits, and behaviour when they are full."""
 
 import logging
+from pathlib import Path
 from urllib.parse import quote, unquote
 
+import msgspec
 import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
 from quantdrift.core.config.schema import MIB, Stream
+from quantdrift.core.errors import OperatorError
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,6 +74,25 @@ def tally_stream(stream: Stream) -> StreamConfig:
         duplicate_window=_DUPLICATE_WINDOW_S,
         num_replicas=stream.replicas,
     )
+
+
+def current_stream(stream: Stream) -> Stream:
+    """Return the section with the address that `url_file` contains now; without such a file, unchanged.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be read, or is empty.
+    """
+    if not stream.url_file:
+        return stream
+    try:
+        url = Path(stream.url_file).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise OperatorError(f"stream.url_file: {stream.url_file} cannot be read: {error}") from error
+    if not url:
+        raise OperatorError(f"stream.url_file: {stream.url_file} is empty: write the address of NATS in it")
+    return msgspec.structs.replace(stream, url=url)
 
 
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:

@@ -26,13 +26,14 @@ from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.stream.config import (
     create_or_update,
+    current_stream,
     exchange_stream,
     model_of,
     subject_token,
     tally_stream,
 )
 from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
-from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, mapped
+from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, is_refusal, mapped
 from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
 from quantdrift.core.stream.publish import Acknowledged
@@ -249,6 +250,11 @@ class Queue:
         return bool(self._client.is_connected)
 
     @property
+    def address(self) -> str:
+        """The servers, without any credentials."""
+        return self._stream.address
+
+    @property
     def max_payload_bytes(self) -> int:
         """Size of the longest record that the server accepts."""
         return int(self._client.max_payload) - _HEADER_BYTES
@@ -355,7 +361,7 @@ class Queue:
         if self._client.is_closed and not self._closed:
             async with self._reopening:
                 if self._client.is_closed:
-                    await self._open()
+                    await self._reopen()
         if not self._client.is_connected:
             raise RetryError(f"NATS at {self._stream.address} is not available")
         return self._client
@@ -382,11 +388,18 @@ class Queue:
         finally:
             self._set_on_connect.discard(event)
 
+    async def _reopen(self) -> None:
+        try:
+            await self._open()
+        except OperatorError as error:  # files are read again with the next attempt
+            raise RetryError(str(error)) from error
+
     def _connected_again(self) -> None:
         for event in (self._back, *self._set_on_connect):
             event.set()
 
     async def _open(self) -> None:
+        self._stream = current_stream(self._stream)
         if self._stream.requires_tls:
             self._tls.context()  # unusable files need a person: fail before the first attempt
         client = self._new_client()
@@ -442,7 +455,9 @@ class Queue:
         """Return what a person must hear of a problem on the connection; empty: nothing."""
         if _DENIED in str(problem).lower():
             return f"refuses: {in_words(problem)}; `quantdrift setup nats` prints the rights of each role"
-        if client.is_reconnecting and isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)):
+        is_lost = self._client is client  # not the first attempt, whose error the caller gets
+        is_final = isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)) or is_refusal(problem)
+        if is_lost and is_final:
             return f"is not reachable: {self._in_words(problem)}"
         return ""
 
@@ -450,7 +465,7 @@ class Queue:
         return self._tls.in_words(error) if isinstance(error, ssl.SSLError) else in_words(error)
 
     def _new_client(self) -> NatsClient:
-        return NatsClient(self._tls, required=self._stream.requires_tls)
+        return NatsClient(self._tls, self._stream)
 
     async def _ensure(self, wanted: StreamConfig) -> None:
         jetstream = (await self.live()).jetstream(timeout=REQUEST_S)

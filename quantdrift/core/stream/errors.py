@@ -1,6 +1,7 @@
 """Conversion of errors of the NATS client library to ours."""
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 
 import nats.errors
@@ -11,6 +12,7 @@ from quantdrift.core.errors import RetryError, os_error_text
 # JetStream's error codes.
 _FULL = {10002, 10023, 10047, 10077}  # account, server, storage or stream is full
 _TOO_LARGE = 10054
+_REFUSAL = re.compile("authorization|authentication", re.IGNORECASE)
 
 
 class StreamFullError(RetryError):
@@ -46,8 +48,19 @@ async def mapped() -> AsyncIterator[None]:
         raise RetryError(f"NATS: {in_words(error)}") from error
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the server refuses the password, token, user or credentials of the client."""
+    return isinstance(error, nats.errors.Error) and bool(_REFUSAL.search(str(error)))
+
+
 def in_words(error: BaseException) -> str:
     """Return the text of an error of the client library or of a socket, for people."""
+    if is_refusal(error):
+        said = str(error).removeprefix("nats: ").strip("'")
+        return (
+            f"it refuses our password, token or credentials ({said}): correct stream.url_file or"
+            " stream.credentials_file, which are read again for each attempt"
+        )
     if isinstance(error, OSError) and not isinstance(error, nats.errors.Error):
         return os_error_text(error)
     return str(error).removeprefix("nats: ") or type(error).__name__

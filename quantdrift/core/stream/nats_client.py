@@ -15,6 +15,8 @@ import nats.errors
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.transport import TcpTransport
 
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.stream.config import current_stream
 from quantdrift.core.tls import SHUTDOWN_S, Tls
 
 # A server with `handshake_first` sends nothing before the handshake: after this time without a line, start it.
@@ -30,20 +32,27 @@ class NatsClient(Client):
 
     This includes reconnects, and servers that another server has announced. Certificates are read for each connection.
 
+    The address file is read for each connection too: its servers replace those that were known.
+
     Parameters
     ----------
-    required
-        False: use TLS only with servers that ask for it.
+    stream
+        The addresses that are connected to first, and the file to read them from afterwards. Unless an address or a
+        file asks for TLS, TLS is used only with servers that ask for it.
     """
 
-    def __init__(self, tls: Tls, *, required: bool) -> None:
+    def __init__(self, tls: Tls, stream: Stream) -> None:
         super().__init__()
         self._tls = tls
-        self._required = required
+        self._stream = stream
+        self._required = stream.requires_tls
 
     async def _connect_to_server(self, s: Srv) -> None:
+        self._read_addresses(s)
         if s.uri.scheme not in {"ws", "wss"}:
             s.last_attempt = time.monotonic()
+            if isinstance(self._transport, _Transport):
+                self._transport.abandon()  # the library leaves it open where the server has refused it
             self._transport = _Transport(
                 self._tls, s.tls_name or s.uri.hostname or "", required=self._required
             )
@@ -54,6 +63,16 @@ class NatsClient(Client):
         if s.uri.scheme == "wss":
             self.options["tls"] = self._tls.context()
         await super()._connect_to_server(s)
+
+    def _read_addresses(self, chosen: Srv) -> None:
+        """Take over the addresses in the file, if they have changed; `chosen` becomes the first of them."""
+        stream = current_stream(self._stream)
+        if stream.url == self._stream.url:
+            return
+        self._stream, self._required = stream, self._required or stream.requires_tls
+        self._server_pool.clear()
+        self._setup_server_pool([url.strip() for url in stream.url.split(",")])
+        chosen.uri, chosen.tls_name = self._server_pool[0].uri, None
 
 
 class _Transport(TcpTransport):
@@ -90,6 +109,11 @@ class _Transport(TcpTransport):
                 self._io_reader = self._io_writer = None
                 writer.transport.abort()
                 raise
+
+    def abandon(self) -> None:
+        """Close the connection, if there is one, and wait for nothing."""
+        if self._io_writer is not None:
+            self._io_writer.close()
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float

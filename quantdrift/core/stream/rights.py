@@ -35,7 +35,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 PURPOSES: Final[Mapping[NatsRole, str]] = {
     NatsRole.SIDECAR: "publishes exchanges and tallies, reads policy and pause",
     NatsRole.SHADOW: "reads exchanges and tallies, creates and updates both streams",
-    NatsRole.MONITOR: "reads how much waits, publishes the policy",
+    NatsRole.MONITOR: "reads how much waits, and tallies while no shadow does; publishes the policy",
     NatsRole.OPERATOR: "people and commands: status, pause and resume",
     NatsRole.ADMIN: "`quantdrift setup nats --apply`: creates streams and buckets",
 }
@@ -68,23 +68,23 @@ def rights(name: str, role: NatsRole) -> Rights:
                 subscribe=(*own, *buckets),
             )
         case NatsRole.SHADOW:
-            each = tuple(
-                f"{_API}.{call}.{stream}{rest}"
+            streams = tuple(
+                f"{_API}.STREAM.{call}.{stream}"
                 for stream in (exchanges, tallies)
-                for call, rest in (
-                    ("STREAM.CREATE", ""),
-                    ("STREAM.UPDATE", ""),
-                    ("CONSUMER.CREATE", ".>"),
-                    ("CONSUMER.DURABLE.CREATE", ".>"),
-                    ("CONSUMER.INFO", ".*"),
-                    ("CONSUMER.MSG.NEXT", ".*"),
-                )
+                for call in ("CREATE", "UPDATE")
             )
-            acks = tuple(f"$JS.ACK.{stream}.>" for stream in (exchanges, tallies))
-            return Rights(publish=(*known[:2], *each, *acks), subscribe=own)
+            return Rights(
+                publish=(*known[:2], *streams, *_reading(exchanges), *_reading(tallies)), subscribe=own
+            )
         case NatsRole.MONITOR:
             return Rights(
-                publish=(*known, f"{_API}.CONSUMER.INFO.{exchanges}.*", *read_buckets, buckets[0]),
+                publish=(
+                    *known,
+                    f"{_API}.CONSUMER.INFO.{exchanges}.*",
+                    *_reading(tallies),
+                    *read_buckets,
+                    buckets[0],
+                ),
                 subscribe=own,
             )
         case NatsRole.OPERATOR:
@@ -94,3 +94,14 @@ def rights(name: str, role: NatsRole) -> Rights:
             )
         case NatsRole.ADMIN:
             return Rights(publish=(f"{_API}.>",), subscribe=own)
+
+
+def _reading(stream: str) -> tuple[str, ...]:
+    """Return the subjects of a worker that reads and acknowledges the messages of a stream."""
+    return (
+        f"{_API}.CONSUMER.CREATE.{stream}.>",
+        f"{_API}.CONSUMER.DURABLE.CREATE.{stream}.>",
+        f"{_API}.CONSUMER.INFO.{stream}.*",
+        f"{_API}.CONSUMER.MSG.NEXT.{stream}.*",
+        f"$JS.ACK.{stream}.>",
+    )

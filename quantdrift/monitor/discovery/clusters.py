@@ -21,9 +21,11 @@ from quantdrift.core.clusters import (
 )
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.clusters import (
     Space,
@@ -66,7 +68,7 @@ class ClusterFits:
         self,
         *,
         config: Config,
-        dsn: str,
+        dsn: Dsn,
         clock: Clock,
         stop: Stop,
         leads: Callable[[], bool],
@@ -128,7 +130,12 @@ async def refit_due(
         try:
             fits.append(await refit(config, database, space, made_by=MONITOR))
         except OperatorError as error:
-            _LOG.error("the learned slices of %s were not refitted: %s", space.model, error)
+            _LOG.error(
+                "the learned slices of %s were not refitted: %s",
+                space.model,
+                error,
+                extra=of_model(space.model),
+            )
     return fits
 
 

@@ -13,10 +13,12 @@ from typing import Final
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
+from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.round import EVERY_S, LIMIT_S, Round, discover
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import last_searched
 
@@ -42,7 +44,7 @@ class Discoverer:
         self,
         *,
         config: Config,
-        dsn: str,
+        dsn: Dsn,
         database: Database,
         telemetry: Telemetry,
         clock: Clock,
@@ -119,10 +121,19 @@ class Discoverer:
     def _report(self, result: Round) -> None:
         for row in result.settled:
             reason = result.reasons.get(row.id, "")
-            _LOG.info("discovered slice %s of %s: %s: %s", row.predicate, row.model, row.status, reason)
+            _LOG.info(
+                "discovered slice %s of %s: %s: %s",
+                row.predicate,
+                row.model,
+                row.status,
+                reason,
+                extra=of_model(row.model),
+            )
             self._discovered.add(1, {"model": row.model, "status": row.status.value})
         for row in result.frozen:
-            _LOG.info("under test on later traffic: %s of %s", row.predicate, row.model)
+            _LOG.info(
+                "under test on later traffic: %s of %s", row.predicate, row.model, extra=of_model(row.model)
+            )
             self._discovered.add(1, {"model": row.model, "status": row.status.value})
         for model, count in result.waiting.items():
             self._overflow.add(count, {"model": model, "limit": "slices"})

@@ -1,0 +1,194 @@
+"""An upgrade step by step: processes of the release before on the new schema, and those of this release on the old one."""
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import pytest
+from alembic import command
+from sqlalchemy import Connection
+from sqlalchemy.pool import NullPool
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.stream.connection import Queue
+from quantdrift.storage.admin.migrate import alembic_config, head, upgrade
+from quantdrift.storage.database import make_engine
+from tests.support.monitor.monitor_processes import until
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = """
+[stream]
+url = "{nats_url}"
+name = "upgrade_order"
+[shadow]
+admin = "127.0.0.1:0"
+threads = 1
+batch_delay_s = 0.05
+[monitor]
+admin = "127.0.0.1:0"
+[[models]]
+name = "digits"
+[[models.references]]
+path = "linear.onnx"
+versions = ["int8*"]
+"""
+
+
+def _git(*arguments: str) -> bytes:
+    """Return the output of git in this checkout, or skip the test where there is none or its history is too short."""
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(
+            f"the commit before the newest migration is not here (no git, or a shallow clone): {error}"
+        )
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the code as it was before the newest migration was added."""
+    (newest,) = (ROOT / "migrations" / "versions").glob(f"{head()}_*.py")
+    added = _git("log", "--diff-filter=A", "--format=%H", "--", str(newest)).decode().split()
+    if not added:
+        pytest.skip(f"{newest.name} is not committed yet, or the clone is shallow")
+    code = _git("archive", f"{added[-1]}^", "quantdrift", "sidecar", "shadow", "storage", "migrations")
+    directory = tmp_path_factory.mktemp("release_before")
+    with tarfile.open(fileobj=io.BytesIO(code)) as archive:
+        archive.extractall(
+            directory, filter="fully_trusted"
+        )  # git's own, with the links between our directories
+    assert not list((directory / "migrations" / "versions").glob(f"{head()}_*.py"))
+    return directory
+
+
+def _environment(code: Path, dsn: str) -> dict[str, str]:
+    # The code of another directory would have to compile the detectors' loops, for some few exchanges.
+    return {**os.environ, "PYTHONPATH": str(code), "QUANTDRIFT_DSN": dsn, "NUMBA_DISABLE_JIT": "1"}
+
+
+@asynccontextmanager
+async def process(*words: str, config: Path, dsn: str, code: Path = ROOT) -> AsyncIterator[Path]:
+    """Run `quantdrift WORDS` of the code in a directory; yield the file with its log. It must not end by itself."""
+    log = config.parent / f"{'_'.join(words)}.log"
+    with log.open("wb") as output:
+        running = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "quantdrift",
+            *words,
+            "-c",
+            str(config),
+            cwd=code,
+            env=_environment(code, dsn),
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield log
+        assert running.returncode is None, log.read_text()
+    finally:
+        if running.returncode is None:
+            running.terminate()
+            await running.wait()
+
+
+@pytest.fixture
+def config(tmp_path: Path, nats_url: str) -> Path:
+    """Return a configuration with one model and its reference."""
+    saved(linear_model(), tmp_path / "linear.onnx")
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(nats_url=nats_url))
+    return path
+
+
+async def _publish(nats_url: str, n: int) -> None:
+    queue = await Queue.connect(Stream(url=nats_url, name="upgrade_order"), client_name="test")
+    for seed in range(n):
+        exchange = exchange_of(inputs_of(1, seed=seed))
+        await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
+    await queue.close()
+
+
+async def test_processes_of_the_release_before_work_with_the_new_schema(
+    release_before: Path, config: Path, nats_url: str, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Its shadow stores, its monitor folds, its commands and views answer: a roll-out may take as long as it likes."""
+    await _publish(nats_url, 3)
+
+    async def folded() -> bool:
+        n_folded = (
+            "select coalesce(sum(n_rows), 0) from batch where kind = 'comparison' and fold_seq is not null"
+        )
+        return bool(await record.fetchval(n_folded) == 3)
+
+    async with (
+        process("shadow", config=config, dsn=postgres_dsn, code=release_before) as shadow,
+        process("monitor", config=config, dsn=postgres_dsn, code=release_before) as monitor,
+    ):
+        try:
+            await until(folded, "the release before has stored and folded", 60)
+        except AssertionError as error:
+            raise AssertionError(f"{shadow.read_text()}\n{monitor.read_text()}") from error
+    assert await record.fetchval("select count(*) from comparison") == 3
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "quantdrift", "slices", "list", "-c", str(config), "--json"],
+        cwd=release_before,
+        env=_environment(release_before, postgres_dsn),
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert "digits" in str(json.loads(done.stdout))
+    for view in ("slice_now", "slice_history", "slice_item", "coverage_hour"):
+        await record.fetch(f"select * from {view} limit 1")
+
+
+async def test_processes_of_this_release_wait_for_its_schema(
+    config: Path, nats_url: str, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Shadow and monitor say what to do and wait; after `db upgrade` they work, and nothing was restarted."""
+    down_to = sorted(path.name[:4] for path in (ROOT / "migrations" / "versions").glob("0*.py"))[-2]
+
+    def down(connection: Connection) -> None:
+        settings = alembic_config()
+        settings.attributes["connection"] = connection
+        command.downgrade(settings, down_to)
+
+    engine = make_engine(postgres_dsn, settings={}, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.run_sync(down)
+    await engine.dispose()
+    await _publish(nats_url, 1)
+
+    said = f"revision {down_to}, and this release needs {head()}: run `quantdrift db upgrade`"
+
+    async def told(log: Path) -> bool:
+        return said in await asyncio.to_thread(log.read_text)
+
+    async def folded() -> bool:
+        return bool(await record.fetchval("select count(*) from verdict"))
+
+    async with (
+        process("shadow", config=config, dsn=postgres_dsn) as shadow,
+        process("monitor", config=config, dsn=postgres_dsn) as monitor,
+    ):
+        await until(lambda: told(shadow), "the shadow says what to do", 60)
+        await until(lambda: told(monitor), "the monitor says what to do", 60)
+        assert await record.fetchval("select count(*) from batch") == 0
+        await upgrade(postgres_dsn, progress=lambda _: None)
+        await until(folded, "both work", 60)
+        assert "Traceback" not in shadow.read_text() + monitor.read_text()

@@ -1,0 +1,118 @@
+"""The instruments for whoever operates the processes: published by model, ages of queues, stages and the outbox."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Config, Model, Sampling
+from quantdrift.core.telemetry import Telemetry
+from quantdrift.monitor.gauges import SliceGauges
+from quantdrift.shadow.pipeline.metrics import ShadowMetrics, Step
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.metrics import observe
+
+pytestmark = pytest.mark.unit
+
+Readings = dict[str, dict[tuple[str, ...], float]]
+
+
+class Meter:
+    """A meter whose instruments a test reads."""
+
+    def __init__(self) -> None:
+        self._reader = InMemoryMetricReader()
+        self.telemetry = Telemetry("test", [self._reader])
+
+    def read(self) -> Readings:
+        """Return each instrument's values by their attributes."""
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        return {
+            metric.name: {
+                tuple(str(value) for value in (point.attributes or {}).values()): point.value
+                for point in metric.data.data_points
+                if hasattr(point, "value")
+            }
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+
+@pytest.fixture
+def meter() -> Iterator[Meter]:
+    """Return a meter of the test's own."""
+    meter = Meter()
+    yield meter
+    meter.telemetry.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Return a clock that stands."""
+    return ManualClock(datetime(2026, 3, 1, tzinfo=UTC))
+
+
+def test_published_exchanges_are_counted_by_model_and_the_oldest_that_waits_has_an_age(
+    meter: Meter, clock: ManualClock
+) -> None:
+    """They can be compared with what the shadow counts by model; their sum by stratum is what it was."""
+    live = LiveConfig.of(Config(sampling=Sampling(rate=1.0), models=(Model(name="a"), Model(name="b"))))
+    counters = Counters.create(1, MAX_ROWS)
+    slot = counters.slot(0)
+    observe(meter.telemetry, counters, lambda: live, clock)
+    rows = live.rows_by_model
+    for model, n in (("a", 3), ("b", 2), ("", 1)):
+        slot.add(rows[model][0], Count.TAKEN, n)
+        slot.add(rows[model][0], Count.PUBLISHED, n)
+    assert meter.read()["quantdrift.sidecar.published"] == {
+        ("default", "a"): 3,
+        ("default", "b"): 2,
+        ("default", ""): 1,
+    }
+    assert meter.read()["quantdrift.sidecar.queue.age"] == {(): 0}
+    slot.set(Gauge.QUEUED_SINCE_S, int(clock.now().timestamp()))
+    clock.advance(7)
+    assert meter.read()["quantdrift.sidecar.queue.age"] == {(): 7}
+
+
+def test_the_oldest_batch_of_each_stage_has_an_age(meter: Meter, clock: ManualClock) -> None:
+    """A batch that hangs in a stage is seen while it hangs, not only after it has ended."""
+    metrics = ShadowMetrics(meter.telemetry, clock)
+    metrics.entered(1, Step.ASSEMBLE)
+    clock.advance(2)
+    metrics.entered(1, Step.REPLAY)
+    metrics.entered(2, Step.REPLAY)
+    clock.advance(5)
+    metrics.entered(2, Step.STORE)
+    clock.advance(1)
+    ages = {"assemble": 0, "replay": 6, "compare": 0, "store": 1}
+    assert meter.read()["quantdrift.shadow.stage.age"] == {(stage,): age for stage, age in ages.items()}
+    metrics.left(1)
+    metrics.left(2)
+    assert set(meter.read()["quantdrift.shadow.stage.age"].values()) == {0}
+
+
+def test_the_oldest_event_that_waits_has_an_age_at_the_leader(meter: Meter, clock: ManualClock) -> None:
+    """A collector that is away for long shows as an age; a standby shows nothing of the outbox, and 0 as leader."""
+    gauges = SliceGauges(clock, 10)
+    gauges.register(meter.telemetry)
+    found = meter.read()
+    assert found["quantdrift.monitor.leader"] == {(): 0}
+    assert "quantdrift.monitor.outbox.age" not in found
+    gauges.leads, gauges.n_waiting, gauges.oldest_waiting = True, 4, clock.now() - timedelta(minutes=5)
+    found = meter.read()
+    assert found["quantdrift.monitor.leader"] == {(): 1}
+    assert found["quantdrift.monitor.outbox"] == {(): 4}
+    assert found["quantdrift.monitor.outbox.age"] == {(): 300}
+    gauges.n_waiting, gauges.oldest_waiting = 0, None
+    assert meter.read()["quantdrift.monitor.outbox.age"] == {(): 0}
+
+
+def test_every_process_has_an_instance_of_its_own(meter: Meter) -> None:
+    """Two monitors that export to one collector do not overwrite each other's gauges."""
+    assert str(meter.telemetry.resource.attributes["service.instance.id"]).count(":") == 1
