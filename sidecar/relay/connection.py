@@ -632,25 +632,41 @@ class Connection:
             self.client.observe = self._close_after(observer.request)
             self.backend.observe = self._close_after(observer.response)
             self.client.skip = self.backend.skip = _skip_nothing
-            self._cork_responses()
+            self._announce_end()
 
     @property
     def _waits_for_quiet(self) -> bool:
         return self._is_patient and self._observer is not None and self._observer.client_may_send_anytime
 
-    def _cork_responses(self) -> None:
-        """Hold back the end of what is forwarded to the client until it is known whether it ends a response."""
+    def _announce_end(self) -> None:
+        """Announce the end of the connection in the next response, and send the end of file with its last bytes.
+
+        The last packet is held back until it is known whether it ends a response.
+        """
         write = self.backend.forward
         if self._is_corking or self.client.transport is None or self.backend.transport is None:
             return  # without a backend there is no response yet
 
         def forward(data: bytes) -> None:
-            self.client.cork(on=self._is_corking)
+            if self._is_corking:
+                self.client.cork(on=True)
+                data = self._closing(data)
             write(data)
 
         self._is_corking = True
         self.backend.stop_forwarding()  # long reads must not be written past `forward`
         self.backend.forward = forward
+
+    def _closing(self, data: bytes) -> bytes:
+        announced = data
+
+        def announce() -> None:
+            nonlocal announced
+            if self._observer is not None:
+                announced = self._observer.closing(data)
+
+        self._guard(announce)
+        return announced
 
     def _detach_observer(self) -> None:
         if self._is_corking:
@@ -732,7 +748,7 @@ class Connection:
         self.client.forward_to(self.backend.transport)
         self.backend.forward_to(self.client.transport)
         if self._is_draining and self._observer is not None and not self._waits_for_quiet:
-            self._cork_responses()
+            self._announce_end()
         self.backend.mark_drained()
         self.client.resume()
         for data in self._early_data:
