@@ -3,14 +3,14 @@
 The release before does not use the new table.
 
 Revision ID: 0008
-Revises: 0004
+Revises: 0007
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0008"
-down_revision: str | None = "0006"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 

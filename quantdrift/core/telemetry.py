@@ -125,7 +125,7 @@ RESTARTS = Instrument(
     "quantdrift.sidecar.restarts",
     _C,
     "{restart}",
-    "Restarts of child processes, by process and reason: exit_ and the exit code, or the signal that ended it.",
+    "Restarts of child processes, by process and reason: hung, exit_ and the exit code, or the signal that ended it.",
 )
 PAUSED = Instrument(
     "quantdrift.sidecar.paused", _OG, "{pause}", "1 while sampling is paused, for all models or for one."

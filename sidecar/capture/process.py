@@ -49,6 +49,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
     environment
         POD_NAME and MODEL_VERSION are read from it.
     """
+    child.beat()
     clock = SystemClock()
     live_config_file, counters, boot = child.live_config_file, child.counters, child.start.boot
     config = live_config_file.current.config
@@ -121,13 +122,18 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
     await asyncio.gather(tallying, *tick_tasks, *watch_tasks, return_exceptions=True)
     ended.set()
     await publishing
-    is_final = bool(child.slot.gauge(Gauge.ENDS))  # if not, the other processes are still running
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(time_s * 0.2):
-            if await tallies.publish(final=is_final) and is_final and child.start.counts:
-                remove(Path(child.start.counts))
+    await _publish_last_tally(child, tallies, time_s * 0.2)
     await publisher.close()
     return 0
+
+
+async def _publish_last_tally(child: ChildProcess, tallies: Tallies, timeout_s: float) -> None:
+    """Publish the last counts; once the stream has them, remove the file from which the next start would publish them."""
+    is_final = bool(child.slot.gauge(Gauge.ENDS))  # if not, the other processes are still running
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            if await tallies.publish(final=is_final) and is_final and child.start.counts:
+                remove(Path(child.start.counts))
 
 
 def identity_of(secrets: Secrets, boot: str, environment: Mapping[str, str]) -> SidecarIdentity:

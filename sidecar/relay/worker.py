@@ -25,7 +25,6 @@ from quantdrift.sidecar.state.process_start import ChildProcess
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
-_LAST_S = 0.2  # for the first request of the clients that were accepted last
 
 
 async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
@@ -42,6 +41,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
         closed once it is between exchanges, and the remaining ones some time before `grace_s`.
     """
     loop = asyncio.get_running_loop()
+    child.beat()
     slot = child.slot
     options = child.live_config_file.current.config.sidecar
     live_scope = LiveScope(child, secrets.salt, SystemClock())
@@ -77,7 +77,6 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
 async def _finish(relay: Relay, sender: FrameSender, deadlines: Deadlines) -> None:
     try:
         async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
-            await asyncio.sleep(_LAST_S)
             await relay.drain()
     except TimeoutError:
         relay.abort()

@@ -55,6 +55,7 @@ class Gauge(IntEnum):
     QUEUED_SINCE_S = (
         32  # capture: when the oldest exchange that waits was queued, seconds since 1970; 0: none waits
     )
+    BEATS = 33  # turns of the event loop since the start of the process, counted every half second
 
 
 class Denial(StrEnum):

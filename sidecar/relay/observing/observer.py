@@ -252,6 +252,13 @@ class ExchangeObserver(ABC):
     def is_idle(self) -> bool:
         """Whether the connection is known to be between exchanges."""
 
+    def closing(self, chunk: bytes) -> bytes:
+        """Return bytes of the backend as a draining relay forwards them: with the end of the connection announced.
+
+        Called before `response`, which gets the bytes as they came.
+        """
+        return chunk
+
     def request(self, chunk: bytes) -> None:
         """Take bytes from the client."""
         if self.is_active:
