@@ -97,11 +97,11 @@ _QUERY: Final = """
         select n.source, n.boot, n.stratum, n.at, n.final, n.offered, n.taken - coalesce(s.taken, 0) as taken,
             n.thinned - coalesce(s.thinned, 0) as thinned, n.published - coalesce(s.published, 0) as published,
             n.n_lost - coalesce(s.lost, 0) as lost
-        from newest n left join lateral (
-            select sum(m.taken)::bigint as taken, sum(m.thinned)::bigint as thinned,
+        from newest n left join (
+            select m.source, m.boot, m.stratum, sum(m.taken)::bigint as taken, sum(m.thinned)::bigint as thinned,
                 sum(m.published)::bigint as published, sum(m.lost)::bigint as lost
-            from named m where m.source = n.source and m.boot = n.boot and m.stratum = n.stratum
-        ) s on true
+            from named m group by 1, 2, 3
+        ) s on s.source = n.source and s.boot = n.boot and s.stratum = n.stratum
     ), done as (
         select m.source, m.boot, m.stratum, m.model, a.expired, coalesce((
             select sum(upper(one) - lower(one))

@@ -69,7 +69,7 @@ async def test_events_go_out_in_the_order_they_were_made_also_after_an_outage(da
     assert sender.n_waiting == 8
     async with database.begin() as connection:
         oldest = await connection.scalar(text("select created_at from outbox order by id limit 1"))
-    assert sender.oldest_waiting == oldest
+    assert {sender.oldest_waiting} == {oldest}
     assert [attempts for _, attempts in await _waiting(database)] == [0] * 8
     collector.away = False
     assert await sender.send_waiting() == (8, False)

@@ -46,6 +46,7 @@ class _Delivery:
         self.data = data
         self.sequence = 1
         self.n_delivered = 1
+        self.numbered = None
         self.n_beats = 0
         self.n_returned = 0
 
