@@ -122,7 +122,7 @@ def _parts(config: Config, facts: Facts) -> Iterator[str]:
         if not state.works:
             down = f" since {state.since:%H:%M:%S} UTC" if state.since else ""
             yield (
-                f"{name} does not run{down}: {state.why}"
+                f"{name} is down{down}: {state.why}"
                 if state.why
                 else f"{name} is still starting: see the log"
             )

@@ -141,7 +141,7 @@ def test_nothing_blocks_where_everything_flows() -> None:
         ),
         (
             {"processes": {"shadow": PartState(works=False, since=_ago(3), why="no reference")}},
-            "shadow does not run since 11:57:00 UTC: no reference",
+            "shadow is down since 11:57:00 UTC: no reference",
         ),
         (
             {

@@ -46,15 +46,6 @@ def ending_with_parent(command: Sequence[str], number: signal.Signals = signal.S
     return [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), str(int(number)), *command]
 
 
-_LOG = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 10.0
-_STEADY_S = 30.0
-_LONGEST_LINE = 65_536
-_LAST_OUTPUT_S = 1.0  # wait for the rest of its output after a child ended
-
-
 def exit_text(code: int) -> str:
     """Return in words how a process with this exit code ended."""
     if code >= 0:
@@ -190,8 +181,15 @@ class Child:
         """Kill it."""
         self._end(signal.SIGKILL)
 
+    def replace(self) -> None:
+        """Kill the process as it is, because it hangs; another one is started."""
+        self._send(signal.SIGKILL)
+
     def _end(self, number: signal.Signals) -> None:
         self._ending.set()
+        self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended, but was not waited for yet
                 self._process.send_signal(number)
