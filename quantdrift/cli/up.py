@@ -17,10 +17,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import aiohttp
-import click
 import msgspec
 
 from quantdrift.cli.embedded import TOKEN, Report
@@ -119,7 +118,7 @@ class _Process:
     clock
         Measures outages.
     on_stdout
-        Called with each line of its stdout; None: the process inherits our stdout.
+        Called with each line of its stdout; None: the lines go to our stdout.
     """
 
     def __init__(
@@ -143,12 +142,10 @@ class _Process:
         self._last_error = LastError()
         self._shows_output_from_s = 0.0
         longest_pause_s = _LONGEST_PAUSE_S
-        on_output: dict[int, Callable[[bytes], None]] = {2: self._pass_on}
+        on_output = {1: on_stdout or _print, 2: self._pass_on}
         if name == "sidecar":
-            # The sidecar inherits our stderr: the serving path must never wait for this process to read.
+            # The sidecar inherits our output: the serving path must never wait for this process to read.
             longest_pause_s, on_output = _SIDECAR_PAUSE_S, {}
-        if on_stdout is not None:
-            on_output[1] = on_stdout
         self._outage = Outage(name, longest_pause_s, clock)
         self.child = Child(
             name,
@@ -252,9 +249,7 @@ class _Process:
         is_last = self._last_error.read(line)
         is_repeated = self._outage.is_down and self._clock.monotonic_s() < self._shows_output_from_s
         if not is_last and not is_repeated:
-            with contextlib.suppress(OSError):  # the terminal was closed
-                sys.stderr.buffer.write(line + b"\n")
-                sys.stderr.buffer.flush()
+            _write_line(sys.stderr, line)
 
 
 class _SidecarLock:
@@ -471,8 +466,8 @@ class _Supervisor:
                 self._write_states()
                 if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True
-                    click.echo(
-                        "quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items())
+                    _print(
+                        f"quantdrift is up: {', '.join(f'{name} {url}' for name, url in urls.items())}".encode()
                     )
                 await asyncio.sleep(_SLOW_POLL_S if is_up else _POLL_S)
 
@@ -502,6 +497,17 @@ class _Supervisor:
                 return answer.status == 200 and answer.headers.get(INSTANCE_HEADER) == self._instance
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+
+def _print(line: bytes) -> None:
+    """Write a line to stdout: processes that must not end with the terminal do not inherit it."""
+    _write_line(sys.stdout, line)
+
+
+def _write_line(file: TextIO, line: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more, or the disk below it is full
+        file.buffer.write(line + b"\n")
+        file.buffer.flush()
 
 
 def _without_dsn(environment: Mapping[str, str]) -> dict[str, str]:
