@@ -117,6 +117,12 @@ QUEUE_LIMIT = Instrument(
 RESTARTS = Instrument(
     "quantdrift.sidecar.restarts", _C, "{restart}", "Restarts of child processes, by process."
 )
+UNSTORED = Instrument(
+    "quantdrift.sidecar.stream.unstored",
+    _OG,
+    "s",
+    "Time between the first and the last exchange that NATS, though connected, did not store; 0 once it stores one.",
+)
 PAUSED = Instrument(
     "quantdrift.sidecar.paused", _OG, "{pause}", "1 while sampling is paused, for all models or for one."
 )

@@ -51,6 +51,9 @@ class Gauge(IntEnum):
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
     WAY_OFF = 30
+    UNSTORED_S = (
+        31  # capture: seconds for which NATS, though connected, stored no exchange; 0: it stored the last one
+    )
 
 
 class Denial(StrEnum):

@@ -16,11 +16,18 @@ import psutil
 import pytest
 
 from quantdrift.cli.embedded import TOKEN, Report
-from quantdrift.core.config.schema import MIB, Stream
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.schema import MIB, Config, Stream
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.process.run import Stop
+from quantdrift.core.records import Loss
 from quantdrift.core.stream.connection import Queue
+from quantdrift.sidecar.capture import publisher as publishing
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.state.counters import Counters, Gauge
 from quantdrift.storage.server.postgres import PostgresServer
+from tests.fault.test_nats import exchange
 from tests.support.sidecar.relay_process import free_port
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -156,6 +163,40 @@ async def test_nats_started_on_a_full_disk_takes_the_stream_once_there_is_room(d
         queue = await connected(server.url)
         assert await publishes(queue, large=True)
         await queue.close()
+
+
+async def test_a_nats_that_stores_nothing_after_a_full_disk_is_named_by_metric_and_log(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that `quantdrift up` does not run: the sidecar can tell it from one that is away, and says what to do."""
+    monkeypatch.setattr(publishing, "UNSTORED_S", 1)
+    with NatsServer(disk / "nats") as server:
+        config = Config(stream=Stream(url=server.url, max_bytes=SMALL_STREAM))
+        slot = Counters.create(1, 1).slot(0)
+        publisher = Publisher(config, slot, SystemClock(), publish_timeout_s=1.0)
+        stop = Stop()
+        running = asyncio.create_task(publisher.run(stop))
+        publisher.put(exchange(0), 0)
+        assert await publisher.drained(DEADLINE_S)
+        assert slot.gauge(Gauge.UNSTORED_S) == 0
+        stuffing = fill(disk)
+        publisher.put(exchange(1, 200_000), 0)
+        assert await publisher.drained(DEADLINE_S)
+        stuffing.unlink()
+        publisher.put(exchange(2), 0)
+        assert await publisher.drained(DEADLINE_S)
+        assert slot.gauge(Gauge.UNSTORED_S) >= 1
+        assert slot.lost_count(0, Loss.PUBLISH) == 2
+        (line,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+        assert f"NATS at {config.stream.address} is connected and has stored nothing for" in line
+        server.stop()
+        server.start()
+        publisher.put(exchange(3), 0)
+        assert await publisher.drained(DEADLINE_S)
+        assert slot.gauge(Gauge.UNSTORED_S) == 0
+        stop.set()
+        await running
+        await publisher.close()
 
 
 def test_a_nats_that_hangs_is_ended_with_its_process(memory_path: Path) -> None:
