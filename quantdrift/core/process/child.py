@@ -89,6 +89,8 @@ class Child:
     ----------
     final : int | None
         As above; it may be changed while the child runs.
+    environment : dict[str, str]
+        As above; a change takes effect at the next start.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Child:
         self.final = final
         self._command = ending_with_parent([sys.executable, "-P", "-m", module, *arguments], orphan)
         self._fds = tuple(fds)
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._on_death = on_death
         self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._on_end = on_end or self._log
@@ -148,7 +150,7 @@ class Child:
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
-            env=self._environment,
+            env=self.environment,
             pass_fds=self._fds,
             start_new_session=True,
             stdout=PIPE if 1 in self._on_output else None,
