@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Secrets
+from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError
@@ -47,6 +47,9 @@ _LOG = logging.getLogger(__name__)
 # than copying the data.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _POLL_S = 1.0
+_SALT = "QUANTDRIFT_SAMPLING_SALT"
+_IN_MEMORY = "/dev/shm"  # noqa: S108 - a directory of its own is made there
+_STATE_BYTES = 16 * 1024  # the configuration of a few models, to begin with
 _RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
@@ -63,13 +66,14 @@ def missing_packages(config: Config) -> list[str]:
 _BACKLOG = 4096  # connections that the kernel holds until they are accepted: Linux's own limit, `somaxconn`
 
 
-async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None = None) -> int:
+async def serve(config: Config, secrets: Secrets | None, stop: Stop, path: Path | None = None) -> int:
     """Run the sidecar until `stop`; return the exit code.
 
     Parameters
     ----------
     config, secrets
         Configuration and secrets of the sidecar; its children get the same configuration, even if the file changes.
+        Secrets None: their files cannot be read yet. The relay serves, and the rest starts once they can.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
     path
@@ -93,7 +97,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
             # The intake process opens this port with gRPC; checking it here gives a clear error.
             _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
         await _refuse_itself(config)
-        directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
+        directory = _state_directory()
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         handoff = stack.enter_context(
             _listen_unix(directory / "handoff", "Set TMPDIR to a short, writable path.")
@@ -115,7 +119,9 @@ class _Sockets(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, live_config: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
+    def __init__(
+        self, live_config: LiveConfig, secrets: Secrets | None, directory: Path, sockets: _Sockets
+    ) -> None:
         config = live_config.config
         self._config = config
         self._live_config = live_config
@@ -142,7 +148,7 @@ class _Supervisor:
         self._telemetry.observe(PAUSED, self._switch.gauge)
         if states := os.environ.get(STATES_FILE):
             observe_states(self._telemetry, Path(states))
-        self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
+        self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets or _without_files())}
         self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []
         if sockets.relay is not None:
@@ -173,8 +179,13 @@ class _Supervisor:
             live=self._is_live,
         )
         await admin.start()
-        capture = asyncio.create_task(self._capture.run())
-        workers = [asyncio.create_task(worker.run()) for worker in self._workers]
+        capture = asyncio.create_task(self._run_with_secrets(self._capture))
+        workers = [
+            asyncio.create_task(
+                worker.run() if worker.name.startswith("relay") else self._run_with_secrets(worker)
+            )
+            for worker in self._workers
+        ]
         if self._sockets.relay is not None:
             _LOG.info("relaying %s to %s", _address_of(self._sockets.relay), self._config.sidecar.backend)
         if self._sockets.intake is not None:
@@ -217,6 +228,19 @@ class _Supervisor:
 
         await supervise("watching the heartbeats", look, stop)
 
+    async def _run_with_secrets(self, child: Child) -> int:
+        """Run a child that needs the secrets, once their files can be read."""
+        while self._secrets is None:
+            if await self._stop.wait(_POLL_S):
+                return 0
+            with contextlib.suppress(OperatorError):
+                self._secrets = await asyncio.to_thread(load_secrets, self._config, Role.SIDECAR)
+                salt = self._environment[_SALT]  # the relay workers have it already
+                self._environment |= _secret_environment(self._secrets) | {_SALT: salt}
+                _LOG.info("the secret files can be read")
+        child.environment = dict(self._environment)
+        return await child.run()
+
     async def _poll_traffic_warnings(self, stop: Stop) -> None:
         async def poll() -> None:
             await stop.wait(_POLL_S)
@@ -231,7 +255,9 @@ class _Supervisor:
         async def poll() -> None:
             await stop.wait(_POLL_S)
             try:
-                live_config = await asyncio.to_thread(reload, watch, self._live_config, self._secrets)
+                live_config = await asyncio.to_thread(
+                    reload, watch, self._live_config, self._secrets or Secrets()
+                )
                 if live_config is None or live_config == self._live_config:
                     return
                 self._counts_file.describe(live_config.rows)
@@ -305,10 +331,9 @@ class _Supervisor:
         def died(reason: str) -> None:
             slot.set(Gauge.SERVING, 0)
             slot.set(Gauge.BEATS, 0)
-            reason = "hung" if child.is_replaced else reason
             self._restarts.add(1, {"child": name.partition(" ")[0], "reason": reason})
 
-        child = Child(
+        return Child(
             name,
             module,
             [start.argument],
@@ -317,7 +342,34 @@ class _Supervisor:
             orphan=signal.SIGKILL,  # an orphan would keep the port in use
             on_death=died,
         )
-        return child
+
+
+def _state_directory() -> Path:
+    """Return a new directory with room for the state of this sidecar: on a disk, or in memory where that is full.
+
+    Raises
+    ------
+    OperatorError
+        There is none.
+    """
+    problem: OSError | None = None
+    for parent in (None, _IN_MEMORY):
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="quantdrift-", dir=parent))
+        except OSError as error:
+            problem = problem or error
+            continue
+        try:
+            (directory / "room").write_bytes(bytes(_STATE_BYTES))
+            (directory / "room").unlink()
+        except OSError as error:
+            problem = problem or error
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            return directory
+    raise OperatorError(
+        f"no directory for temporary files has room ({problem}): free some, or set TMPDIR to a writable path"
+    )
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
@@ -334,13 +386,18 @@ def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
         ) from error
 
 
+def _without_files() -> Secrets:
+    """Return the secrets of a sidecar that are not in files."""
+    return Secrets(salt=os.environ.get(_SALT, "").encode())
+
+
 def _secret_environment(secrets: Secrets) -> dict[str, str]:
     """Return the environment variables with the secrets.
 
     Without a configured salt, the salt is a random one for this start.
     """
     return {
-        "QUANTDRIFT_SAMPLING_SALT": secrets.salt.decode() or random.token_hex(16),
+        _SALT: secrets.salt.decode() or random.token_hex(16),
         "QUANTDRIFT_HMAC_KEY": secrets.hmac_key.decode(),
         "QUANTDRIFT_INTAKE_TOKEN": secrets.intake_token,
     }

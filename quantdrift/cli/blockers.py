@@ -35,7 +35,7 @@ _HINTS: Final = {
     Loss.BYTE_CAP: "raise sampling.max_bytes_per_s, or sample less",
     Loss.QUEUE_FULL: "NATS is too slow: sample less",
     Loss.STREAM_FULL: "the stream is full: start more shadow workers, sample less, or raise stream.max_bytes",
-    Loss.PUBLISH: "NATS did not accept them: see the sidecar's log",
+    Loss.PUBLISH: "NATS did not store them: see the sidecar's log; one whose disk was full must be restarted",
     Loss.PROCESS_ENDED: "processes of the sidecar were killed, or crashed: see its log, and its memory limit",
     Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
 }
@@ -123,14 +123,13 @@ def _parts(config: Config, facts: Facts) -> Iterator[str]:
         if not state.works:
             down = f" since {state.since:%H:%M:%S} UTC" if state.since else ""
             yield (
-                f"{name} does not run{down}: {state.why}"
+                f"{name} is down{down}: {state.why}"
                 if state.why
                 else f"{name} is still starting: see the log"
             )
     if facts.database_problem:
         yield facts.database_problem
-    if facts.nats_problem:
-        yield facts.nats_problem
+    yield from _nats(config, facts)
     for model, paths in facts.missing.items():
         if _unread(facts, model) is not None and not _is_down(facts, "shadow"):
             yield (
@@ -145,6 +144,19 @@ def _parts(config: Config, facts: Facts) -> Iterator[str]:
                 f"{count_of(facts.flow.n_unsent, 'alert event')} waited {ago(facts.now - since)} for the collector at"
                 f" {config.telemetry.otlp_endpoint} (telemetry.otlp_endpoint){error}"
             )
+
+
+def _nats(config: Config, facts: Facts) -> Iterator[str]:
+    if facts.nats_problem:
+        yield facts.nats_problem
+        return
+    sidecar = facts.ports.get("sidecar")
+    unstored = timedelta(seconds=sidecar.counts.get("stream_unstored_seconds", 0.0) if sidecar else 0.0)
+    if unstored > IDLE:
+        yield (
+            f"NATS at {config.stream.address} has stored no exchange for {ago(unstored)}, though it is connected: its disk is"
+            " full, or was. Free some, and restart it: until then it stores nothing (its log and /healthz say so)"
+        )
 
 
 def _sidecars(config: Config, facts: Facts) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Options, start-up and JSON output that the commands share."""
 
 import getpass
+import logging
 import os
 import re
 import socket
@@ -12,7 +13,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from quantdrift.core.config.load import Role, Secrets, load, load_secrets
+from quantdrift.core.config.load import Role, Secrets, UnreadableSecretError, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.logs import setup_logs
@@ -74,6 +75,9 @@ BY = click.option(
 REASON = click.option("--reason", default="", help="Reason; it is stored.")
 
 
+_LOG = logging.getLogger(__name__)
+
+
 def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
     """Set up logging under the command's name; return the configuration and the secrets of `role`."""
     config = load(config_path)
@@ -81,6 +85,22 @@ def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Co
     if data is not None and role is not Role.SIDECAR and not os.environ.get("QUANTDRIFT_DSN"):
         os.environ["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
     return config, load_secrets(config, role)
+
+
+def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
+    """Set up logging; return the configuration and the secrets of a sidecar, None if a file cannot be read now.
+
+    A relay needs no secret, and must not wait for one.
+    """
+    config = load(config_path)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
+    try:
+        return config, load_secrets(config, Role.SIDECAR)
+    except UnreadableSecretError as error:
+        if not config.sidecar.listen:
+            raise
+        _LOG.error("%s; requests are relayed, and nothing is captured until it can be read", error)
+        return config, None
 
 
 def embedded_address(data: Path, name: str) -> str:

@@ -57,8 +57,14 @@ class Outage:
         """Whether the process is down now."""
         return self._since is not None
 
-    def failed(self, why: str) -> None:
-        """Record that the process ended or could not start."""
+    def failed(self, why: str, *, plan: str = "") -> None:
+        """Record that the process ended, could not start or does not work.
+
+        Parameters
+        ----------
+        plan
+            What is done about it, for the log line; empty: it is restarted after a pause.
+        """
         self.why = why
         now_s = self._clock.monotonic_s()
         if self._since is None:
@@ -71,11 +77,11 @@ class Outage:
             self._logged_s.clear()
         self._logged_s[kind] = now_s
         _LOG.error(
-            "%s is down since %s: %s; it is restarted, at least every %g s",
+            "%s is down since %s: %s; %s",
             self._name,
             self._shown(self._since),
             why,
-            self._longest_pause_s,
+            plan or f"it is restarted, at least every {self._longest_pause_s:g} s",
         )
 
     def over(self) -> None:

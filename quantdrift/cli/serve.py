@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from quantdrift.cli.options import CONFIG, DATA, prepare
+from quantdrift.cli.options import CONFIG, DATA, prepare, prepare_sidecar
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.logs import setup_logs
 
@@ -32,7 +32,7 @@ def sidecar(config_path: Path) -> None:
     from quantdrift.core.process.run import run
     from quantdrift.sidecar.supervisor import serve
 
-    config, secrets = prepare(config_path, Role.SIDECAR)
+    config, secrets = prepare_sidecar(config_path)
     sys.exit(run(lambda stop: serve(config, secrets, stop, config_path), grace_s=config.sidecar.grace_s))
 
 

@@ -38,7 +38,15 @@ _WATCH_S: Final = 2.0
 _WIDTH: Final = 10
 # What is read of /metrics, without prefix `quantdrift_ROLE_` and suffix `_total`.
 _COUNTS: Final = {
-    "sidecar": ("offered", "taken", "lost", "ignored", "backend_failures", "blind_connections"),
+    "sidecar": (
+        "offered",
+        "taken",
+        "lost",
+        "ignored",
+        "backend_failures",
+        "blind_connections",
+        "stream_unstored_seconds",
+    ),
     "shadow": ("compared", "skipped"),
     "monitor": ("folded", "leader"),
 }

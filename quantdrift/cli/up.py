@@ -11,27 +11,28 @@ import fcntl
 import logging
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import aiohttp
-import click
 import msgspec
 
-from quantdrift.cli.embedded import TOKEN
+from quantdrift.cli.embedded import TOKEN, Report
 from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
-from quantdrift.core.process.child import Child, exit_label
-from quantdrift.core.process.nats_server import stored_token
+from quantdrift.core.process.child import Child
+from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
+from quantdrift.core.process.nats_server import server_url, stored_token
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 
@@ -46,6 +47,15 @@ _STEADY_S: Final = 30.0
 _KILLED_S: Final = 5.0
 SERVERS_GRACE_S: Final = 25.0
 """Time for the servers to stop after sidecar, shadow and monitor have."""
+SILENT_S: Final = {"postgres": 300.0, "nats": 120.0, "shadow": 300.0, "monitor": 120.0, "sidecar": 120.0}
+"""Time after which a process whose main thread does not run counts as hung, and is replaced.
+
+The heartbeats of shadow, monitor and sidecar come from their event loops. Models are loaded, detectors compiled and
+batches folded in other threads, so these times need to cover only what holds Python's global lock: reading a large
+model may, for minutes. Those of the processes around Postgres and NATS come between two checks of the server; creating
+a data directory and a start after a crash come before the first check.
+"""
+_OWN_PAUSE_S: Final = 10.0  # above it this process was stopped itself, and so were perhaps the others
 _PORTS: Final = range(20_000, 32_000)
 _TRIES: Final = 100
 
@@ -79,8 +89,13 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
 @contextmanager
 def _exclusive(data: Path) -> Iterator[None]:
     try:
-        data.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (data / "lock").open("w")
+        try:
+            lock = (data / "lock").open(
+                "r"
+            )  # an existing one needs no room on the disk, nor the right to write
+        except FileNotFoundError:
+            data.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = (data / "lock").open("w")
     except OSError as error:
         raise OperatorError(
             f"the data directory {data} cannot be used ({error.strerror}): give another one with --data"
@@ -100,12 +115,12 @@ class _Process:
 
     Parameters
     ----------
-    module, arguments, environment, final
+    module, arguments, environment, final, fds
         As for `Child`.
     clock
         Measures outages.
     on_stdout
-        Called with each line of its stdout; None: the process inherits our stdout.
+        Called with each line of its stdout; None: the lines go to our stdout.
     """
 
     def __init__(
@@ -117,27 +132,29 @@ class _Process:
         *,
         clock: Clock,
         final: int | None = None,
+        fds: Sequence[int] = (),
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> None:
         self.name = name
         self.is_up = False
         self._clock = clock
+        self._has_run = False
+        self._heartbeat = Heartbeat.create()
         self._last_error = LastError()
         self._restarts: Counter[str] = Counter()
         self._shows_output_from_s = 0.0
         longest_pause_s = _LONGEST_PAUSE_S
-        on_output: dict[int, Callable[[bytes], None]] = {2: self._pass_on}
+        on_output = {1: on_stdout or _print, 2: self._pass_on}
         if name == "sidecar":
-            # The sidecar inherits our stderr: the serving path must never wait for this process to read.
+            # The sidecar inherits our output: the serving path must never wait for this process to read.
             longest_pause_s, on_output = _SIDECAR_PAUSE_S, {}
-        if on_stdout is not None:
-            on_output[1] = on_stdout
         self._outage = Outage(name, longest_pause_s, clock)
         self.child = Child(
             name,
             module,
             arguments,
-            environment=environment,
+            environment={**environment, VARIABLE: str(self._heartbeat.fd)},
+            fds=(self._heartbeat.fd, *fds),
             final=final,
             longest_pause_s=longest_pause_s,
             on_end=self._ended,
@@ -145,9 +162,23 @@ class _Process:
         )
         self._running: asyncio.Task[int] | None = None
 
-    def start(self) -> "asyncio.Task[int]":
-        """Run it, and restart it whenever it ends, until `end`."""
-        self._running = asyncio.create_task(self.child.run())
+    def start(self, after: Callable[[], Awaitable[None]] | None = None) -> "asyncio.Task[int]":
+        """Run it, and restart it whenever it ends, until `end`.
+
+        Parameters
+        ----------
+        after
+            What must return before its first start.
+        """
+
+        async def run() -> int:
+            if after is not None:
+                await after()
+            self._heartbeat.beat()
+            self._has_run = True
+            return await self.child.run()
+
+        self._running = asyncio.create_task(run())
         return self._running
 
     @property
@@ -166,11 +197,39 @@ class _Process:
         self.is_up = True
         self._outage.over()
 
+    def mark_down(self, why: str, plan: str) -> None:
+        """Record that it runs, but does not work."""
+        self.is_up = False
+        self._outage.failed(why, plan=plan)
+
+    def excuse_silence(self) -> None:
+        """Count its silence from now on."""
+        self._heartbeat.beat()
+
+    def replace_if_hung(self) -> None:
+        """Kill it if its main thread has not run for too long; it is started again.
+
+        A sidecar is only reported: its relay workers serve without it, and would end with it.
+        """
+        silent_s, limit_s = self._heartbeat.age_s(), SILENT_S.get(self.name)
+        if not self._has_run or limit_s is None or silent_s < limit_s:
+            return
+        if self.name != "sidecar":
+            self.child.replace(f"did nothing for {silent_s:.0f} s and was killed")
+            self.excuse_silence()
+        elif self.is_up:
+            self.mark_down(
+                f"its first process has done nothing for {silent_s:.0f} s",
+                "its relay workers serve, so it is left alone: restart `quantdrift up` when you can",
+            )
+
     async def end(self, within_s: float) -> None:
         """Stop it; kill it after `within_s`."""
         if self._running is None:
             return
         self.child.terminate()
+        if not self._has_run:
+            self._running.cancel()
         await asyncio.wait([self._running], timeout=within_s)
         if not self._running.done():
             _LOG.error("%s did not stop within %g s and is killed", self.name, within_s)
@@ -179,7 +238,8 @@ class _Process:
 
     def _ended(self, how: str, code: int | None, pause_s: float) -> None:
         self.is_up = False
-        self._restarts["not_started" if code is None else exit_label(code)] += 1
+        self._restarts["not_started" if code is None else self.child.label(code)] += 1
+        self._heartbeat.beat()
         self._shows_output_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
         error = self._last_error.take()
         self._outage.failed(error if error and code is not None and code >= 0 else f"it {how}")
@@ -192,9 +252,73 @@ class _Process:
         is_last = self._last_error.read(line)
         is_repeated = self._outage.is_down and self._clock.monotonic_s() < self._shows_output_from_s
         if not is_last and not is_repeated:
-            with contextlib.suppress(OSError):  # the terminal was closed
-                sys.stderr.buffer.write(line + b"\n")
-                sys.stderr.buffer.flush()
+            _write_line(sys.stderr, line)
+
+
+class _SidecarLock:
+    """A lock on the data directory that the sidecar inherits, so that the kernel knows when the sidecar has ended.
+
+    After `kill -9` of this command its sidecar drains for some seconds, and keeps its ports. The next `quantdrift up`
+    must not take them for ports of a stranger.
+
+    Parameters
+    ----------
+    data
+        The data directory. Its own lock needs no room on the disk.
+    wait_s
+        Longest wait for the end of the sidecar that has the lock; it is killed then.
+    """
+
+    def __init__(self, data: Path, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self.fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+
+    async def taken(self) -> None:
+        """Return once no earlier sidecar runs and this process has the lock."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        is_logged = False
+        while not self._try():
+            if not is_logged:
+                is_logged = True
+                _LOG.warning(
+                    "the sidecar of an earlier `quantdrift up` with this data directory is still finishing its"
+                    " connections: waiting up to %g s for its ports",
+                    self._wait_s,
+                )
+            if loop.time() - began_s > self._wait_s:
+                self._kill_owners()
+                began_s = loop.time()
+            await asyncio.sleep(_POLL_S)
+
+    def close(self) -> None:
+        """Release the lock."""
+        os.close(self.fd)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _kill_owners(self) -> None:
+        """Kill the sidecar that has the directory open: it was asked to end when its parent died."""
+        directory = os.fstat(self.fd)
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            pid = int(link.parts[2])
+            with contextlib.suppress(OSError):
+                found = link.stat()
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if (
+                    b"sidecar" in arguments
+                    and pid != os.getpid()
+                    and (found.st_dev, found.st_ino) == (directory.st_dev, directory.st_ino)
+                ):
+                    _LOG.error(
+                        "the sidecar of an earlier `quantdrift up` (process %d) hangs and is killed", pid
+                    )
+                    os.kill(pid, signal.SIGKILL)
 
 
 class _Supervisor:
@@ -213,6 +337,7 @@ class _Supervisor:
         self._servers: list[_Process] = []
         self._choose_addresses()
         self._migration: _Process | None = None
+        self._sidecar_lock = _SidecarLock(data, config.sidecar.grace_s + _KILLED_S)
         self._names = [name for name in _ROLES if not only or name in only]
         self._roles: dict[str, _Process] = {}
         self._states: dict[str, PartState] = {}
@@ -222,13 +347,14 @@ class _Supervisor:
         tasks = []
         try:
             if "sidecar" in self._names:
-                sidecar = self._role("sidecar").start()
+                sidecar = self._role("sidecar").start(after=self._sidecar_lock.taken)
                 sidecar.add_done_callback(lambda _: self._stop.set())
             for server in self._servers:
                 server.start()
             work = {
                 "starting shadow and monitor": self._start_shadow_and_monitor,
                 "checking readiness": self._watch,
+                "watching for processes that hang": self._watch_silence,
             }
             tasks = [asyncio.create_task(supervise(name, step, self._stop)) for name, step in work.items()]
             await self._stop.wait()
@@ -239,6 +365,7 @@ class _Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._end()
+            self._sidecar_lock.close()
             (self._data / STATES).unlink(missing_ok=True)
         return code
 
@@ -264,7 +391,7 @@ class _Supervisor:
                 arguments,
                 self._environment,
                 clock=self._clock,
-                on_stdout=lambda line: self._postgres_answers(postgres, line.decode().strip()),
+                on_stdout=lambda line: self._reported(postgres, "dsn", line),
             )
             self._servers.append(postgres)
         else:
@@ -272,28 +399,28 @@ class _Supervisor:
         stream = self._config.stream
         if stream.url == Stream().url and not (stream.url_file or stream.credentials_file):
             token, port = _token(self._data / "nats"), _free_port()
-            url = f"nats://{token}@127.0.0.1:{port}"
+            url = server_url(token, port)
             nats = _Process(
                 "nats",
                 "quantdrift.cli.embedded",
                 ["nats", str(self._data / "nats"), str(port)],
                 _without_dsn(self._environment) | {TOKEN: token},
                 clock=self._clock,
-                on_stdout=lambda _: self._nats_answers(nats, url),
+                on_stdout=lambda line: self._reported(nats, "nats.url", line),
             )
             self._environment["QUANTDRIFT__STREAM__URL"] = url
             self._servers.append(nats)
 
-    def _postgres_answers(self, server: _Process, dsn: str) -> None:
+    def _reported(self, server: _Process, file: str, line: bytes) -> None:
+        report = msgspec.json.decode(line, type=Report)
+        _write(self._data / file, report.address)
+        if report.problem:
+            server.mark_down(report.problem, "it is still read from")
+            return
         server.mark_up()
-        _write(self._data / "dsn", dsn)
-        if not self._dsn.done():
+        if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
-            self._dsn.set_result(dsn)
-
-    def _nats_answers(self, server: _Process, url: str) -> None:
-        server.mark_up()
-        _write(self._data / "nats.url", url)
+            self._dsn.set_result(report.address)
 
     def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
@@ -301,8 +428,9 @@ class _Supervisor:
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
+        fds = (self._sidecar_lock.fd,) if name == "sidecar" else ()
         self._roles[name] = _Process(
-            name, "quantdrift", arguments, environment, clock=self._clock, final=final
+            name, "quantdrift", arguments, environment, clock=self._clock, final=final, fds=fds
         )
         return self._roles[name]
 
@@ -343,10 +471,21 @@ class _Supervisor:
                 self._write_states()
                 if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True
-                    click.echo(
-                        "quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items())
+                    _print(
+                        f"quantdrift is up: {', '.join(f'{name} {url}' for name, url in urls.items())}".encode()
                     )
                 await asyncio.sleep(_SLOW_POLL_S if is_up else _POLL_S)
+
+    async def _watch_silence(self) -> None:
+        """Replace processes that hang."""
+        last_s = self._clock.monotonic_s()
+        while not await self._stop.wait(_SLOW_POLL_S):
+            was_stopped = self._clock.monotonic_s() - last_s > _OWN_PAUSE_S
+            last_s = self._clock.monotonic_s()
+            for process in (*self._servers, *self._roles.values()):
+                if was_stopped:
+                    process.excuse_silence()
+                process.replace_if_hung()
 
     def _write_states(self) -> None:
         """Write the states of all processes to the data directory if one has changed; `quantdrift status` reads them."""
@@ -363,6 +502,17 @@ class _Supervisor:
                 return answer.status == 200 and answer.headers.get(INSTANCE_HEADER) == self._instance
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+
+def _print(line: bytes) -> None:
+    """Write a line to stdout: processes that must not end with the terminal do not inherit it."""
+    _write_line(sys.stdout, line)
+
+
+def _write_line(file: TextIO, line: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more, or the disk below it is full
+        file.buffer.write(line + b"\n")
+        file.buffer.flush()
 
 
 def _without_dsn(environment: Mapping[str, str]) -> dict[str, str]:

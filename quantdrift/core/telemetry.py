@@ -127,6 +127,12 @@ RESTARTS = Instrument(
     "{restart}",
     "Restarts of child processes, by process and reason: hung, exit_ and the exit code, or the signal that ended it.",
 )
+UNSTORED = Instrument(
+    "quantdrift.sidecar.stream.unstored",
+    _OG,
+    "s",
+    "Time between the first and the last exchange that NATS, though connected, did not store; 0 once it stores one.",
+)
 PAUSED = Instrument(
     "quantdrift.sidecar.paused", _OG, "{pause}", "1 while sampling is paused, for all models or for one."
 )

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from typing import Final
 
 import msgspec
 
@@ -35,6 +36,8 @@ _N_TRIES = 2
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _REFUSED_S = 10.0
+UNSTORED_S: Final = 30
+"""Time without a stored exchange, in seconds, after which a NATS that is connected is called out."""
 _CAPS = frozenset({Loss.RATE_CAP, Loss.BYTE_CAP})
 
 
@@ -101,8 +104,14 @@ class Publisher:
         self._queue: Queue | None = None
         self._connected = asyncio.Event()
         self._refused_until_s = 0.0  # by the clock of the loop; 0: the server accepts the stream
+        self._clock = clock
+        self._is_unstored_logged = False
+        self._unstored_since_s: float | None = (
+            None  # the first exchange that NATS, though connected, did not store
+        )
         slot.set(Gauge.QUEUE_BYTES, 0)
         slot.set(Gauge.QUEUED_SINCE_S, 0)
+        slot.set(Gauge.UNSTORED_S, 0)
 
     def reconfigure(self, config: Config) -> None:
         """Apply the limits of another configuration; the stream stays."""
@@ -257,13 +266,17 @@ class Publisher:
                 return Loss.STREAM_FULL
             except OperatorError as error:
                 self._log_refusal(str(error), loop.time())
+                self._note_unstored()
                 return Loss.PUBLISH
             except RetryError as error:
                 _LOG.debug("not acknowledged, %d attempts left: %s", n_left, error)
+                if queue.connected:
+                    self._note_unstored()
                 if n_left:
                     await asyncio.sleep(again_at - loop.time())
             else:
                 self._log_refusal("", loop.time())
+                self._note_stored()
                 return None
         return Loss.PUBLISH
 
@@ -288,6 +301,30 @@ class Publisher:
         elif not reason and self._refused_until_s:
             _LOG.info("NATS accepts exchanges again")
         self._refused_until_s = now_s + _REFUSED_S if reason else 0.0
+
+    def _note_unstored(self) -> None:
+        """Record that NATS is connected and did not store an exchange; log it once when that lasts."""
+        now_s = self._clock.monotonic_s()
+        if self._unstored_since_s is None:
+            self._unstored_since_s = now_s
+        lasted_s = int(now_s - self._unstored_since_s)
+        self._slot.set(Gauge.UNSTORED_S, lasted_s)
+        if lasted_s >= UNSTORED_S and not self._is_unstored_logged and not self._refused_until_s:
+            self._is_unstored_logged = True
+            _LOG.error(
+                "NATS at %s is connected and has stored nothing for %d s; captured exchanges are lost meanwhile. Its"
+                " disk is full, or was: a NATS server stores nothing after that until it is restarted (its log and"
+                " /healthz say so)",
+                self._config.stream.address,
+                lasted_s,
+            )
+
+    def _note_stored(self) -> None:
+        self._unstored_since_s = None
+        self._slot.set(Gauge.UNSTORED_S, 0)
+        if self._is_unstored_logged:
+            self._is_unstored_logged = False
+            _LOG.info("NATS stores exchanges again")
 
     def _lose(self, item: _Item, loss: Loss) -> None:
         self._slot.lose(item.stratum, loss)

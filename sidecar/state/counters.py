@@ -56,6 +56,9 @@ class Gauge(IntEnum):
         32  # capture: when the oldest exchange that waits was queued, seconds since 1970; 0: none waits
     )
     BEATS = 33  # turns of the event loop since the start of the process, counted every half second
+    UNSTORED_S = (
+        34  # capture: seconds for which NATS, though connected, stored no exchange; 0: it stored the last one
+    )
 
 
 class Denial(StrEnum):

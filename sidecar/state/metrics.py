@@ -25,6 +25,7 @@ _TOTALS = {
     t.UNOBSERVED: Gauge.UNOBSERVED,
     t.ACCEPT_PAUSES: Gauge.ACCEPT_PAUSES,
     t.SLOW: Gauge.SLOW,
+    t.UNSTORED: Gauge.UNSTORED_S,
 }
 
 

@@ -1,14 +1,17 @@
 """The embedded Postgres server: a direct child process, reachable only on this machine, that ends with its owner."""
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
+import weakref
 from pathlib import Path
 from typing import Final, Self
 
@@ -23,6 +26,7 @@ DATABASE: Final = "quantdrift"
 _POLL_S: Final = 0.01
 _AGAIN_S: Final = 0.1
 _WORDS: Final = 8192
+_SSL_REQUEST: Final = struct.pack("!II", 8, 80_877_103)  # a session answers it in one byte, before any login
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -104,6 +108,8 @@ class PostgresServer:
         self._clock: Clock = clock or SystemClock()
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._lock: int | None = None
+        self._is_ours = False  # no other living process has the lock of the directory
 
     @property
     def dsn(self) -> str:
@@ -148,6 +154,7 @@ class PostgresServer:
         account = choose_account(self.directory, binaries.postgres)
         if not self._data.exists():
             self._initialise(binaries, account)
+        self._claim()
         deadline_s = self._clock.monotonic_s() + self._start_timeout_s
         self._wait_for_predecessor(deadline_s)
         fixed = port or self._port
@@ -156,6 +163,26 @@ class PostgresServer:
             if not any(phrase in log_text for phrase in again) or self._clock.monotonic_s() > deadline_s:
                 raise OperatorError(f"Postgres does not start: {_last_error(log_text)} (log: {self.log})")
             threading.Event().wait(_AGAIN_S)
+
+    def health_problem(self, timeout_s: float) -> str:
+        """Return what keeps the server from working, or an empty string: a process of it that is stopped.
+
+        It asks the server for the lowest answer that needs both the postmaster and a new session.
+
+        Raises
+        ------
+        TimeoutError
+            It does not answer within `timeout_s`.
+        OSError
+            It does not accept the connection.
+        """
+        with socket.create_connection(("127.0.0.1", self._port), timeout=timeout_s) as connection:
+            connection.sendall(_SSL_REQUEST)
+            if not connection.recv(1):
+                raise ConnectionError("Postgres closed the connection without an answer")
+        assert self._process is not None
+        stopped = [pid for pid in _children(self._process.pid) if _is_stopped(pid)]
+        return f"its process {stopped[0]} is stopped" if stopped else ""
 
     def last_error(self) -> str:
         """Return why it has ended: the signal, its last error message, or the last line of its log."""
@@ -171,13 +198,13 @@ class PostgresServer:
 
     def stop(self) -> None:
         """Stop it: clients are disconnected, everything committed is kept. Does nothing when it does not run."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.send_signal(signal.SIGINT)
-        try:
-            self._process.wait(self._stop_timeout_s)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(self._stop_timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._release()
 
     def kill(self) -> None:
         """Kill it, as a power cut would: nothing committed is lost, and `start` recovers.
@@ -187,13 +214,9 @@ class PostgresServer:
         process = self._process
         if process is None or process.poll() is not None:
             return
-        process.send_signal(signal.SIGSTOP)
-        sessions = _children(process.pid)
-        process.kill()
-        for session in sessions:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(session, signal.SIGKILL)
+        _kill_with_sessions(process.pid)
         process.wait()
+        self._release()
 
     def __enter__(self) -> Self:
         self.start()
@@ -241,13 +264,31 @@ class PostgresServer:
             )
 
     def _wait_for_predecessor(self, deadline_s: float) -> None:
-        """Wait for a server whose owner was killed: it is shutting down by itself."""
+        """Wait for a server whose owner was killed: it is shutting down by itself, and killed if it hangs."""
+        killed_at_s = self._clock.monotonic_s() + self._stop_timeout_s
         while (pid := self._running_on_data()) is not None:
-            if self._clock.monotonic_s() > deadline_s:
+            now_s = self._clock.monotonic_s()
+            if now_s > deadline_s:
                 raise RetryError(
                     f"another Postgres server (process {pid}) works on {self._data}: end it first"
                 )
+            if self._is_ours and now_s > killed_at_s:
+                _kill_with_sessions(pid)
             threading.Event().wait(_POLL_S)
+
+    def _claim(self) -> None:
+        """Take the lock of the directory, which the kernel releases when its owner dies."""
+        if self._lock is None:
+            self._lock = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._lock)
+        self._is_ours = False
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._is_ours = True
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _running_on_data(self) -> int | None:
         try:
@@ -296,6 +337,25 @@ class PostgresServer:
             return False
         assert self._process is not None
         return len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7].strip() == "ready"
+
+
+def _kill_with_sessions(postmaster: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(postmaster, signal.SIGSTOP)
+        sessions = _children(postmaster)
+        os.kill(postmaster, signal.SIGKILL)
+        for session in sessions:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(session, signal.SIGKILL)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process; it will not go on by itself."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(") ")[2].startswith(("T", "t"))
 
 
 def _children(pid: int) -> list[int]:

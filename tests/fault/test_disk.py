@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from quantdrift.sidecar import supervisor
 from tests.support.sidecar.relay_process import Backend, SidecarProcess, started, wait
 from tests.support.sidecar.relay_rig import answer, post
 
@@ -37,7 +38,11 @@ def disk() -> Iterator[tuple[str, Fill]]:
 
 def _stuff(sidecar: SidecarProcess) -> Callable[[], None]:
     """Fill the file system to its last byte."""
-    stuffing = Path(sidecar.temporary) / "stuffing"
+    return _fill(sidecar.temporary)
+
+
+def _fill(directory: str) -> Callable[[], None]:
+    stuffing = Path(directory) / "stuffing"
     with contextlib.suppress(OSError), stuffing.open("wb", buffering=0) as file:
         while file.write(bytes(KIB)):
             pass
@@ -99,3 +104,20 @@ def test_a_full_disk_costs_changes_and_no_request(
 
         wait(takes, "the worker follows")
         assert _switch(sidecar, "pause") == 200
+
+
+def test_a_sidecar_keeps_its_state_in_memory_where_the_disk_is_full_at_its_start(
+    disk: tuple[str, Fill], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not wait for room, or a restart on a full disk would close the port."""
+    directory, fill = disk
+    if fill is not _stuff:
+        pytest.skip("needs the right to mount a file system")
+    _fill(directory)
+    monkeypatch.setattr(tempfile, "tempdir", directory)
+    state = supervisor._state_directory()
+    try:
+        assert state.parent == Path("/dev/shm")
+        assert list(Path(directory).glob("quantdrift-*")) == []
+    finally:
+        state.rmdir()

@@ -18,7 +18,7 @@ from quantdrift.core.config import Config, Sidecar
 from quantdrift.sidecar.state import heartbeat
 from quantdrift.sidecar.state.counters import Counters, Gauge
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
-from tests.support.sidecar.relay_process import Backend, SidecarProcess, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, free_port, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
@@ -322,3 +322,18 @@ def test_no_child_outlives_a_killed_supervisor(tmp_path: Path, backend: Backend)
         wait(lambda: not any(child.is_running() for child in family), "all children have ended")
         with pytest.raises(ConnectionRefusedError):
             running.connect()
+
+
+def test_a_secret_file_that_cannot_be_read_stops_capture_and_not_the_relay(
+    tmp_path: Path, backend: Backend
+) -> None:
+    """As while a secret is mounted or rotated: what needs it starts once it can be read."""
+    token = tmp_path / "token"
+    options = {"INTAKE__LISTEN": f"127.0.0.1:{free_port()}", "INTAKE__TOKEN_FILE": str(token)}
+    with sidecar(tmp_path, backend.port, **options) as running:
+        assert running.talk(post(b"x")) == answer(b"to x")
+        assert running.captures == []
+        token.write_text("secret")
+        wait(lambda: len(running.captures) == 1, "the capture process")
+        wait(lambda: len(running.root.children()) == 3, "the intake process")
+        assert running.talk(post(b"y")) == answer(b"to y")

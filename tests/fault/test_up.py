@@ -1,6 +1,7 @@
 """`quantdrift up` while what stands behind the sidecar is away, refuses, or hangs: requests are answered all the time."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,10 +30,28 @@ END_S = 60.0
 """Below the sum of the grace periods of the roles, here 1 s each, and of the servers, with room for a busy machine."""
 
 
+# `quantdrift up`, with seconds for the minutes after which it replaces a process that hangs.
+IMPATIENT = """
+from quantdrift.cli import up
+up.SILENT_S.update(monitor=5.0, nats=5.0, postgres=5.0, sidecar=5.0)
+from quantdrift.cli.main import main
+main()
+"""
+
+
 class Up:
     """A running `quantdrift up` with a client that never stops asking."""
 
-    def __init__(self, directory: Path, backend: Backend, config: str, **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        backend: Backend,
+        config: str,
+        *,
+        program: tuple[str, ...] = ("-m", "quantdrift"),
+        stdout: int | None = None,
+        **environment: str,
+    ) -> None:
         self.data = directory / "data"
         self.config = directory / "config.toml"
         self._port = free_port()
@@ -46,8 +66,8 @@ class Up:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")}
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "quantdrift", "up", "-c", self.config, "--data", self.data],
-                stdout=output,
+                [sys.executable, *program, "up", "-c", self.config, "--data", self.data],
+                stdout=output if stdout is None else stdout,
                 stderr=output,
                 env={**kept, **environment},
             )
@@ -134,9 +154,9 @@ class Up:
 
 
 @contextlib.contextmanager
-def _up(directory: Path, config: str, **environment: str) -> Iterator[Up]:
+def _up(directory: Path, config: str, **how: Any) -> Iterator[Up]:
     with running_backend() as backend:
-        up = Up(directory, backend, config, **environment)
+        up = Up(directory, backend, config, **how)
         family: list[psutil.Process] = []
         try:
             up.begin()
@@ -223,3 +243,40 @@ def test_restarts_of_every_process_are_shown_with_their_reason(memory_path: Path
         up.wait(lambda: up.metric("quantdrift_up_running", process="nats") == 1, "the server works again")
         assert up.metric("quantdrift_up_running", process="postgres") == 1
         up.serves()
+
+
+def test_a_process_that_hangs_is_replaced_and_a_sidecar_that_hangs_is_left_to_serve(
+    memory_path: Path,
+) -> None:
+    """Each is stopped in the middle of its work. The relay workers of a sidecar serve without its first process."""
+    with _up(memory_path, "", program=("-c", IMPATIENT)) as up:
+        up.wait_for_line("quantdrift is up")
+        monitor = up.child("quantdrift", "monitor", "--config")
+        around_postgres = up.child("quantdrift.cli.embedded", "postgres")
+        sidecar = up.child("quantdrift", "sidecar", "--config")
+        for process in (monitor, around_postgres, sidecar):
+            process.suspend()
+        up.wait_for_line("monitor is down since", "it did nothing for", "and was killed; it is restarted")
+        up.wait_for_line("postgres is down since", "it did nothing for")
+        up.wait_for_line("sidecar is down since", "its first process has done nothing for", "left alone")
+        up.wait_for_line("monitor runs again")
+        up.wait_for_line("postgres runs again")
+        up.serves()
+        assert sidecar.status() == psutil.STATUS_STOPPED
+        sidecar.resume()
+        up.wait_for_line("sidecar runs again")
+
+
+def test_it_goes_on_when_nobody_reads_its_output_any_more(memory_path: Path) -> None:
+    """As in `quantdrift up | head`: what the migration prints must not end it, or shadow and monitor never start."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with _up(memory_path, "", stdout=writer) as up:
+        os.close(writer)
+
+        def works() -> bool:
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                return bool(json.loads((up.data / "processes.json").read_text())["monitor"]["works"])
+            return False
+
+        up.wait(works, "the monitor works")

@@ -137,6 +137,27 @@ def test_killed_it_takes_everything_along_and_can_be_started_again(memory_path: 
         assert process.wait(60) == 0
 
 
+def test_killed_and_started_again_at_once_it_waits_for_the_ports_of_its_sidecar(memory_path: Path) -> None:
+    """The sidecar of the killed one finishes its connections, and is killed if it hangs. One line says so."""
+    config = _config(memory_path)
+    config.write_text(config.read_text().replace("drain_delay_s = 0", "drain_delay_s = 0\ngrace_s = 1"))
+    log = memory_path / "log"
+    only = ("--only", "sidecar")
+    with _up(config, memory_path / "data", *only) as process:
+        (sidecar,) = (child for child in _family(process) if child.cmdline()[4:5] == ["sidecar"])
+        sidecar.suspend()  # as one that has connections to finish, for ever
+        process.kill()
+        process.wait()
+        with log.open("w") as stderr, _up(config, memory_path / "data", *only, stderr=stderr) as second:
+            assert not sidecar.is_running() or sidecar.status() == psutil.STATUS_ZOMBIE
+            second.terminate()
+            assert second.wait(60) == 0
+    lines = log.read_text().splitlines()
+    assert sum("is still finishing its connections" in line for line in lines) == 1
+    assert sum("hangs and is killed" in line for line in lines) == 1
+    assert not [line for line in lines if "cannot be opened" in line]
+
+
 def test_a_port_that_the_sidecar_cannot_open_ends_it_with_2(memory_path: Path) -> None:
     """Its own configuration is all that ends it: in one line, with the option and the address."""
     config = _config(memory_path)

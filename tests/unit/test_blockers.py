@@ -141,7 +141,23 @@ def test_nothing_blocks_where_everything_flows() -> None:
         ),
         (
             {"processes": {"shadow": PartState(works=False, since=_ago(3), why="no reference")}},
-            "shadow does not run since 11:57:00 UTC: no reference",
+            "shadow is down since 11:57:00 UTC: no reference",
+        ),
+        (
+            {
+                "ports": {
+                    "sidecar": Port(
+                        address="127.0.0.1:9464",
+                        answers=True,
+                        ready=True,
+                        counts={"stream_unstored_seconds": 300},
+                    )
+                }
+            },
+            (
+                "NATS at nats://127.0.0.1:4222 has stored no exchange for 5 min, though it is connected: its disk is full,"
+                " or was. Free some, and restart it: until then it stores nothing (its log and /healthz say so)"
+            ),
         ),
         (
             {

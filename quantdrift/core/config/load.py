@@ -82,6 +82,10 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
         return {name.lower(): value for name, value in headers.items()}
 
 
+class UnreadableSecretError(OperatorError):
+    """A secret file cannot be read at the moment."""
+
+
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     """Return the configuration in `path` and the directory `models.d/` next to it, with overrides from the environment.
 
@@ -159,8 +163,10 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
 
     Raises
     ------
+    UnreadableSecretError
+        A named file cannot be read.
     OperatorError
-        A named file cannot be read, or a secret that the role needs is not given.
+        A secret that the role needs is not given.
     """
     env = os.environ if environment is None else environment
     if role is Role.SIDECAR:
@@ -229,7 +235,7 @@ def _read(file: str) -> str:
     try:
         return Path(file).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise OperatorError(f"the secret file {file} cannot be read: {error.strerror}") from error
+        raise UnreadableSecretError(f"the secret file {file} cannot be read: {error.strerror}") from error
 
 
 def _override(

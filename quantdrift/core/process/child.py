@@ -46,15 +46,6 @@ def ending_with_parent(command: Sequence[str], number: signal.Signals = signal.S
     return [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), str(int(number)), *command]
 
 
-_LOG = logging.getLogger(__name__)
-
-_FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 10.0
-_STEADY_S = 30.0
-_LONGEST_LINE = 65_536
-_LAST_OUTPUT_S = 1.0  # wait for the rest of its output after a child ended
-
-
 def exit_text(code: int) -> str:
     """Return in words how a process with this exit code ended."""
     if code >= 0:
@@ -91,7 +82,7 @@ class Child:
     orphan
         Signal that it gets when the parent dies.
     on_death
-        Called when it ended without being asked to, with the reason as a label of a metric: see `exit_label`.
+        Called when it ended without being asked to, with the reason as a label of a metric: see `label`.
     final
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
@@ -107,6 +98,8 @@ class Child:
     ----------
     final : int | None
         As above; it may be changed while the child runs.
+    environment : dict[str, str]
+        As above; a change takes effect at the next start.
     """
 
     def __init__(
@@ -128,7 +121,7 @@ class Child:
         self.final = final
         self._command = ending_with_parent([sys.executable, "-P", "-m", module, *arguments], orphan)
         self._fds = tuple(fds)
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._on_death = on_death
         self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._on_end = on_end or self._log
@@ -142,10 +135,9 @@ class Child:
         """Process id; None while it does not run."""
         return None if self._process is None else self._process.pid
 
-    @property
-    def is_replaced(self) -> bool:
-        """Whether `replace` killed it, and it was not started again yet."""
-        return bool(self._why_replaced)
+    def label(self, code: int) -> str:
+        """Return why it ended, as a label of a metric: `hung` if `replace` killed it, else as `exit_label`."""
+        return "hung" if self._why_replaced else exit_label(code)
 
     async def run(self) -> int:
         """Start it, and restart it after a growing pause whenever it ends.
@@ -166,19 +158,19 @@ class Child:
             else:
                 if self._ending.is_set() or code == self.final:
                     return code
-                self._on_death(exit_label(code))
+                self._on_death(self.label(code))
                 if loop.time() - started_s >= _STEADY_S:
                     self._backoff.reset()
                 pause_s = self._backoff.next_s()
-                how, self._why_replaced = self._why_replaced or exit_text(code), ""
-                self._on_end(how, code, pause_s)
+                self._on_end(self._why_replaced or exit_text(code), code, pause_s)
+                self._why_replaced = ""
             if await self._ending.wait(pause_s):
                 return 0
 
     async def _run_once(self) -> int:
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
-            env=self._environment,
+            env=self.environment,
             pass_fds=self._fds,
             start_new_session=True,
             stdout=PIPE if 1 in self._on_output else None,
@@ -221,11 +213,13 @@ class Child:
         """
         if self._process is not None:
             self._why_replaced = why
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._send(signal.SIGKILL)
 
     def _end(self, number: signal.Signals) -> None:
         self._ending.set()
+        self._send(number)
+
+    def _send(self, number: signal.Signals) -> None:
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended, but was not waited for yet
                 self._process.send_signal(number)

@@ -2,12 +2,13 @@
 
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Final, Self
 
 import msgspec
 
@@ -17,6 +18,9 @@ from quantdrift.core.process.child import ending_with_parent, exit_text
 from quantdrift.core.process.log_file import keep_small
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
+USER: Final = "quantdrift"
+_WATCHER: Final = "watcher"  # the user of the system account, which asks for the server's health
+_HEALTH: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
 _START_S = 20.0
 _STOP_S = 10.0
 _LOG_BYTES = 4096
@@ -35,6 +39,22 @@ class _Ports(msgspec.Struct, frozen=True):
     nats: list[str] = []
 
 
+class _Health(msgspec.Struct, frozen=True):
+    status: str = ""
+    error: str = ""
+
+
+class _HealthError(msgspec.Struct, frozen=True):
+    description: str = ""
+
+
+class _HealthAnswer(msgspec.Struct, frozen=True):
+    """The server's answer to a question about its health."""
+
+    data: _Health | None = None
+    error: _HealthError | None = None
+
+
 class NatsServer:
     """An embedded NATS server with JetStream.
 
@@ -46,7 +66,8 @@ class NatsServer:
     directory
         Its configuration, token, log and store; created if missing, readable only by the owner.
     store_bytes
-        Limit of all streams together. None: the server's default, three quarters of the free disk.
+        Limit of all streams together. None: the size of the file system. The server's own default is three quarters of
+        what is free at its start: next to nothing for ever if it starts on a full disk.
     token
         The secret of clients. None: the one in `directory`, which is created if missing.
 
@@ -96,7 +117,9 @@ class NatsServer:
         with self.log.open("ab") as output:  # appended, as `keep_small` needs it
             self._log_begins = output.tell()
             process = subprocess.Popen(  # noqa: S603 - our own child
-                ending_with_parent([str(program), "-c", str(config)]),
+                # SIGKILL, because a server that hangs and outlives its parent would hold the port and the store. Its
+                # store survives a kill.
+                ending_with_parent([str(program), "-c", str(config)], signal.SIGKILL),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -116,7 +139,7 @@ class NatsServer:
     @property
     def url(self) -> str:
         """The address for clients with the token; it stays the same after restarts."""
-        return f"nats://{self._token()}@127.0.0.1:{self.port}"
+        return server_url(self._token(), self.port)
 
     @property
     def pid(self) -> int | None:
@@ -126,6 +149,42 @@ class NatsServer:
     def alive(self) -> bool:
         """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
+
+    def health_problem(self, timeout_s: float) -> str:
+        """Return what keeps the server from storing messages, in its own words; an empty string if nothing does.
+
+        A server whose disk was full answers, and refuses every message of a stream from then on, also when there is
+        room again, until it is restarted. Its clients only see that nothing is acknowledged.
+
+        Raises
+        ------
+        TimeoutError
+            It does not answer within `timeout_s`.
+        OSError
+            It does not accept the connection.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
+            login = {
+                "verbose": False,
+                "user": _WATCHER,
+                "pass": self._token(),
+                "lang": "python",
+                "version": "1",
+            }
+            connection.sendall(
+                b"CONNECT %b\r\nSUB health 1\r\nPUB %b health 0\r\n\r\n"
+                % (msgspec.json.encode(login), _HEALTH.encode())
+            )
+            with connection.makefile("rb") as lines:
+                while time.monotonic() < deadline_s:
+                    connection.settimeout(max(deadline_s - time.monotonic(), 0.001))
+                    line = lines.readline()
+                    if line.startswith(b"MSG "):
+                        return _problem(lines, int(line.split()[-1]))
+                    if not line or line.startswith(b"-ERR"):
+                        raise ConnectionError(f"NATS refuses the question: {line.decode().strip()}")
+        raise TimeoutError
 
     def last_error(self) -> str:
         """Return why it ended: the signal that killed it, or its last error, or its last log line."""
@@ -173,6 +232,11 @@ class NatsServer:
         self.stop()
 
 
+def server_url(token: str, port: int) -> str:
+    """Return the address for clients of the server on a port of this machine."""
+    return f"nats://{USER}:{token}@127.0.0.1:{port}"
+
+
 def stored_token(directory: Path) -> str:
     """Return the secret for clients of the server in `directory`; it is created if missing.
 
@@ -209,6 +273,7 @@ def find_program() -> Path:
 
 def _configuration(data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None) -> str:
     text = msgspec.json.encode
+    limit = shutil.disk_usage(data_dir).total if store_bytes is None else store_bytes
     # sync_interval limits the loss at a power failure (default: two minutes). Syncing at every write would cost a disk
     # flush per exchange. A killed server loses nothing, because the kernel has the pages.
     return f"""\
@@ -217,13 +282,27 @@ host: "127.0.0.1"
 port: {port or -1}
 ports_file_dir: {text(str(data_dir)).decode()}
 max_payload: {MAX_PAYLOAD_BYTES}
-authorization {{ token: "{token}" }}
+authorization {{ users: [ {{ user: "{USER}", password: "{token}" }} ] }}
+accounts {{ SYS {{ users: [ {{ user: "{_WATCHER}", password: "{token}" }} ] }} }}
+system_account: SYS
 jetstream {{
   store_dir: {text(str(data_dir / "store")).decode()}
   sync_interval: "10s"
-{"" if store_bytes is None else f"  max_file_store: {store_bytes}"}
+  max_file_store: {limit}
 }}
 """
+
+
+def _problem(lines: BinaryIO, n_bytes: int) -> str:
+    try:
+        answer = msgspec.json.decode(lines.read(n_bytes), type=_HealthAnswer)
+    except msgspec.MsgspecError as error:
+        return f"its answer about its health cannot be read: {error}"
+    if answer.error is not None:
+        return answer.error.description
+    if answer.data is None or answer.data.status == "ok":
+        return ""
+    return answer.data.error or answer.data.status
 
 
 def _port_if_ready(data_dir: Path, pid: int, name: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Final
 
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.backoff import Backoff
+from quantdrift.core.process.heartbeat import EVERY_S, Heartbeat
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 30.0
@@ -48,7 +49,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
     """Run `main` to its end and return its exit code.
 
     The first SIGTERM or SIGINT sets the `Stop`. If `main` has not returned `grace_s` later, the process exits with
-    code 1. A second signal ends it at once.
+    code 1. A second signal ends it at once. If a parent watches this process, its event loop beats the heartbeat.
     """
 
     async def supervised() -> int:
@@ -64,6 +65,8 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number)
+        if (heartbeat := Heartbeat.of_parent()) is not None:
+            _keep_beating(loop, heartbeat)
         return await main(stop)
 
     try:
@@ -71,6 +74,11 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
     except ImportError:  # pragma: no cover
         return asyncio.run(supervised())
     return int(uvloop.run(supervised()))
+
+
+def _keep_beating(loop: asyncio.AbstractEventLoop, heartbeat: Heartbeat) -> None:
+    heartbeat.beat()
+    loop.call_later(EVERY_S, _keep_beating, loop, heartbeat)
 
 
 def _give_up(grace_s: float) -> None:
