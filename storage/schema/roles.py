@@ -39,6 +39,7 @@ _DERIVED: Final = (
     "fold",
     "baseline",
     "noise_floor",
+    "noise_slice",
     "noise_change",
     "session",
     "undeclared_session",

@@ -79,29 +79,29 @@ def at_most(m: FloatArray, total: FloatArray, n: FloatArray, delta: float) -> Bo
 
 def lower_bound(total: float, n: float, delta: float) -> float:
     """Return the lower bound of `total` / `n`, in [0, 1); parameters as for the upper one."""
+    return float(lower_bounds(np.array([total]), np.array([n]), delta)[0])
+
+
+def lower_bounds(total: FloatArray, n: FloatArray, delta: float) -> FloatArray:
+    """Return the lower bound of each mean, (N,), each at level `delta`; parameters, (N,), as for `upper_bound`."""
     if not 0 < delta < 1:
         raise ValueError(f"the level {delta} is not a probability inside (0, 1)")
-    if n <= 0:
-        return 0.0
-    hits = min(max(total, 0.0), n)
+    known = n > 0
+    n = np.where(known, n, 1.0)
+    hits = np.where(known, np.clip(total, 0.0, n), 0.0)
     needed = -math.log(delta) + math.log(len(STAKES))
-    low, high = _LEAST, hits / n
-    if high <= low:
-        return 0.0
+    low, high = np.full(len(n), _LEAST), hits / n
+    known &= high > low
     for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if _evidence_above(middle, hits, n) >= needed:
-            low = middle
-        else:
-            high = middle
-    return low if low > _LEAST else 0.0
+        middle = np.maximum((low + high) / 2, _LEAST)
+        above = _evidence_above(middle, hits, n) >= needed
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.where(known & (low > _LEAST), low, 0.0)
 
 
-def _evidence_above(m: float, hits: float, n: float) -> float:
-    """Return the logarithm of the sum, over the stakes, of the wealth against a mean of at most m."""
-    return _log_sum((n - hits) * np.log1p(-STAKES) + hits * np.log1p(STAKES * (1.0 / m - 1.0)))
-
-
-def _log_sum(log_wealth: FloatArray) -> float:
-    top = float(log_wealth.max())
-    return top + math.log(float(np.exp(log_wealth - top).sum()))
+def _evidence_above(m: FloatArray, hits: FloatArray, n: FloatArray) -> FloatArray:
+    """Return the logarithm of the sum, over the stakes, of the wealth against means of at most m, (N,)."""
+    hits = hits[:, None]
+    won = (n[:, None] - hits) * np.log1p(-STAKES) + hits * np.log1p(STAKES * (1.0 / m[:, None] - 1.0))
+    top = won.max(axis=1)
+    return np.asarray(top + np.log(np.exp(won - top[:, None]).sum(axis=1)))
