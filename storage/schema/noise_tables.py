@@ -147,9 +147,6 @@ class NoiseChange(Base):
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), comment="Candidate and reference."
     )
-    slice_id: Mapped[Int | None] = mapped_column(
-        ForeignKey("slice.id"), comment="Slice; null: all traffic of the version."
-    )
     side: Mapped[Str] = mapped_column(comment="reference or candidate.")
     metric: Mapped[Str] = mapped_column(comment="flip or divergence.")
     exceeds: Mapped[bool] = mapped_column(Boolean, comment="Whether it exceeds the bound from here on.")
@@ -157,4 +154,7 @@ class NoiseChange(Base):
     fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that made it.")
     details: Mapped[Json] = mapped_column(
         server_default=text("'{}'"), comment="Attributes of the event that is sent."
+    )
+    slice_id: Mapped[Int | None] = mapped_column(
+        ForeignKey("slice.id"), comment="Slice; null: all traffic of the version."
     )

@@ -106,7 +106,7 @@ class NoiseFloors:
             items = list(group)
             for metric in WATCHED:
                 cap, window = cap_of(metric, subject.budget), window_of(budget_of(metric, subject.budget))
-                seen = [(row, x) for row in items if (x := clipped(metric, row, cap)) is not None]
+                seen = [(row, x / cap) for row in items if (x := clipped(metric, row, cap)) is not None]
                 for slice_id, group_items in _by_slice(seen, subject).items():
                     if not self._has_room(version_id, slice_id):
                         continue
