@@ -21,7 +21,7 @@ from then on. It changes rarely, each time as a function of noise that was folde
 - up to `high`, where low has passed what is added;
 - down to `high`, where that has fallen to 2/3 of what is added; to 0, where high < 0.1 m.
 
-Why not from the first group on: nothing that takes values in [0, 1] can be bounded below 13 / n from n groups at
+Why not from the first group on: nothing that takes values in [0, 1] can be bounded below 12 / n from n groups at
 DELTA = 1e-5, however exact they were. A bound that is added before it means something would double a budget of 1 % for
 the first 1,300 replays of a reference that never differs.
 
@@ -40,12 +40,12 @@ A slice uses the figure of its version until its own one differs from that (`of_
 - the slice is quieter: high has fallen to 2/3 of the allowance of the version, and the allowance of the slice is high, or 0
   where high < 0.1 m.
 
-From then on `added` decides as it does for a version. The allowance of a slice is therefore never below its mean noise as long
-as that is at most the noise of the version (a sound slice does not page for noise), and it is never larger than it would be
-without a figure of its own, except where the slice is proved to be noisier. The mean noise of a slice whose groups are
-a part of the traffic is not bounded by that of the version: until it is proved, a slice that is noisier than the version can page.
+From then on `added` decides as it does for a version. So the allowance of a slice, where it is not 0, is at least its mean
+noise as long as that is at most the allowance of the version, and it is larger than that allowance only where the slice is
+shown to be noisier. A slice that is noisier than the allowance of the version can page until that is shown.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -53,6 +53,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.drift.evidence.bound import lower_bound, lower_bounds, upper_bound, upper_bounds
+from quantdrift.drift.evidence.observations import FloatArray
 
 DELTA: Final = 1e-5
 MOST_SLICES: Final = 4_000
@@ -63,6 +64,7 @@ WINDOW: Final = 10_000.0
 WINDOW_BUDGETS: Final = 40.0  # accepted events that a window must have room for
 MATERIAL: Final = 0.1  # of the budget: less is not worth a change
 _LOOSE: Final = 1.5
+_LOOKS: Final = 50.0  # at the bounds of a slice, while its groups grow by a factor of e
 
 
 class Sums(msgspec.Struct, frozen=True):
@@ -130,12 +132,28 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     exceeds: bool = False
 
 
-def bounds_of(noises: Sequence[Noise], low_delta: float, high_delta: float) -> list[tuple[float, float]]:
-    """Return the lower and the upper bound of many means, missed with probabilities of at most `low_delta` and `high_delta`."""
+def bounds_of(
+    noises: Sequence[Noise], low_delta: float | FloatArray, high_delta: float | FloatArray
+) -> list[tuple[float, float]]:
+    """Return the lower and the upper bound of many means, missed with probabilities of at most `low_delta` and `high_delta`.
+
+    Parameters
+    ----------
+    low_delta, high_delta
+        One level for all, or one for each.
+    """
     weight = np.array([noise.older.weight for noise in noises])
     total = np.array([noise.older.total for noise in noises])
     low, high = lower_bounds(total, weight, low_delta), upper_bounds(total, weight, high_delta)
     return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def is_due(before: int, now: int) -> bool:
+    """Return whether the bounds of a slice are computed again, which is when its groups have grown by some 2 %, or are fewer.
+
+    Bounds that are valid at all times are also valid at some of them, and those that are not computed again stay valid.
+    """
+    return now < before or not before or int(_LOOKS * math.log(before)) != int(_LOOKS * math.log(now))
 
 
 def updated(before: Level, low: float, high: float, budget: float, limit: float) -> Level:

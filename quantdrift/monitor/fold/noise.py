@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.notation import number
@@ -21,6 +22,7 @@ from quantdrift.drift.noise import (
     Noise,
     Sums,
     bounds_of,
+    is_due,
     of_slice,
     updated,
     window_of,
@@ -205,16 +207,36 @@ class NoiseFloors:
         self, subject: NoiseSubject, touched: Mapping[_Key, Noise], *, at_us: int, fold_seq: int
     ) -> list[int]:
         """Replace the rows of what was seen: first those of the version, which the slices are compared with."""
+        keys = sorted(key for key in touched if self._is_due(key, touched[key], subject))
+        for key in touched.keys() - keys:
+            self._rows[key] = msgspec.structs.replace(
+                self._rows[key], **_sums(touched[key]), updated_us=at_us, fold_seq=fold_seq
+            )
+            self._dirty.add(key)
+        of_slice = np.array([key[1] != _VERSION for key in keys], dtype=np.bool_)
+        bounds = bounds_of(
+            [touched[key] for key in keys],
+            np.where(of_slice, SLICE_LOW_DELTA, DELTA),
+            np.where(of_slice, SLICE_DELTA, DELTA),
+        )
         changed: list[int] = []
-        for of_version in (True, False):
-            keys = sorted(key for key in touched if (key[1] == _VERSION) is of_version)
-            noises = [touched[key] for key in keys]
-            levels = (DELTA, DELTA) if of_version else (SLICE_LOW_DELTA, SLICE_DELTA)
-            for key, noise, bounds in zip(keys, noises, bounds_of(noises, *levels), strict=True):
-                row = self._row(key, noise, bounds, subject, at_us=at_us, fold_seq=fold_seq)
-                changed += self._replace(key, row, noise, subject)
-        self._reasons.pop(subject.version.id, None)
+        for key, found in zip(keys, bounds, strict=True):  # versions come first
+            row = self._row(key, touched[key], found, subject, at_us=at_us, fold_seq=fold_seq)
+            changed += self._replace(key, row, touched[key], subject)
+        if keys:
+            self._reasons.pop(subject.version.id, None)
         return changed
+
+    def _is_due(self, key: _Key, noise: Noise, subject: NoiseSubject) -> bool:
+        """Return whether bounds are computed again: those of a version with each of its items."""
+        row, metric = self._rows.get(key), Metric(key[3])
+        return (
+            key[1] == _VERSION
+            or row is None
+            or row.budget != budget_of(metric, subject.budget)
+            or row.scale != cap_of(metric, subject.budget)
+            or is_due(row.older_n, noise.older.n)
+        )
 
     def _row(
         self,
@@ -253,12 +275,7 @@ class NoiseFloors:
             side=key[2],
             metric=key[3],
             scale=cap,
-            older_n=noise.older.n,
-            older_weight=noise.older.weight,
-            older_total=noise.older.total,
-            newer_n=noise.newer.n,
-            newer_weight=noise.newer.weight,
-            newer_total=noise.newer.total,
+            **_sums(noise),
             low=bounds[0],
             high=bounds[1],
             added=0.0 if level is None else level.added,
@@ -373,6 +390,19 @@ def _noise(row: FloorRow | None, cap: float) -> Noise:
         older=Sums(row.older_n, row.older_weight, row.older_total),
         newer=Sums(row.newer_n, row.newer_weight, row.newer_total),
     )
+
+
+def _sums(noise: Noise) -> dict[str, Any]:
+    """Return the columns of the sums."""
+    older, newer = noise.older, noise.newer
+    return {
+        "older_n": older.n,
+        "older_weight": older.weight,
+        "older_total": older.total,
+        "newer_n": newer.n,
+        "newer_weight": newer.weight,
+        "newer_total": newer.total,
+    }
 
 
 def _by_slice(
