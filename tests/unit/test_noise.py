@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Generation, Model, Reference
+from quantdrift.core.config.schema import Config, Generation, Model, Reference
 from quantdrift.core.errors import RetryError
-from quantdrift.core.records import Side
+from quantdrift.core.records import Predicate, Side
 from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.scoring import PROMPT, REQUEST, SCORES, objects
+from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay import noise
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
@@ -204,6 +205,31 @@ def test_an_item_counts_for_the_slices_that_it_lies_in() -> None:
     rare = {item.exchange_id for item in items if RARE in item.slices}
     assert rare
     assert all((RARE in item.slices) is (item.exchange_id in rare) for item in items)
+
+
+def test_an_item_counts_for_discovered_slices_too() -> None:
+    """For the same slices as its comparison, whatever found them."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    runtime = _Watched(clock)
+    config = Config(models=(Model(name="digits", top_k=2),))
+    assessor = Assessor(config, "w", (), Noise(1.0, clock, rng=random.Random(5)))
+    found = msgspec.structs.replace(RARE, where=(Predicate(key="header.x-scanner", equals="faint"),))
+    assessor.watch_discovered({"digits": (found,)})
+    compared: dict[str, tuple[SliceKey, ...]] = {}
+    items: list[NoiseItem] = []
+    for turn in range(8):
+        batch = [prepared(1, 10 * turn + place, runtime) for place in range(8)]
+        batch[0] = msgspec.structs.replace(
+            batch[0],
+            exchange=msgspec.structs.replace(batch[0].exchange, attributes={"header.x-scanner": "faint"}),
+        )
+        rows = assessor.assess(batch, clock.now())
+        compared |= {row.exchange.id: row.items[0].slices for row in rows.compared}
+        items += rows.noise
+        if assessor.noise.is_due(batch[0]):
+            assessor.noise.replay_due(batch[0])
+    assert {item.slices for item in items} == {(ALL,), (ALL, found)}
+    assert all(item.slices == compared[item.exchange_id] for item in items)
 
 
 def test_the_noise_of_a_rare_slice_is_known_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
