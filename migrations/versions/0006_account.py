@@ -3,7 +3,7 @@
 A column with a default and a view are added: the release before can use the schema as before.
 
 Revision ID: 0006
-Revises: 0004
+Revises: 0005
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0006"
-down_revision = "0004"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 

@@ -44,12 +44,12 @@ def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: st
 
 
 def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
-    """Return the noise of reference and candidate as a table, with the part that is added to budgets.
+    """Return the noise of reference and candidate in a slice as a table, with the part that is added to its budgets.
 
     Parameters
     ----------
     noises
-        Noise of one version.
+        Noise of one slice.
     unit
         Unit of the model's graded divergence.
     """
@@ -63,9 +63,13 @@ def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
         rows.append(
             (
                 f"{noise.metric} {noise.side.value}",
-                _measured(noise.metric, unit, noise.mean, noise.low, noise.high),
+                "not measured yet"
+                if noise.mean is None
+                else _measured(noise.metric, unit, noise.mean, noise.low, noise.high),
                 f"{noise.n_groups:,}",
-                state + (", too much" if noise.exceeds else ""),
+                state
+                + (", too much" if noise.exceeds else "")
+                + ("" if noise.own else ", as over all traffic: too few exchanges of this slice"),
             )
         )
     return ["", *(f"  {line}" for line in columns(_NOISE_HEAD, rows).splitlines())]

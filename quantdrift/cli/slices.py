@@ -202,20 +202,24 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 async def _more(
     secrets: Secrets, listed: ListedSlice
 ) -> tuple[list[SignalView], list[Change], list[SelfNoise], str]:
-    """Return the signals of a slice, the history of a discovered slice, the noise of its version, and its alert's text."""
+    """Return the signals of a slice, the history of a discovered slice, its noise, and its alert's text."""
+    from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.monitor.fold.alert_text import page
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.discovery_log import changes_of
-    from quantdrift.storage.monitor.noise import floors
+    from quantdrift.storage.monitor.noise import floors_of
 
     async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if listed.id is None else await signals_of(connection, listed.id)
         history = [] if listed.discovery is None else await changes_of(connection, listed.discovery.id)
-        noise = await floors(connection, rows[0].model_version_id) if rows else ()
+        noise: list[SelfNoise] = []
+        if rows and listed.id is not None:
+            of_version, of_slice = await floors_of(connection, rows[0].model_version_id, listed.id)
+            noise = self_noises(of_version, None if listed.predicate == EVERYTHING else of_slice)
         alert = None if listed.id is None else await alert_of(connection, listed.id)
-        return signal_views(rows), history, self_noises(noise), page(alert) if alert else ""
+        return signal_views(rows), history, noise, page(alert) if alert else ""
 
 
 def _history_lines(history: list[Change]) -> list[str]:

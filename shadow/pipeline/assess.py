@@ -131,7 +131,8 @@ class Assessor:
             The reference's server is unreachable.
         """
         in_progress = self.begin(batch)
-        return self.record(in_progress, self.compare(in_progress, self.replay(in_progress)), at)
+        outputs = self.replay(in_progress)
+        return self.record(in_progress, outputs, self.compare(in_progress, outputs), at)
 
     def begin(self, batch: Sequence[Case]) -> BatchInProgress:
         """Return the batch, ready to replay, with the features of its items."""
@@ -161,32 +162,41 @@ class Assessor:
     def compare(self, in_progress: BatchInProgress, outputs: Sequence[Answer]) -> list[Outcome]:
         """Return the result of each replayed exchange: divergences, or why the exchange is quarantined."""
         outcomes = compare(in_progress.prepared, outputs)
-        self.noise.choose(in_progress.prepared, outputs, outcomes)
         self.config_warnings.check(in_progress.prepared, outputs)
         return outcomes
 
-    def record(self, in_progress: BatchInProgress, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
-        """Assign items to slices, and return everything to store.
+    def record(
+        self,
+        in_progress: BatchInProgress,
+        outputs: Sequence[Answer],
+        outcomes: Sequence[Outcome],
+        at: datetime,
+    ) -> StoreBatch:
+        """Assign items to slices, choose exchanges for the measurement of noise, and return everything to store.
 
         Parameters
         ----------
-        in_progress, outcomes
-            The batch, and the result of each of its replayed exchanges.
+        in_progress, outputs, outcomes
+            The batch, and the reference's answer and the result of each of its replayed exchanges.
         at
             When it was read.
         """
         quarantined = [case for case in in_progress.cases if isinstance(case, Quarantined)]
         sliced: list[_SlicedExchange] = []
         vectors: list[VectorRow] = []
+        slices: list[Sequence[tuple[SliceKey, ...]]] = []
         features = iter(in_progress.features)
         for case, outcome in zip(in_progress.prepared, outcomes, strict=True):
             of_items = [next(features) for _ in range(case.n_items)]
             if isinstance(outcome, QuarantineError):
                 quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
+                slices.append(())
                 continue
             sliced_exchange, vector_rows = self._put_into_slices(case, outcome, of_items, at)
             sliced.append(sliced_exchange)
+            slices.append(sliced_exchange.slices)
             vectors += vector_rows
+        self.noise.choose(in_progress.prepared, outputs, outcomes, slices)
         runtimes = {
             case.version_reference.runtime.artefact.digest: case.version_reference.runtime
             for case in in_progress.prepared

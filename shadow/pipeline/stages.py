@@ -189,7 +189,7 @@ class Stages:
             self._meters.compared(in_progress.prepared, outcomes)
             batch, overflow, over_cap = await self._in_thread(
                 self._compare_thread,
-                lambda: self._store_batch(in_progress, outcomes, replayed.at),
+                lambda: self._store_batch(in_progress, replayed.outputs, outcomes, replayed.at),
                 Step.SLICES,
             )
             self._meters.assessed(overflow, over_cap)
@@ -231,10 +231,14 @@ class Stages:
             self._release(assessed.deliveries)
 
     def _store_batch(
-        self, in_progress: BatchInProgress, outcomes: Sequence[Outcome], at: datetime
+        self,
+        in_progress: BatchInProgress,
+        outputs: Sequence[Answer],
+        outcomes: Sequence[Outcome],
+        at: datetime,
     ) -> tuple[StoreBatch, dict[str, int], dict[str, int]]:
         """Return the rows to store, with counts that only this thread may read: it updates them for every pipeline."""
-        batch = self._assessor.record(in_progress, outcomes, at)
+        batch = self._assessor.record(in_progress, outputs, outcomes, at)
         return batch, self._assessor.overflow(), dict(self._assessor.learned.n_over_cap)
 
     async def _store_vectors_once(self, vectors: Sequence[VectorRow]) -> None:

@@ -19,6 +19,7 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.logs import of_model
 from quantdrift.core.records import MARK, Side
+from quantdrift.core.slices import SliceKey
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
 from quantdrift.shadow.replay.replay import recheck_outputs
@@ -46,11 +47,14 @@ class RecheckRequest(msgspec.Struct, frozen=True, kw_only=True):
         The candidate's served outputs, by name : (items, ...) each.
     rows
         The items to compare.
+    slices
+        The slices of each of them.
     """
 
     entry: PreparedExchange
     first: Outputs
     rows: tuple[int, ...]
+    slices: tuple[tuple[SliceKey, ...], ...]
 
 
 class RecheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +184,7 @@ class Rechecks:
         self._warned.discard(exchange.model)
         picked = list(request.rows)
         return self._repeated.items(
-            request.entry, _rows(again, picked), _rows(request.first, picked), request.rows
+            request.entry, _rows(again, picked), _rows(request.first, picked), request.rows, request.slices
         )
 
     def _report(self, request: RecheckRequest, outcome: str, items: Sequence[NoiseItem] = ()) -> None:

@@ -1,7 +1,9 @@
 """The noise of the reference: some exchanges are replayed again in another batch and compared with the first result.
 
 The first hundreds of exchanges of a version are all chosen, later ones by a hash of the exchange's id, which is the same on
-every worker. They wait until there are enough of one group, and are replayed in another order, alone or in batches of
+every worker. These count for every slice that they lie in. So that the noise of a rare slice is known in days and not in
+months, the first hundreds of exchanges of a slice are chosen too, while there is room, and count for such slices alone: in all
+others they would be more than their share. They wait until there are enough of one group, and are replayed in another order, alone or in batches of
 another size. Replaying again takes at most twice `shadow.noise_share` of the replay time; what does not fit is left out,
 independently of its result.
 """
@@ -21,6 +23,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
+from quantdrift.core.slices import SliceKey
 from quantdrift.shadow.language.scoring import without_free_answer
 from quantdrift.shadow.replay.candidate_noise import NoRechecks, Rechecker, RecheckRequest
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
@@ -30,13 +33,15 @@ from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
-_ALL_UNTIL: Final = 500  # first exchanges of a version, which are all chosen
+_ALL_UNTIL: Final = 500  # first exchanges of a version, which are all chosen; of a slice, those that there is room for
+_MOST_SLICES: Final = 4_000  # of a version, whose exchanges are counted
 _TIMES_SHARE: Final = 2.0  # share of the replay time: an item on its own takes longer than in a batch
 _FIRST_S: Final = 0.001
 _MOST_BUDGET_S: Final = 0.5
 _TOGETHER: Final = 16  # items
 _ALONE: Final = 4
 _MOST_ITEMS: Final = 64  # waiting items of one group
+_MOST_OF_SLICES: Final = 32  # of these, where another exchange is chosen for a rare slice
 _MOST_BYTES: Final = 32 << 20
 _MOST_WAITING: Final = 512  # waiting exchanges of all groups
 _LONGEST_WAIT_S: Final = 30.0
@@ -52,6 +57,7 @@ class _Sample(msgspec.Struct, frozen=True, kw_only=True):
     first: Outputs
     names: Mapping[str, str]
     rows: tuple[int, ...]
+    slices: tuple[tuple[SliceKey, ...], ...]
     n_bytes: int
     since_s: float
 
@@ -104,6 +110,7 @@ class Noise:
         self._n_waiting = 0
         self._replayed: queue.SimpleQueue[_ReplayedSample] = queue.SimpleQueue()
         self._n_met: Counter[VersionKey] = Counter()
+        self._n_kept: dict[VersionKey, dict[str, int]] = {}  # exchanges, by predicate of the slice
         self.counts: Counter[tuple[str, Side, str]] = Counter()
 
     @contextmanager
@@ -117,7 +124,11 @@ class Noise:
         )
 
     def choose(
-        self, batch: Sequence[PreparedExchange], outputs: Sequence[Answer], outcomes: Sequence[Outcome]
+        self,
+        batch: Sequence[PreparedExchange],
+        outputs: Sequence[Answer],
+        outcomes: Sequence[Outcome],
+        slices: Sequence[Sequence[tuple[SliceKey, ...]]],
     ) -> None:
         """Keep some of the exchanges for a second replay, and offer them for a recheck of the candidate.
 
@@ -125,15 +136,20 @@ class Noise:
         ----------
         batch, outputs, outcomes
             Exchanges of one signature, with the reference's answer and the result of each.
+        slices
+            The slices of each item of each exchange; empty where it was quarantined.
         """
         if self._share <= 0:
             return
         single_item = sum(entry.n_items for entry in batch) == 1
-        for entry, answer, outcome in zip(batch, outputs, outcomes, strict=True):
-            if isinstance(outcome, ReplayResult) and self._is_chosen(entry):
-                pair = pair_of(entry, answer, {})
-                if isinstance(pair, OutputPair):
-                    self._add_sample(entry, pair, alone=single_item and entry.version_reference.model.batched)
+        for entry, answer, outcome, of_items in zip(batch, outputs, outcomes, slices, strict=True):
+            if not isinstance(outcome, ReplayResult):
+                continue
+            everywhere = self._is_chosen(entry)
+            counted = of_items if everywhere else self._rare_slices(version_of(entry), of_items)
+            if any(counted) and isinstance(pair := pair_of(entry, answer, {}), OutputPair):
+                alone = single_item and entry.version_reference.model.batched
+                self._add_sample(entry, pair, counted, everywhere=everywhere, alone=alone)
 
     def is_due(self, entry: PreparedExchange) -> bool:
         """Return whether items wait for the reference of `entry`, and the time budget allows a second replay."""
@@ -179,7 +195,7 @@ class Noise:
             noise_items += answered.items
         while not self._replayed.empty():
             sample, again = self._replayed.get()
-            items = self._repeated.items(sample.entry, again, sample.first, sample.rows)
+            items = self._repeated.items(sample.entry, again, sample.first, sample.rows, sample.slices)
             self._count(sample.entry, "measured", len(items))
             self._count(sample.entry, "failed", len(sample.rows) - len(items))
             noise_items += items
@@ -192,9 +208,34 @@ class Noise:
             return True
         return draw(entry.exchange.id, _KEY) < self._share
 
-    def _add_sample(self, entry: PreparedExchange, pair: OutputPair, *, alone: bool) -> None:
-        rows = tuple(sorted(self._rng.sample(range(entry.n_items), min(entry.n_items, _ITEMS_OF_EXCHANGE))))
-        self._rechecks.offer(RecheckRequest(entry=entry, first=pair.candidate, rows=rows))
+    def _rare_slices(
+        self, version: VersionKey, slices: Sequence[tuple[SliceKey, ...]]
+    ) -> list[tuple[SliceKey, ...]]:
+        """Return those slices of each item of which few exchanges were kept."""
+        n_kept = self._n_kept.setdefault(version, {})
+        unknown = 0 if len(n_kept) < _MOST_SLICES else _ALL_UNTIL
+        return [
+            tuple(key for key in of_item if n_kept.get(key.predicate, unknown) < _ALL_UNTIL)
+            for of_item in slices
+        ]
+
+    def _add_sample(
+        self,
+        entry: PreparedExchange,
+        pair: OutputPair,
+        slices: Sequence[tuple[SliceKey, ...]],
+        *,
+        everywhere: bool,
+        alone: bool,
+    ) -> None:
+        """Keep an exchange that counts for `slices`, and offer it for a recheck if that is `everywhere`."""
+        chosen_items = (
+            range(entry.n_items) if everywhere else [n for n, of_item in enumerate(slices) if of_item]
+        )
+        rows = tuple(sorted(self._rng.sample(chosen_items, min(len(chosen_items), _ITEMS_OF_EXCHANGE))))
+        of_rows = tuple(slices[row] for row in rows)
+        if everywhere:
+            self._rechecks.offer(RecheckRequest(entry=entry, first=pair.candidate, rows=rows, slices=of_rows))
         picked = list(rows)
         # Copied: they may be views of a whole batch, which would stay in memory.
         inputs = without_free_answer({name: array[picked] for name, array in entry.inputs.items()})
@@ -206,8 +247,10 @@ class Noise:
             if self._is_full(n_bytes):
                 self._drop_stale()
             waiting = self._waiting.setdefault(group, [])
-            if self._is_full(n_bytes) or _n_items(waiting) + len(rows) > _MOST_ITEMS:
-                self._count(entry, "left_out", len(rows))
+            most_items = _MOST_ITEMS if everywhere else _MOST_OF_SLICES
+            if self._is_full(n_bytes) or _n_items(waiting) + len(rows) > most_items:
+                if everywhere:
+                    self._count(entry, "left_out", len(rows))
                 return
             self._n_bytes += n_bytes
             self._n_waiting += 1
@@ -217,10 +260,15 @@ class Noise:
                     first=first,
                     names=pair.names,
                     rows=rows,
+                    slices=of_rows,
                     n_bytes=n_bytes,
                     since_s=self._clock.monotonic_s(),
                 )
             )
+        n_kept = self._n_kept.setdefault(version_of(entry), {})
+        for predicate in {key.predicate for of_item in of_rows for key in of_item}:
+            if predicate in n_kept or len(n_kept) < _MOST_SLICES:
+                n_kept[predicate] = n_kept.get(predicate, 0) + 1
 
     def _is_full(self, n_bytes: int) -> bool:
         """Return whether `n_bytes` more are too many; a single exchange may wait however large it is."""

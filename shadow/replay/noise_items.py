@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Side
+from quantdrift.core.slices import SliceKey
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import PreparedExchange
@@ -28,7 +29,12 @@ class RepeatedItems:
         self._comparators: dict[str, Comparator] = {}
 
     def items(
-        self, entry: PreparedExchange, again: Outputs | QuarantineError, first: Outputs, rows: Sequence[int]
+        self,
+        entry: PreparedExchange,
+        again: Outputs | QuarantineError,
+        first: Outputs,
+        rows: Sequence[int],
+        slices: Sequence[tuple[SliceKey, ...]],
     ) -> list[NoiseItem]:
         """Return the rows of items whose outputs were computed twice; none if they cannot be compared.
 
@@ -38,6 +44,8 @@ class RepeatedItems:
             Outputs by name : (rows, ...) each; `again` may be an error.
         rows
             The items' positions in the exchange.
+        slices
+            The slices that each of them counts for.
         """
         if isinstance(again, QuarantineError):
             return []
@@ -49,11 +57,15 @@ class RepeatedItems:
             divergences = comparator.compare(again, first)
         except QuarantineError:
             return []
-        return _items(entry, divergences, rows, self._side)
+        return _items(entry, divergences, rows, slices, self._side)
 
 
 def _items(
-    entry: PreparedExchange, divergences: Divergences, rows: Sequence[int], side: Side
+    entry: PreparedExchange,
+    divergences: Divergences,
+    rows: Sequence[int],
+    slices: Sequence[tuple[SliceKey, ...]],
+    side: Side,
 ) -> list[NoiseItem]:
     exchange, version = entry.exchange, version_of(entry)
     return [
@@ -68,9 +80,10 @@ def _items(
             pi2=exchange.sampling.pi2,
             flip=None if math.isnan(flip) else bool(flip),
             divergence=None if math.isnan(divergence) else divergence,
+            slices=of_item,
         )
-        for item, flip, divergence in zip(
-            rows, divergences.flip.tolist(), divergences.divergence.tolist(), strict=True
+        for item, of_item, flip, divergence in zip(
+            rows, slices, divergences.flip.tolist(), divergences.divergence.tolist(), strict=True
         )
         if not (math.isnan(flip) and math.isnan(divergence))
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Side, Verdict
+from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
 from quantdrift.storage.monitor.explanation import Explanation
 
@@ -189,6 +190,8 @@ class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     model, version, reference
         Candidate, its version, the digest of its reference.
+    slice
+        Name of the slice; `all`: all of the version's traffic.
     side
         The side that differs from itself: `reference` or `candidate`.
     metric, measure, unit
@@ -200,12 +203,14 @@ class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
     budget, limit
         The accepted mean, and the part of it that noise may reach.
     added
-        The allowance that is added to every budget of the version.
+        The allowance that is added to the budget of the slice; of `all`, also to those of the slices whose own noise is
+        not known well enough.
     """
 
     model: str
     version: str
     reference: str
+    slice: str = ALL
     side: Side
     metric: Metric
     measure: str

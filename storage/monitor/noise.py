@@ -1,10 +1,13 @@
-"""Noise: the items that the shadow computed twice, and the noise floors and changes that the fold writes."""
+"""Noise: the items that the shadow computed twice, and the noise floors and changes that the fold writes.
+
+The floors of versions are in `noise_floor`, those of their slices in `noise_slice`.
+"""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import RowMapping, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -13,14 +16,20 @@ from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, 
 from quantdrift.storage.schema import tables
 
 _NOISE: Final = text("""
-    select batch_id, exchange_id::text, side, captured_at, model_version_id, policy_id, pi1, pi2, flip, divergence
+    select batch_id, exchange_id::text, side, captured_at, model_version_id, policy_id, pi1, pi2, flip, divergence,
+        slice_ids
     from noise where batch_id = any(cast(:batches as bigint[]))
     order by batch_id, noise.exchange_id, side, item
 """)
 _FLOORS: Final = text("select * from noise_floor order by model_version_id, side, metric")
+_OF_SLICES: Final = text("select * from noise_slice order by model_version_id, slice_id, side, metric")
 _OF_VERSION: Final = text("""
     select * from noise_floor where model_version_id = :version order by side, metric
 """)
+_OF_SLICE: Final = text("""
+    select * from noise_slice where model_version_id = :version and slice_id = :slice order by side, metric
+""")
+_FORGET: Final = text("delete from noise_slice where model_version_id = :version and slice_id = :slice")
 
 
 async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:
@@ -37,29 +46,48 @@ async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[
                 pi=row["pi1"] * row["pi2"],
                 flip=None if row["flip"] is None else float(row["flip"]),
                 divergence=row["divergence"],
+                slice_ids=None if row["slice_ids"] is None else tuple(row["slice_ids"]),
             )
         )
     return {batch_id: tuple(rows) for batch_id, rows in noise_rows.items()}
 
 
-async def floors(connection: AsyncConnection, version_id: int | None = None) -> tuple[FloorRow, ...]:
-    """Return the noise floors of every version, or of one."""
-    wanted = _FLOORS if version_id is None else _OF_VERSION
-    rows = await connection.execute(wanted, {} if version_id is None else {"version": version_id})
-    return tuple(
-        FloorRow(
-            **{name: row[name] for name in _PLAIN},
-            side=Side(row["side"]),
-            updated_us=to_us(row["updated_at"]),
-        )
-        for row in rows.mappings()
-    )
+async def floors(connection: AsyncConnection) -> tuple[FloorRow, ...]:
+    """Return the noise floors of every version, and those of every slice."""
+    versions = (await connection.execute(_FLOORS)).mappings().all()
+    slices = (await connection.execute(_OF_SLICES)).mappings().all()
+    return tuple(map(_floor, (*versions, *slices)))
 
 
-def floor_values(row: FloorRow) -> dict[str, Any]:
-    """Return the columns of a row of `noise_floor`."""
-    plain = {name: getattr(row, name) for name in _PLAIN}
-    return {**plain, "side": row.side.value, "updated_at": from_us(row.updated_us)}
+async def floors_of(
+    connection: AsyncConnection, version_id: int, slice_id: int
+) -> tuple[tuple[FloorRow, ...], tuple[FloorRow, ...]]:
+    """Return the noise floors of a version, and those of one slice of it; the slice of all traffic has those of the version."""
+    wanted = {"version": version_id, "slice": slice_id}
+    versions = (await connection.execute(_OF_VERSION, wanted)).mappings().all()
+    slices = (await connection.execute(_OF_SLICE, wanted)).mappings().all()
+    return tuple(map(_floor, versions)), tuple(map(_floor, slices))
+
+
+async def write_floors(
+    connection: AsyncConnection, rows: Sequence[FloorRow], forgotten: Sequence[tuple[int, int]]
+) -> None:
+    """Delete the floors of versions and slices that are `forgotten`, then insert or replace `rows`."""
+    for version_id, slice_id in forgotten:
+        await connection.execute(_FORGET, {"version": version_id, "slice": slice_id})
+    for table, names in ((tables.NoiseFloor, _PLAIN), (tables.NoiseSlice, (*_PLAIN, *_OF_SLICE_ALONE))):
+        values = [
+            {name: getattr(row, name) for name in names}
+            | {"side": row.side.value, "updated_at": from_us(row.updated_us)}
+            for row in rows
+            if bool(row.slice_id) is (table is tables.NoiseSlice)
+        ]
+        if not values:
+            continue
+        statement = upsert(table)
+        keys = [column.name for column in table.__table__.primary_key]
+        changed = {name: statement.excluded[name] for name in values[0] if name not in keys}
+        await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), values)
 
 
 async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -> None:
@@ -68,6 +96,7 @@ async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -
         upsert(tables.NoiseChange)
         .values(
             model_version_id=row.model_version_id,
+            slice_id=row.slice_id or None,
             side=row.side.value,
             metric=row.metric,
             exceeds=row.exceeds,
@@ -80,6 +109,17 @@ async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -
     await connection.execute(upsert(tables.Outbox).values(noise_change_id=changed))
 
 
+def _floor(row: RowMapping) -> FloorRow:
+    return FloorRow(
+        **{name: row[name] for name in (*_PLAIN, *_OF_SLICE_ALONE) if name in row},
+        side=Side(row["side"]),
+        updated_us=to_us(row["updated_at"]),
+    )
+
+
+_OF_SLICE_ALONE: Final = ("slice_id", "own", "announced")
 _PLAIN: Final = tuple(
-    field.name for field in msgspec.structs.fields(FloorRow) if field.name not in {"side", "updated_us"}
+    field.name
+    for field in msgspec.structs.fields(FloorRow)
+    if field.name not in {"side", "updated_us", *_OF_SLICE_ALONE}
 )

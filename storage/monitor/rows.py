@@ -146,7 +146,10 @@ class SessionRow(_Row, frozen=True, kw_only=True):
 
 
 class NoiseRow(_Row, frozen=True, kw_only=True):
-    """An item that was computed twice; columns as in `noise`, `pi` is the total inclusion probability."""
+    """An item that was computed twice; columns as in `noise`, `pi` is the total inclusion probability.
+
+    `slice_ids` is None where the worker did not store them: the item then counts for the version alone.
+    """
 
     exchange_id: str
     side: Side
@@ -156,10 +159,15 @@ class NoiseRow(_Row, frozen=True, kw_only=True):
     pi: float
     flip: float | None
     divergence: float | None
+    slice_ids: tuple[int, ...] | None = None
 
 
 class FloorRow(_Row, frozen=True, kw_only=True):
-    """The noise of one side in one metric; columns as in `noise_floor`."""
+    """The noise of one side in one metric; columns as in `noise_floor`, or `noise_slice`.
+
+    `slice_id` is 0 for all of the version's traffic. Of a slice, `added` and `exceeds` are in use where `own` is true; else those
+    of the version are. `announced` says whether the start of too much noise in the slice was sent as an event.
+    """
 
     model_version_id: int
     side: Side
@@ -178,12 +186,16 @@ class FloorRow(_Row, frozen=True, kw_only=True):
     exceeds: bool
     updated_us: int
     fold_seq: int
+    slice_id: int = 0
+    own: bool = True
+    announced: bool = False
 
 
 class NoiseChangeRow(_Row, frozen=True, kw_only=True):
-    """A change of noise to too high, or back; columns as in `noise_change`."""
+    """A change of noise to too high, or back; columns as in `noise_change`, `slice_id` is 0 for all of the version's traffic."""
 
     model_version_id: int
+    slice_id: int
     side: Side
     metric: str
     exceeds: bool
@@ -431,7 +443,10 @@ class AlertNote(_Row, frozen=True, kw_only=True):
 
 
 class Outcome(_Row, frozen=True, kw_only=True):
-    """The rows that a fold writes, in one transaction."""
+    """The rows that a fold writes, in one transaction.
+
+    `forgotten_noise` are versions and slices whose noise is deleted before `floors` are written.
+    """
 
     position: Position
     detectors: tuple[DetectorRow, ...]
@@ -444,3 +459,4 @@ class Outcome(_Row, frozen=True, kw_only=True):
     notes: tuple[AlertNote, ...] = ()
     floors: tuple[FloorRow, ...] = ()
     noise_changes: tuple[NoiseChangeRow, ...] = ()
+    forgotten_noise: tuple[tuple[int, int], ...] = ()

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.examples import examples
-from quantdrift.storage.monitor.noise import floor_values, write_noise_change
+from quantdrift.storage.monitor.noise import write_floors, write_noise_change
 from quantdrift.storage.monitor.rows import (
     BaselineRow,
     DetectorRow,
@@ -109,7 +109,7 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     await _write_rollups(connection, outcome.rollups)
     if outcome.learned:
         await connection.execute(insert(tables.Baseline), [_baseline_values(row) for row in outcome.learned])
-    await _upsert(connection, tables.NoiseFloor, [floor_values(row) for row in outcome.floors])
+    await write_floors(connection, outcome.floors, outcome.forgotten_noise)
     for change in outcome.noise_changes:
         await write_noise_change(connection, change)
     await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])

@@ -1,6 +1,6 @@
-"""Tables of the noise floor: repeated computations, the noise estimated from them, and when it was too high."""
+"""Tables of noise: repeated computations, the noise estimated from them by version and by slice, and when it was too high."""
 
-from sqlalchemy import Boolean, CheckConstraint, ForeignKey, Identity, Index, text
+from sqlalchemy import ARRAY, Boolean, CheckConstraint, ForeignKey, Identity, Index, Integer, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
@@ -45,6 +45,11 @@ class Noise(Base):
     divergence: Mapped[Float | None] = mapped_column(
         comment="Graded divergence of the second output from the first, as in comparison; infinity is kept."
     )
+    slice_ids: Mapped[list[int] | None] = mapped_column(
+        ARRAY(Integer),
+        comment="Slices that it counts for, which are some of those of its comparison; null from an older worker: the"
+        " slice of all traffic alone.",
+    )
 
 
 class NoiseFloor(Base):
@@ -54,7 +59,8 @@ class NoiseFloor(Base):
     __table_args__ = (
         CheckConstraint(f"side in {SIDES}", name="side"),
         {
-            "comment": "Estimated noise of a reference or candidate, as of its last fold. Values are divided by `scale`."
+            "comment": "Estimated noise of a reference or candidate over all traffic, as of its last fold. Values are divided"
+            " by `scale`."
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -71,11 +77,58 @@ class NoiseFloor(Base):
     newer_total: Mapped[Float] = mapped_column(comment="Sum of their weighted values.")
     low: Mapped[Float] = mapped_column(comment="Time-uniform lower bound of the mean.")
     high: Mapped[Float] = mapped_column(comment="Time-uniform upper bound of the mean.")
-    added: Mapped[Float] = mapped_column(comment="Amount added to every budget of the version.")
+    added: Mapped[Float] = mapped_column(
+        comment="Amount added to the budget of the slice of all traffic, and of each slice without a figure of its own."
+    )
     budget: Mapped[Float] = mapped_column(comment="Accepted mean that the noise is compared with.")
     exceeds: Mapped[bool] = mapped_column(
         Boolean,
-        comment="Whether noise exceeds half of the budget: the version's slices are then unknown.",
+        comment="Whether noise exceeds half of the budget: the slice of all traffic, and each slice without a figure of its"
+        " own, are then unknown.",
+    )
+    updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
+
+
+class NoiseSlice(Base):
+    """The estimated noise of one side in one slice."""
+
+    __tablename__ = "noise_slice"
+    __table_args__ = (
+        CheckConstraint(f"side in {SIDES}", name="side"),
+        {
+            "comment": "Estimated noise of a reference or candidate in one slice, as of its last fold; that of the slice of all"
+            " traffic is in noise_floor. Values are divided by `scale`. Deleted when the slice is retired."
+        },
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), primary_key=True, comment="Slice.")
+    side: Mapped[Str] = mapped_column(primary_key=True, comment="reference or candidate.")
+    metric: Mapped[Str] = mapped_column(primary_key=True, comment="flip or divergence.")
+    scale: Mapped[Float] = mapped_column(comment="One unit of the values below, in the metric's own unit.")
+    older_n: Mapped[Int] = mapped_column(comment="Exchanges in the window in use.")
+    older_weight: Mapped[Float] = mapped_column(comment="Sum of their weights.")
+    older_total: Mapped[Float] = mapped_column(comment="Sum of their weighted values.")
+    newer_n: Mapped[Int] = mapped_column(comment="Exchanges in the next window.")
+    newer_weight: Mapped[Float] = mapped_column(comment="Sum of their weights.")
+    newer_total: Mapped[Float] = mapped_column(comment="Sum of their weighted values.")
+    low: Mapped[Float] = mapped_column(comment="Time-uniform lower bound of the mean.")
+    high: Mapped[Float] = mapped_column(comment="Time-uniform upper bound of the mean.")
+    own: Mapped[bool] = mapped_column(
+        Boolean,
+        comment="Whether the slice uses the two figures below; if not, it uses those of its version in noise_floor.",
+    )
+    added: Mapped[Float] = mapped_column(comment="Amount added to the budget of the slice.")
+    budget: Mapped[Float] = mapped_column(comment="Accepted mean that the noise is compared with.")
+    exceeds: Mapped[bool] = mapped_column(
+        Boolean,
+        comment="Whether noise exceeds half of the budget, or is not yet shown to be below: the slice is then unknown.",
+    )
+    announced: Mapped[bool] = mapped_column(
+        Boolean,
+        comment="Whether a noise_change says that it exceeds; there is none while the noise of the version exceeds too.",
     )
     updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Number of that fold.")
@@ -101,4 +154,7 @@ class NoiseChange(Base):
     fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that made it.")
     details: Mapped[Json] = mapped_column(
         server_default=text("'{}'"), comment="Attributes of the event that is sent."
+    )
+    slice_id: Mapped[Int | None] = mapped_column(
+        ForeignKey("slice.id"), comment="Slice; null: all traffic of the version."
     )

@@ -40,6 +40,7 @@ _DERIVED: Final = (
     "leader",
     "baseline",
     "noise_floor",
+    "noise_slice",
     "noise_change",
     "session",
     "undeclared_session",

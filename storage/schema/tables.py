@@ -35,7 +35,7 @@ from quantdrift.storage.schema.monitor_tables import (
     UndeclaredSession,
     Verdict,
 )
-from quantdrift.storage.schema.noise_tables import Noise, NoiseChange, NoiseFloor
+from quantdrift.storage.schema.noise_tables import Noise, NoiseChange, NoiseFloor, NoiseSlice
 from quantdrift.storage.schema.slice_tables import (
     Clustering,
     Discovery,
@@ -64,6 +64,7 @@ __all__ = [
     "Noise",
     "NoiseChange",
     "NoiseFloor",
+    "NoiseSlice",
     "Outbox",
     "Policy",
     "Quarantine",

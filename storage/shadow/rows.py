@@ -159,6 +159,8 @@ class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
         As of its comparison.
     flip, divergence
         Flip and divergence of the second output from the first.
+    slices
+        Slices that it counts for: those of its comparison for which it was chosen.
     """
 
     captured_at: datetime
@@ -171,6 +173,7 @@ class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
     pi2: float
     flip: bool | None
     divergence: float | None
+    slices: tuple[SliceKey, ...]
 
 
 class ConfigWarningRow(msgspec.Struct, frozen=True, kw_only=True):

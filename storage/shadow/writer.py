@@ -151,7 +151,7 @@ class Writer:
             }
             skipped.update(await _quarantine(connection, list(unplaced.values()), self._payloads))
             await write_doubts(connection, batch.doubts, batch.at)
-            n_noise = await insert_noise(connection, batch.noise, batch_id, versions, policies)
+            n_noise = await insert_noise(connection, batch.noise, batch_id, (versions, policies, slices))
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
             await note_numbers(connection, batch.numbered)
@@ -248,6 +248,7 @@ async def _ids(
     slices_by_key = {
         (s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices
     }
+    slices_by_key |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
     slices = await _ids_of(
         connection,
         tables.Slice.__table__,
@@ -460,12 +461,18 @@ async def insert_noise(
     connection: AsyncConnection,
     items: Sequence[NoiseItem],
     batch_id: int,
-    versions: Mapping[VersionKey, int],
-    policies: Mapping[str, int],
+    ids: tuple[Mapping[VersionKey, int], Mapping[str, int], Mapping[tuple[str, str], int]],
 ) -> int:
-    """Insert items, each once; return how many were new."""
+    """Insert items, each once; return how many were new.
+
+    Parameters
+    ----------
+    ids
+        Those of the versions, policies and slices that the items refer to.
+    """
     if not items:
         return 0
+    versions, policies, slices = ids
     stored = await connection.scalars(
         upsert(tables.Noise).on_conflict_do_nothing().returning(tables.Noise.item),
         [
@@ -481,6 +488,7 @@ async def insert_noise(
                 "pi2": item.pi2,
                 "flip": item.flip,
                 "divergence": item.divergence,
+                "slice_ids": sorted({slices[key.model, key.predicate] for key in item.slices}),
             }
             for item in items
         ],

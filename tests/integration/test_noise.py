@@ -27,7 +27,16 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
-from tests.support.monitor.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
+from tests.support.monitor.fold_stream import (
+    ALL_ID,
+    FAINT_ID,
+    batches,
+    store_batch,
+    store_catalog,
+    with_noise,
+    with_slice_noise,
+)
+from tests.support.monitor.folds import fold_all
 from tests.support.monitor.monitor_processes import connected, folded, running_monitor, stop_monitor, until
 from tests.support.shadow.onnx_models import (
     BIAS,
@@ -136,10 +145,11 @@ async def test_noise_of_the_reference_is_stored(
         await until(measured, "items are replayed again")
         rows = await record.fetch(
             "select n.*, c.captured_at = n.captured_at as same, c.policy_id = n.policy_id as same_policy,"
-            " b.kind from noise n join comparison c using (exchange_id, item) join batch b on b.id = n.batch_id"
+            " n.slice_ids = c.slice_ids as same_slices, b.kind from noise n join comparison c using (exchange_id, item) join batch b on b.id = n.batch_id"
         )
     assert len(rows) >= 32
     assert all(row["same"] and row["same_policy"] and row["kind"] == "comparison" for row in rows)
+    assert all(row["same_slices"] for row in rows)
     assert {(row["side"], row["pi1"], row["pi2"]) for row in rows} == {("reference", 0.5, 1.0)}
     differing = np.mean([row["divergence"] > 0 for row in rows])
     if batch_statistics:
@@ -254,12 +264,54 @@ async def test_noise_is_reported_in_the_unit_of_its_metric(postgres_dsn: str, tm
     assert noise["budget"] == pytest.approx(0.02) == signal["budget"]
 
 
-def _told(dsn: str, directory: Path) -> Any:
-    return json.loads(_shown(dsn, directory, "--json"))
+async def test_a_slice_has_its_own_noise_from_the_record_to_the_command(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Also after the monitor was started again: figures, interval, exchanges, what is added, and the event."""
+    stream = with_slice_noise(batches(80, faint_flips=0.001), 0.05, 0.0)
+    async with connected(postgres_dsn) as record:
+        await store_catalog(record)
+        for half in (stream[:40], stream[40:]):
+            for rows in half:
+                await store_batch(record, rows)
+            n_folded = half[-1].fold_seq
+
+            async def all_folded(until_seq: int = n_folded) -> bool:
+                return await folded(record) == until_seq
+
+            async with running_monitor(postgres_dsn, tmp_path) as process:
+                await until(all_folded, "everything is folded")
+                assert await stop_monitor(process) == 0
+        _, outcome = fold_all(stream)
+        expected = {
+            (row.slice_id, row.metric): (row.older_n, row.high, row.added, row.own) for row in outcome.floors
+        }
+        stored = {
+            (row["slice_id"], row["metric"]): (row["older_n"], row["high"], row["added"], row["own"])
+            for row in await record.fetch("select * from noise_slice")
+        }
+        assert stored == {key: value for key, value in expected.items() if key[0]}
+        changes = await record.fetch("select slice_id, exceeds, details->>'slice' as name from noise_change")
+        assert [tuple(row) for row in changes] == [(FAINT_ID, True, "scanner=faint")]
+        verdicts = await record.fetch("select slice_id, verdict, reason from verdict where n_groups > 0")
+        assert {row["slice_id"] for row in verdicts if "in this slice" in row["reason"]} == {FAINT_ID}
+    faint = await asyncio.to_thread(_told, postgres_dsn, tmp_path, "scanner=faint")
+    (flips,) = (one for one in faint["noise"] if one["metric"] == "flip")
+    assert (flips["n_groups"], flips["own"], flips["exceeds"]) == (expected[FAINT_ID, "flip"][0], True, True)
+    assert flips["low"] < flips["mean"] < flips["high"]
+    shown = await asyncio.to_thread(_shown, postgres_dsn, tmp_path, "scanner=faint")
+    assert f"{flips['n_groups']:,}" in shown
+    assert "too much" in shown
+    clear = await asyncio.to_thread(_shown, postgres_dsn, tmp_path, "scanner=clear")
+    assert "as over all traffic: too few exchanges of this slice" in clear
 
 
-def _shown(dsn: str, directory: Path, *options: str) -> str:
-    arguments = ["slices", "show", "all", "--model", "digits", "-c", str(directory / "config.toml"), *options]
+def _told(dsn: str, directory: Path, which: str = "all") -> Any:
+    return json.loads(_shown(dsn, directory, which, "--json"))
+
+
+def _shown(dsn: str, directory: Path, which: str = "all", *options: str) -> str:
+    arguments = ["slices", "show", which, "--model", "digits", "-c", str(directory / "config.toml"), *options]
     result = CliRunner(env={"QUANTDRIFT_DSN": dsn}).invoke(main, arguments)
     assert result.exit_code == 0, result.output
     return str(result.output)

@@ -17,6 +17,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config, Model, Recheck
 from quantdrift.core.records import MARK, Side, Tensor
+from quantdrift.core.slices import everything
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.candidate_noise import (
@@ -96,7 +97,8 @@ def exchange(
         inputs=fit_inputs(captured.inputs, runtime.inputs, batched=True),
     )
     first = {one.name: decode(one) for one in captured.outputs}
-    return RecheckRequest(entry=entry, first=first, rows=tuple(range(n_items)))
+    slices = ((everything("digits"),),) * n_items
+    return RecheckRequest(entry=entry, first=first, rows=tuple(range(n_items)), slices=slices)
 
 
 class Asking:

@@ -11,7 +11,15 @@ from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
-from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, batches, with_noise
+from tests.support.monitor.fold_stream import (
+    ALL_ID,
+    CATALOG,
+    CLEAR_ID,
+    CONFIG,
+    batches,
+    with_noise,
+    with_slice_noise,
+)
 from tests.support.monitor.folds import EMPTY, fold_all
 
 pytestmark = pytest.mark.unit
@@ -109,10 +117,10 @@ def test_noise_lifts_a_budget_and_does_not_hide_drift() -> None:
 
 @pytest.mark.parametrize("every", [1, 7])
 def test_it_resumes_with_the_same_bits(every: int) -> None:
-    """However the batches are cut into folds."""
-    stream = with_noise(batches(60), 0.03)
+    """However the batches are cut into folds, and with the noise of slices."""
+    stream = with_slice_noise(batches(60), 0.08, 0.02)
     _, whole = fold_all(stream)
-    floors: dict[tuple[Side, str], FloorRow] = {}
+    floors: dict[tuple[int, Side, str], FloorRow] = {}
     detectors: dict[tuple[int, str, str], DetectorRow] = {}
     verdicts: dict[tuple[int, int], VerdictRow] = {}
     snapshot, changes = EMPTY, 0
@@ -124,7 +132,7 @@ def test_it_resumes_with_the_same_bits(every: int) -> None:
             fold.batch(rows)
             tallies += rows.tallies
         outcome = fold.take()
-        floors |= {(row.side, row.metric): row for row in outcome.floors}
+        floors |= {(row.slice_id, row.side, row.metric): row for row in outcome.floors}
         detectors |= {(row.slice_id, row.metric, row.kind): row for row in outcome.detectors}
         verdicts |= {(row.model_version_id, row.slice_id): row for row in outcome.verdicts}
         changes += len(outcome.noise_changes)
@@ -139,6 +147,7 @@ def test_it_resumes_with_the_same_bits(every: int) -> None:
     assert {row.slice_id: row for row in whole.detectors} == {row.slice_id: row for row in detectors.values()}
     assert tuple(detectors[key] for key in sorted(detectors)) == whole.detectors
     assert changes == len(whole.noise_changes) > 0
+    assert any(row.slice_id and row.own for row in whole.floors)
 
 
 def test_what_an_alert_lasts_against_is_not_lowered() -> None:

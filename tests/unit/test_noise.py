@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Generation, Model, Reference
+from quantdrift.core.config.schema import Config, Generation, Model, Reference
 from quantdrift.core.errors import RetryError
-from quantdrift.core.records import Side
+from quantdrift.core.records import Predicate, Side
 from quantdrift.core.sampling.hash_draw import draw
+from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.scoring import PROMPT, REQUEST, SCORES, objects
+from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay import noise
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
@@ -36,6 +38,9 @@ from tests.support.shadow.openai_exchanges import prepared as answered
 from tests.support.shadow.score_streams import scores_of
 
 pytestmark = pytest.mark.unit
+
+ALL = everything("digits")
+RARE = SliceKey(model="digits", name="scanner=faint", predicate='header.x-scanner = "faint"')
 
 
 class _Watched(LinearRuntime):
@@ -84,21 +89,30 @@ class Worker:
         self.noise = Noise(share, self.clock, rng=random.Random(5))
         self._n = 0
 
-    def batch(self, sizes: Sequence[int]) -> tuple[NoiseItem, ...]:
-        """Replay a batch of exchanges with so many items each; return what was measured meanwhile."""
+    def batch(self, sizes: Sequence[int], *, rare: Sequence[int] = ()) -> tuple[NoiseItem, ...]:
+        """Replay a batch of exchanges with so many items each; return what was measured meanwhile.
+
+        Parameters
+        ----------
+        rare
+            Places of the exchanges that lie in the slice `RARE`, too.
+        """
         entries = []
         for size in sizes:
             self._n += 1
             entries.append(prepared(size, self._n, self.runtime))
-        return self.replay(entries)
+        return self.replay(entries, rare)
 
-    def replay(self, entries: Sequence[PreparedExchange]) -> tuple[NoiseItem, ...]:
+    def replay(self, entries: Sequence[PreparedExchange], rare: Sequence[int] = ()) -> tuple[NoiseItem, ...]:
         """Replay a batch; return what was measured meanwhile."""
         with self.noise.timed():
             outputs = replay(assemble(entries), most_items=64)
         outcomes = compare(entries, outputs)
         assert all(isinstance(outcome, ReplayResult) for outcome in outcomes)
-        self.noise.choose(entries, outputs, outcomes)
+        slices = [
+            [(ALL, RARE) if place in rare else (ALL,)] * entry.n_items for place, entry in enumerate(entries)
+        ]
+        self.noise.choose(entries, outputs, outcomes, slices)
         if self.noise.is_due(entries[0]):
             self.noise.replay_due(entries[0])
         return self.noise.take()
@@ -181,6 +195,63 @@ def test_one_exchange_may_be_larger_than_all_that_may_wait(monkeypatch: pytest.M
     worker.batch([8])
     worker.clock.advance(31)
     assert len(worker.batch([8])) == 8
+
+
+def test_an_item_counts_for_the_slices_that_it_lies_in() -> None:
+    """The worker knows them when it chooses, so nobody has to look for its comparison later."""
+    worker = Worker()
+    items = [item for _ in range(12) for item in worker.batch([1, 1, 2, 4], rare=[2])]
+    assert {item.slices for item in items} == {(ALL,), (ALL, RARE)}
+    rare = {item.exchange_id for item in items if RARE in item.slices}
+    assert rare
+    assert all((RARE in item.slices) is (item.exchange_id in rare) for item in items)
+
+
+def test_an_item_counts_for_discovered_slices_too() -> None:
+    """For the same slices as its comparison, whatever found them."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    runtime = _Watched(clock)
+    config = Config(models=(Model(name="digits", top_k=2),))
+    assessor = Assessor(config, "w", (), Noise(1.0, clock, rng=random.Random(5)))
+    found = msgspec.structs.replace(RARE, where=(Predicate(key="header.x-scanner", equals="faint"),))
+    assessor.watch_discovered({"digits": (found,)})
+    compared: dict[str, tuple[SliceKey, ...]] = {}
+    items: list[NoiseItem] = []
+    for turn in range(8):
+        batch = [prepared(1, 10 * turn + place, runtime) for place in range(8)]
+        batch[0] = msgspec.structs.replace(
+            batch[0],
+            exchange=msgspec.structs.replace(batch[0].exchange, attributes={"header.x-scanner": "faint"}),
+        )
+        rows = assessor.assess(batch, clock.now())
+        compared |= {row.exchange.id: row.items[0].slices for row in rows.compared}
+        items += rows.noise
+        if assessor.noise.is_due(batch[0]):
+            assessor.noise.replay_due(batch[0])
+    assert {item.slices for item in items} == {(ALL,), (ALL, found)}
+    assert all(item.slices == compared[item.exchange_id] for item in items)
+
+
+def test_the_noise_of_a_rare_slice_is_known_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice with one exchange in 50, of which 1 % are chosen by chance: 500 of its exchanges would take 2.5 million.
+
+    What was chosen for it counts for it alone: in the slice of all traffic it would be more than its share. Once 500 are
+    kept, chance alone chooses.
+    """
+    monkeypatch.setattr(noise, "_ALL_UNTIL", 10)
+    worker = Worker(share=0.01)
+    items: list[NoiseItem] = []
+    for turn in range(1500):
+        items += worker.batch([1] * 5, rare=[0] if turn % 10 == 0 else ())
+    of_rare = {item.exchange_id for item in items if RARE in item.slices}
+    everywhere = {item.exchange_id for item in items if ALL in item.slices}
+    assert 10 <= len(of_rare) <= 15
+    assert any(item.slices == (RARE,) for item in items)
+    drawn = {item.exchange_id for item in items if draw(item.exchange_id, b"quantdrift noise") < 0.01}
+    assert len(everywhere) <= 20 + len(drawn)
+    extra = len(worker.runtime.sizes) - 1500
+    assert 0 < extra <= 0.02 * 1500 + 16
+    assert worker.noise.counts["digits", Side.REFERENCE, "left_out"] <= 10 + len(drawn)
 
 
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.drift.noise import MATERIAL, WINDOW, Noise, added, exceeds, window_of
+from quantdrift.drift.noise import (
+    MATERIAL,
+    WINDOW,
+    Level,
+    Noise,
+    added,
+    exceeds,
+    is_due,
+    of_slice,
+    window_of,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -97,3 +107,24 @@ def test_what_is_added_covers_what_was_shown(before: float, one: float, other: f
     after = added(before, low, high, budget)
     assert after in (0.0, before, high)
     assert after >= low or low <= MATERIAL * budget
+
+
+def test_the_bounds_of_a_slice_are_computed_again_when_they_can_have_changed() -> None:
+    """With each of the first groups, with every fiftieth part more, and when a window has moved on."""
+    assert all(is_due(n, n + 1) for n in range(40))
+    due = [n for n in range(1000, 2000) if is_due(n, n + 1)]
+    assert 30 <= len(due) <= 40
+    assert is_due(12_000, 5_000)
+
+
+def test_a_slice_has_the_level_of_its_version_until_its_own_is_known() -> None:
+    """Higher where its lower bound has passed that, lower where its upper bound has fallen to two thirds of it."""
+    version = Level(added=0.03, exceeds=True)
+    assert of_slice(None, version, (0.0, 0.5), 0.01, 0.005) is None
+    assert of_slice(None, version, (0.02, 0.04), 0.01, 0.005) is None
+    assert of_slice(None, version, (0.031, 0.09), 0.01, 0.005) == Level(added=0.09, exceeds=True)
+    assert of_slice(None, version, (0.0, 0.02), 0.01, 0.005) == Level(added=0.02, exceeds=True)
+    assert of_slice(Level(added=0.02, exceeds=True), version, (0.0, 0.005), 0.01, 0.005) == Level(added=0.005)
+    assert of_slice(Level(added=0.005), version, (0.0, 0.0009), 0.01, 0.005) == Level()
+    assert of_slice(None, Level(), (0.0, 0.9), 0.01, 0.005) is None
+    assert of_slice(None, Level(added=0.02), (0.006, 0.03), 0.01, 0.005) == Level(added=0.02, exceeds=True)

@@ -52,10 +52,9 @@ def upper_bound(total: float, n: float, delta: float) -> float:
     return float(upper_bounds(np.array([total]), np.array([n]), delta)[0])
 
 
-def upper_bounds(total: FloatArray, n: FloatArray, delta: float) -> FloatArray:
+def upper_bounds(total: FloatArray, n: FloatArray, delta: float | FloatArray) -> FloatArray:
     """Return the upper bound of each mean, (N,), each at level `delta`; parameters, (N,), as for `upper_bound`."""
-    if not 0 < delta < 1:
-        raise ValueError(f"the level {delta} is not a probability inside (0, 1)")
+    _check(delta)
     known = n > 0
     n = np.where(known, n, 1.0)
     hits = np.where(known, np.clip(total, 0.0, n), 0.0)
@@ -68,40 +67,48 @@ def upper_bounds(total: FloatArray, n: FloatArray, delta: float) -> FloatArray:
     return np.where(known, high, 1.0)
 
 
-def at_most(m: FloatArray, total: FloatArray, n: FloatArray, delta: float) -> BoolArray:
+def at_most(m: FloatArray, total: FloatArray, n: FloatArray, delta: float | FloatArray) -> BoolArray:
     """Return whether the upper bound of each mean, (N,), is at most m; for m above the mean."""
     misses = np.maximum(n - total, 0.0)[:, None]
     m = m[:, None]
     won = misses * np.log1p(RATES * m) + total[:, None] * np.log1p(-RATES * (1.0 - m)) + _LOG_WEIGHTS
     top = won.max(axis=1)
-    return np.asarray(top + np.log(np.exp(won - top[:, None]).sum(axis=1)) >= -math.log(delta))
+    return np.asarray(top + np.log(np.exp(won - top[:, None]).sum(axis=1)) >= _log_of_one_in(delta))
 
 
 def lower_bound(total: float, n: float, delta: float) -> float:
     """Return the lower bound of `total` / `n`, in [0, 1); parameters as for the upper one."""
-    if not 0 < delta < 1:
-        raise ValueError(f"the level {delta} is not a probability inside (0, 1)")
-    if n <= 0:
-        return 0.0
-    hits = min(max(total, 0.0), n)
-    needed = -math.log(delta) + math.log(len(STAKES))
-    low, high = _LEAST, hits / n
-    if high <= low:
-        return 0.0
+    return float(lower_bounds(np.array([total]), np.array([n]), delta)[0])
+
+
+def lower_bounds(total: FloatArray, n: FloatArray, delta: float | FloatArray) -> FloatArray:
+    """Return the lower bound of each mean, (N,), each at level `delta`; parameters, (N,), as for `upper_bound`."""
+    _check(delta)
+    known = n > 0
+    n = np.where(known, n, 1.0)
+    hits = np.where(known, np.clip(total, 0.0, n), 0.0)
+    needed = _log_of_one_in(delta) + math.log(len(STAKES))
+    low, high = np.full(len(n), _LEAST), hits / n
+    known &= high > low
     for _ in range(_STEPS):
-        middle = (low + high) / 2
-        if _evidence_above(middle, hits, n) >= needed:
-            low = middle
-        else:
-            high = middle
-    return low if low > _LEAST else 0.0
+        middle = np.maximum((low + high) / 2, _LEAST)
+        above = _evidence_above(middle, hits, n) >= needed
+        low, high = np.where(above, middle, low), np.where(above, high, middle)
+    return np.where(known & (low > _LEAST), low, 0.0)
 
 
-def _evidence_above(m: float, hits: float, n: float) -> float:
-    """Return the logarithm of the sum, over the stakes, of the wealth against a mean of at most m."""
-    return _log_sum((n - hits) * np.log1p(-STAKES) + hits * np.log1p(STAKES * (1.0 / m - 1.0)))
+def _evidence_above(m: FloatArray, hits: FloatArray, n: FloatArray) -> FloatArray:
+    """Return the logarithm of the sum, over the stakes, of the wealth against means of at most m, (N,)."""
+    hits = hits[:, None]
+    won = (n[:, None] - hits) * np.log1p(-STAKES) + hits * np.log1p(STAKES * (1.0 / m[:, None] - 1.0))
+    top = won.max(axis=1)
+    return np.asarray(top + np.log(np.exp(won - top[:, None]).sum(axis=1)))
 
 
-def _log_sum(log_wealth: FloatArray) -> float:
-    top = float(log_wealth.max())
-    return top + math.log(float(np.exp(log_wealth - top).sum()))
+def _check(delta: float | FloatArray) -> None:
+    if not np.all((np.asarray(delta) > 0) & (np.asarray(delta) < 1)):
+        raise ValueError(f"the level {delta} is not a probability inside (0, 1)")
+
+
+def _log_of_one_in(delta: float | FloatArray) -> float | FloatArray:
+    return -math.log(delta) if isinstance(delta, float) else -np.log(delta)

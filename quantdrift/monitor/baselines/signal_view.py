@@ -71,49 +71,68 @@ class SignalView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelfNoise(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one side of a version differs from itself, in one metric; all means in its own unit.
+    """How far one side of a version differs from itself, in one slice and metric; all means in the metric's own unit.
 
     Parameters
     ----------
     mean, low, high
-        Recent mean with its time-uniform bounds.
+        Recent mean of the slice with its time-uniform bounds; the mean is None where nothing of it was computed again.
     n_groups
         Exchanges behind these figures.
+    own
+        Whether the two fields below follow from these figures. False: they are those of all of the version's traffic, since
+        too little is known of the slice.
     added
-        The allowance added to every budget of the version.
+        The allowance added to the budget of the slice.
+    exceeds
+        Whether it is more than `NOISE_BOUND` of the budget, or not yet shown to be less: the slice is then `unknown`.
     budget
         The accepted mean.
-    exceeds
-        Whether it is more than `NOISE_BOUND` of the budget: the version's slices are then `unknown`.
     """
 
     metric: str
     side: Side
-    mean: float
+    mean: float | None
     low: float
     high: float
     n_groups: int
+    own: bool
     added: float
-    budget: float
     exceeds: bool
+    budget: float
 
 
-def self_noises(rows: Sequence[FloorRow]) -> list[SelfNoise]:
-    """Return the view of the noise floors in `rows`."""
-    return [
-        SelfNoise(
-            metric=row.metric,
-            side=row.side,
-            mean=row.older_total / row.older_weight * row.scale,
-            low=row.low * row.scale,
-            high=row.high * row.scale,
-            n_groups=row.older_n,
-            added=row.added * row.scale,
-            budget=row.budget * row.scale,
-            exceeds=row.exceeds,
+def self_noises(of_version: Sequence[FloorRow], of_slice: Sequence[FloorRow] | None) -> list[SelfNoise]:
+    """Return the view of the noise of a slice.
+
+    Parameters
+    ----------
+    of_version
+        The floors of the version.
+    of_slice
+        Those of the slice; None for the slice of all traffic.
+    """
+    own_rows = {(row.side, row.metric): row for row in (of_version if of_slice is None else of_slice)}
+    found = []
+    for version in of_version:
+        own = own_rows.get((version.side, version.metric))
+        used = own if own is not None and own.own else version
+        scale = version.scale
+        found.append(
+            SelfNoise(
+                metric=version.metric,
+                side=version.side,
+                mean=own.older_total / own.older_weight * own.scale if own else None,
+                low=own.low * own.scale if own else 0.0,
+                high=(own.high if own else 1.0) * scale,
+                n_groups=own.older_n if own else 0,
+                own=used is own,
+                added=used.added * used.scale,
+                exceeds=used.exceeds,
+                budget=version.budget * scale,
+            )
         )
-        for row in rows
-    ]
+    return found
 
 
 def signal_views(rows: Sequence[DetectorRow]) -> list[SignalView]:

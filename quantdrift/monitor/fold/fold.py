@@ -11,14 +11,24 @@ added up in the store, where the order of additions may differ in the last bits.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.records import Metric
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
-from quantdrift.monitor.fold.groups import Columns, Observation, SliceGroups, exchanges, slice_groups
+from quantdrift.monitor.fold.groups import (
+    Columns,
+    Observation,
+    SliceGroups,
+    budget_of,
+    cap_of,
+    exchanges,
+    slice_groups,
+)
 from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Key, SliceState, rows_of
@@ -84,8 +94,13 @@ class Fold:
         return [row for row in self.verdicts() if not self.state.superseded(row.model_version_id)]
 
     def floors(self) -> list[FloorRow]:
-        """Return what is known of the noise of every version."""
+        """Return what is known of the noise of every version, over all of its traffic."""
         return self.state.noise.rows()
+
+    def noise_allowance(self, key: Key, metric: Metric) -> float:
+        """Return the allowance for noise in the budget of a slice, in the metric's own unit."""
+        budget = self.state.budget(key[0])
+        return self.state.noise.added(key, metric.value, budget_of(metric, budget)) * cap_of(metric, budget)
 
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
@@ -297,18 +312,21 @@ class Fold:
             version = state.catalog.versions[version_id]
             everything = state.everything(version.model)
             assert everything is not None
-            state.noise.see(
-                NoiseSubject(
-                    version=version, task=state.task(version.model), budget=state.budget(version_id)
-                ),
-                items,
-                {
-                    policy_id: state.rates(everything, policy_id).smallest
-                    for policy_id in {item.policy_id for item in items}
-                },
-                at_us=state.now_us,
-                fold_seq=state.fold_seq,
+            subject = NoiseSubject(
+                version=version,
+                task=state.task(version.model),
+                budget=state.budget(version_id),
+                everything=everything,
+                name_of=partial(self._name_of, version_id),
+                smallest=lambda slice_id, policy_id: state.rates(slice_id, policy_id).smallest,
             )
+            for slice_id in state.noise.see(subject, items, at_us=state.now_us, fold_seq=state.fold_seq):
+                state.table.checked[state.slices[version_id, slice_id].row] = -1  # it has another budget now
+
+    def _name_of(self, version_id: int, slice_id: int) -> str | None:
+        """Return the name of a slice of a version; None where it is not compared."""
+        entry = self.state.slices.get((version_id, slice_id))
+        return self.catalog.slices[slice_id].name if entry is not None and entry.watch.states else None
 
     def _count_losses(self, rows: BatchRows) -> None:
         for tally in rows.tallies:

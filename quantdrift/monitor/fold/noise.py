@@ -1,32 +1,63 @@
-"""The noise floors of every version in the fold: the allowance that they add to budgets, and when noise is too high."""
+"""The noise of versions and of their slices in the fold: the allowance that it adds to budgets, and when it is too high."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Side
+from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
 from quantdrift.drift.evidence.group import group_value
-from quantdrift.drift.noise import Noise, Sums, added, exceeds, window_of
+from quantdrift.drift.noise import (
+    DELTA,
+    MOST_SLICES,
+    SLICE_DELTA,
+    SLICE_LOW_DELTA,
+    Level,
+    Noise,
+    Sums,
+    bounds_of,
+    is_due,
+    of_slice,
+    updated,
+    window_of,
+)
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
 from quantdrift.storage.monitor.events import NoiseEvent
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the gap between budget and 1: the mean that a detector tests against stays below 1
-_Key = tuple[int, Side, str]
+_VERSION: Final = 0
+"""The `slice_id` of the noise of all of a version's traffic."""
+_Key = tuple[int, int, Side, str]  # version, slice
+_SIDES: Final = tuple(Side)
 
 
 class NoiseSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """The version that a noise floor belongs to, with its model's task and budget."""
+    """The version whose noise is measured, with its model's task and budget, and what is known of its slices.
+
+    Parameters
+    ----------
+    everything
+        The slice of all of its traffic.
+    name_of
+        Returns the name of a slice of this version that is compared; None: it is not compared, and gets no figure of its own.
+    smallest
+        Returns the smallest inclusion probability of a slice under a policy.
+    """
 
     version: VersionRow
     task: Task
     budget: Budget
+    everything: int
+    name_of: Callable[[int], str | None]
+    smallest: Callable[[int, int], float]
 
 
 NOISE_BOUND: Final = 0.5
@@ -34,7 +65,9 @@ NOISE_BOUND: Final = 0.5
 
 
 class NoiseFloors:
-    """The noise of reference and candidate, by version and metric, and the allowances and limits that follow from it.
+    """The noise of reference and candidate, by version, slice and metric, and the allowances and limits that follow from it.
+
+    A slice whose own noise is not known well enough has the allowance and the limit of its version.
 
     Parameters
     ----------
@@ -44,130 +77,260 @@ class NoiseFloors:
     Attributes
     ----------
     generation
-        Grows with every change of what `added` returns.
+        Grows with every change of the allowance of a version.
     """
 
     def __init__(self, rows: Iterable[FloorRow]) -> None:
         self._rows: dict[_Key, FloorRow] = {_key(row): row for row in rows}
+        self._slices: dict[int, set[int]] = {}  # those with a figure of their own, by version
+        for version_id, slice_id, *_ in self._rows:
+            if slice_id != _VERSION:
+                self._slices.setdefault(version_id, set()).add(slice_id)
         self._dirty: set[_Key] = set()
         self._changes: list[NoiseChangeRow] = []
+        self._forgotten: set[tuple[int, int]] = set()
+        self._reasons: dict[int, tuple[str, dict[int, str]]] = {}
         self.generation = 0
 
-    def see(
-        self,
-        subject: NoiseSubject,
-        rows: Sequence[NoiseRow],
-        smallest: Mapping[int, float],
-        *,
-        at_us: int,
-        fold_seq: int,
-    ) -> None:
-        """Add the items of one version that were computed twice.
+    def see(self, subject: NoiseSubject, rows: Sequence[NoiseRow], *, at_us: int, fold_seq: int) -> list[int]:
+        """Add the items of one version that were computed twice; return the slices whose own allowance has changed.
 
         Parameters
         ----------
         rows
             The version's items, those of one exchange and side next to each other.
-        smallest
-            Per policy its smallest inclusion probability for any of the model's traffic.
         at_us, fold_seq
             Time and number of the fold.
         """
         touched: dict[_Key, Noise] = {}
+        version_id = subject.version.id
         for (_, side), group in groupby(rows, key=lambda row: (row.exchange_id, row.side)):
             items = list(group)
             for metric in WATCHED:
-                cap = cap_of(metric, subject.budget)
-                seen = [(row.pi, x / cap) for row in items if (x := clipped(metric, row, cap)) is not None]
-                if not seen:
-                    continue
-                try:
-                    value = group_value(
-                        [x for _, x in seen], [pi for pi, _ in seen], smallest[items[0].policy_id], len(seen)
-                    )
-                except ValueError:
-                    continue  # its comparison was not an observation either, and the log says why
-                key = (subject.version.id, side, metric.value)
-                window = window_of(budget_of(metric, subject.budget))
-                before = touched.get(key) or _noise(self._rows.get(key), cap)
-                touched[key] = before.seen(min(value.vx, value.v), value.v, window)
-        for key in sorted(touched):
-            self._update(key, touched[key], subject, at_us=at_us, fold_seq=fold_seq)
+                cap, window = cap_of(metric, subject.budget), window_of(budget_of(metric, subject.budget))
+                seen = [(row, x / cap) for row in items if (x := clipped(metric, row, cap)) is not None]
+                for slice_id, group_items in _by_slice(seen, subject).items():
+                    if not self._has_room(version_id, slice_id):
+                        continue
+                    try:
+                        value = group_value(
+                            [x for _, x in group_items],
+                            [row.pi for row, _ in group_items],
+                            subject.smallest(slice_id or subject.everything, items[0].policy_id),
+                            len(group_items),
+                        )
+                    except ValueError:
+                        continue  # its comparison was not an observation either, and the log says why
+                    if slice_id != _VERSION:
+                        self._slices.setdefault(version_id, set()).add(slice_id)
+                    key = (version_id, slice_id, side, metric.value)
+                    before = touched.get(key) or _noise(self._rows.get(key), cap)
+                    touched[key] = before.seen(min(value.vx, value.v), value.v, window)
+        return self._update(subject, touched, at_us=at_us, fold_seq=fold_seq)
 
-    def added(self, version_id: int, metric: str, budget: float) -> float:
-        """Return the allowance for a budget of a version, over the cap; budget plus allowance stay below 1."""
-        total = sum(
-            row.added for side in Side if (row := self._rows.get((version_id, side, metric))) is not None
-        )
+    def added(self, key: tuple[int, int], metric: str, budget: float) -> float:
+        """Return the allowance for a budget of a slice, over the cap; budget plus allowance stay below 1.
+
+        Parameters
+        ----------
+        key
+            Version and slice.
+        """
+        total = sum(row.added for side in _SIDES if (row := self._in_use(key, side, metric)) is not None)
         return min(total, _MOST_TESTED * (1.0 - budget))
 
-    def too_much(self, version_id: int) -> str:
-        """Return why the noise of a version is too high for verdicts, as text; empty where it is not."""
-        for side in Side:
-            for metric in WATCHED:
-                row = self._rows.get((version_id, side, metric.value))
-                if row is not None and row.exceeds:
-                    return f"noise: the {side.value} differs from itself by too large a part of the {metric.value} budget"
-        return ""
+    def too_much(self, key: tuple[int, int]) -> str:
+        """Return why the noise of a slice is too high for verdicts, as text; empty where it is not."""
+        of_version, of_slices = self.too_noisy(key[0])
+        return of_slices.get(key[1], of_version)
+
+    def too_noisy(self, version_id: int) -> tuple[str, dict[int, str]]:
+        """Return why the noise of a version is too high for verdicts, and the same of each slice of which that differs."""
+        found = self._reasons.get(version_id)
+        if found is None:
+            of_version = self._reason((version_id, _VERSION))
+            slices = sorted(self._slices.get(version_id, ()))
+            reasons = {slice_id: self._reason((version_id, slice_id)) for slice_id in slices}
+            found = self._reasons[version_id] = (
+                of_version,
+                {slice_id: reason for slice_id, reason in reasons.items() if reason != of_version},
+            )
+        return found
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """Forget the noise of a slice that is no longer compared."""
+        of_version = self._slices.get(key[0], set())
+        if key[1] not in of_version:
+            return
+        of_version.remove(key[1])
+        for one in ((*key, side, metric.value) for side in _SIDES for metric in WATCHED):
+            self._rows.pop(one, None)
+            self._dirty.discard(one)
+        self._forgotten.add(key)
+        self._reasons.pop(key[0], None)
 
     def rows(self) -> list[FloorRow]:
-        """Return the floors, in the order of their keys."""
-        return [self._rows[key] for key in sorted(self._rows)]
+        """Return the floors of versions, in the order of their keys."""
+        return [self._rows[key] for key in sorted(self._rows) if key[1] == _VERSION]
 
-    def take(self) -> tuple[tuple[FloorRow, ...], tuple[NoiseChangeRow, ...]]:
-        """Return the floors and changes to write since the last call."""
+    def take(self) -> tuple[tuple[FloorRow, ...], tuple[NoiseChangeRow, ...], tuple[tuple[int, int], ...]]:
+        """Return the floors and changes to write, and the slices to delete, since the last call."""
         rows = tuple(self._rows[key] for key in sorted(self._dirty))
-        changes = tuple(self._changes)
-        self._dirty, self._changes = set(), []
-        return rows, changes
+        changes, forgotten = tuple(self._changes), tuple(sorted(self._forgotten))
+        self._dirty, self._changes, self._forgotten = set(), [], set()
+        return rows, changes, forgotten
 
-    def _update(self, key: _Key, noise: Noise, subject: NoiseSubject, *, at_us: int, fold_seq: int) -> None:
-        version, budget = subject.version, subject.budget
-        before, metric = self._rows.get(key), Metric(key[2])
-        accepted, cap = budget_of(metric, budget), cap_of(metric, budget)
-        low, high = noise.bounds()
-        known = before is not None and before.scale == cap
-        after = FloorRow(
-            model_version_id=version.id,
-            side=key[1],
-            metric=key[2],
+    def _has_room(self, version_id: int, slice_id: int) -> bool:
+        """Return whether a slice has a figure of its own or may get one: the level of their bounds depends on how many have one."""
+        of_version = self._slices.get(version_id, set())
+        return slice_id == _VERSION or slice_id in of_version or len(of_version) < MOST_SLICES
+
+    def _in_use(self, key: tuple[int, int], side: Side, metric: str) -> FloorRow | None:
+        """Return the row that applies to a slice: its own, or that of its version."""
+        own = self._rows.get((*key, side, metric))
+        return own if own is not None and own.own else self._rows.get((key[0], _VERSION, side, metric))
+
+    def _reason(self, key: tuple[int, int]) -> str:
+        for side in _SIDES:
+            for metric in WATCHED:
+                row = self._in_use(key, side, metric.value)
+                if row is not None and row.exceeds:
+                    where = " in this slice" if row.slice_id != _VERSION else ""
+                    proved = row.slice_id == _VERSION or row.low > NOISE_BOUND * row.budget
+                    return (
+                        f"noise: the {side.value} {'differs' if proved else 'may differ'} from itself by too large a part of"
+                        f" the {metric.value} budget{where}"
+                    )
+        return ""
+
+    def _update(
+        self, subject: NoiseSubject, touched: Mapping[_Key, Noise], *, at_us: int, fold_seq: int
+    ) -> list[int]:
+        """Replace the rows of what was seen: first those of the version, which the slices are compared with."""
+        keys = sorted(key for key in touched if self._is_due(key, touched[key], subject))
+        for key in touched.keys() - keys:
+            self._rows[key] = msgspec.structs.replace(
+                self._rows[key], **_sums(touched[key]), updated_us=at_us, fold_seq=fold_seq
+            )
+            self._dirty.add(key)
+        of_slice = np.array([key[1] != _VERSION for key in keys], dtype=np.bool_)
+        bounds = bounds_of(
+            [touched[key] for key in keys],
+            np.where(of_slice, SLICE_LOW_DELTA, DELTA),
+            np.where(of_slice, SLICE_DELTA, DELTA),
+        )
+        changed: list[int] = []
+        for key, found in zip(keys, bounds, strict=True):  # versions come first
+            row = self._row(key, touched[key], found, subject, at_us=at_us, fold_seq=fold_seq)
+            changed += self._replace(key, row, touched[key], subject)
+        if keys:
+            self._reasons.pop(subject.version.id, None)
+        return changed
+
+    def _is_due(self, key: _Key, noise: Noise, subject: NoiseSubject) -> bool:
+        """Return whether bounds are computed again: those of a version with each of its items."""
+        row, metric = self._rows.get(key), Metric(key[3])
+        return (
+            key[1] == _VERSION
+            or row is None
+            or row.budget != budget_of(metric, subject.budget)
+            or row.scale != cap_of(metric, subject.budget)
+            or is_due(row.older_n, noise.older.n)
+        )
+
+    def _row(
+        self,
+        key: _Key,
+        noise: Noise,
+        bounds: tuple[float, float],
+        subject: NoiseSubject,
+        *,
+        at_us: int,
+        fold_seq: int,
+    ) -> FloorRow:
+        before, metric = self._rows.get(key), Metric(key[3])
+        accepted, cap = budget_of(metric, subject.budget), cap_of(metric, subject.budget)
+        same = before is not None and before.scale == cap
+        limit = NOISE_BOUND * accepted
+        level: Level | None
+        if key[1] == _VERSION:
+            known = Level(
+                added=before.added if before and same else 0.0,
+                exceeds=before is not None and before.exceeds,
+            )
+            level = updated(known, *bounds, accepted, limit)
+        else:
+            version = self._rows.get((key[0], _VERSION, *key[2:]))
+            own = before if before and same and before.own else None
+            level = of_slice(
+                None if own is None else Level(added=own.added, exceeds=own.exceeds),
+                Level() if version is None else Level(added=version.added, exceeds=version.exceeds),
+                bounds,
+                accepted,
+                limit,
+            )
+        return FloorRow(
+            model_version_id=key[0],
+            slice_id=key[1],
+            side=key[2],
+            metric=key[3],
             scale=cap,
-            older_n=noise.older.n,
-            older_weight=noise.older.weight,
-            older_total=noise.older.total,
-            newer_n=noise.newer.n,
-            newer_weight=noise.newer.weight,
-            newer_total=noise.newer.total,
-            low=low,
-            high=high,
-            added=added(before.added if before and known else 0.0, low, high, accepted),
+            **_sums(noise),
+            low=bounds[0],
+            high=bounds[1],
+            added=0.0 if level is None else level.added,
+            exceeds=level is not None and level.exceeds,
+            own=level is not None,
+            announced=before is not None and before.announced,
             budget=accepted,
-            exceeds=exceeds(before is not None and before.exceeds, low, high, NOISE_BOUND * accepted),
             updated_us=at_us,
             fold_seq=fold_seq,
         )
-        self._rows[key] = after
+
+    def _replace(self, key: _Key, row: FloorRow, noise: Noise, subject: NoiseSubject) -> list[int]:
+        """Put a row in the place of the one before, and note what it changes; return its slice if its allowance changed."""
+        slice_key = key[:2]
+        used = self._in_use(slice_key, key[2], key[3])
+        added, exceeded = (0.0, False) if used is None else (used.added, used.exceeds)
+        of_version = self._rows.get((key[0], _VERSION, *key[2:]))
+        self._rows[key] = row
         self._dirty.add(key)
-        self.generation += before is None or after.added != before.added
-        if after.exceeds is not (before is not None and before.exceeds):
+        now = self._in_use(slice_key, key[2], key[3])
+        assert now is not None or not row.own
+        after, exceeds_now = (0.0, False) if now is None else (now.added, now.exceeds)
+        if key[1] == _VERSION:
+            self.generation += used is None or after != added
+            tells = exceeds_now is not exceeded
+        else:
+            # Where the version differs from itself too much, its own event says so for all of its slices.
+            silent = of_version is not None and of_version.exceeds
+            begins = exceeds_now and not exceeded and not silent
+            tells = begins or (row.announced and not exceeds_now)
+            self._rows[key] = msgspec.structs.replace(
+                row, announced=begins or (row.announced and exceeds_now)
+            )
+        if tells:
             self._changes.append(
                 NoiseChangeRow(
-                    model_version_id=version.id,
-                    side=key[1],
-                    metric=key[2],
-                    exceeds=after.exceeds,
-                    at_us=at_us,
-                    fold_seq=fold_seq,
-                    event=_event(after, subject, noise, NOISE_BOUND),
+                    model_version_id=key[0],
+                    slice_id=key[1],
+                    side=key[2],
+                    metric=key[3],
+                    exceeds=exceeds_now,
+                    at_us=row.updated_us,
+                    fold_seq=row.fold_seq,
+                    event=_event(row, subject, noise, NOISE_BOUND),
                 )
             )
+        return [key[1]] if key[1] != _VERSION and after != added else []
 
 
 def noise_summary(event: NoiseEvent) -> str:
     """Return one line for people: the version, the side, and its noise against the limit."""
     what = "differs from itself too much" if event.exceeds else "differs from itself little enough again"
+    where = "" if event.slice == ALL else f", {event.slice}"
     return (
-        f"{event.model} {event.version}: the {event.side.value} {what}: {event.measure} {number(event.mean, 3)} "
+        f"{event.model} {event.version}{where}: the {event.side.value} {what}: {event.measure} {number(event.mean, 3)} "
         f"[{number(event.low, 3)}, {number(event.high, 3)}] where {number(event.limit, 3)} is the limit"
     )
 
@@ -179,6 +342,7 @@ def _event(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> 
         model=version.model,
         version=version.candidate_version,
         reference=version.reference_digest,
+        slice=ALL if row.slice_id == _VERSION else subject.name_of(row.slice_id) or "",
         side=row.side,
         metric=metric,
         measure=measure_of(metric, task),
@@ -191,25 +355,31 @@ def _event(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> 
         budget=row.budget * scale,
         limit=bound * row.budget * scale,
         added=row.added * scale,
-        advice=_ADVICE[row.side] if row.exceeds else "Nothing: its slices have verdicts again.",
+        advice=f"{_UNKNOWN[row.slice_id != _VERSION]} {_ADVICE[row.side]}"
+        if row.exceeds
+        else "Nothing: verdicts are given again.",
     )
 
 
+_UNKNOWN = {
+    False: "Its slices are unknown as long as this lasts, except those that are known to have less noise.",
+    True: "This slice is unknown as long as this lasts; the other slices are not.",
+}
 _ADVICE = {
     Side.REFERENCE: (
-        "Its slices are unknown as long as this lasts. Check whether the reference depends on the batch (batch "
+        "Check whether the reference depends on the batch (batch "
         "statistics, dropout that is not off, sampling), on the device or on random numbers; then make it "
         "deterministic, or accept a larger budget."
     ),
     Side.CANDIDATE: (
-        "Its slices are unknown as long as this lasts. The candidate gives a different answer to the same request: "
+        "The candidate gives a different answer to the same request: "
         "check whether it samples, or whether the replica serves another version."
     ),
 }
 
 
 def _key(row: FloorRow) -> _Key:
-    return row.model_version_id, row.side, row.metric
+    return row.model_version_id, row.slice_id, row.side, row.metric
 
 
 def _noise(row: FloorRow | None, cap: float) -> Noise:
@@ -220,6 +390,33 @@ def _noise(row: FloorRow | None, cap: float) -> Noise:
         older=Sums(row.older_n, row.older_weight, row.older_total),
         newer=Sums(row.newer_n, row.newer_weight, row.newer_total),
     )
+
+
+def _sums(noise: Noise) -> dict[str, Any]:
+    """Return the columns of the sums."""
+    older, newer = noise.older, noise.newer
+    return {
+        "older_n": older.n,
+        "older_weight": older.weight,
+        "older_total": older.total,
+        "newer_n": newer.n,
+        "newer_weight": newer.weight,
+        "newer_total": newer.total,
+    }
+
+
+def _by_slice(
+    seen: Sequence[tuple[NoiseRow, float]], subject: NoiseSubject
+) -> dict[int, list[tuple[NoiseRow, float]]]:
+    """Return the items of one exchange by the slices that they count for; those of the version under `_VERSION`."""
+    found: dict[int, list[tuple[NoiseRow, float]]] = {}
+    for row, x in seen:
+        for slice_id in (subject.everything,) if row.slice_ids is None else row.slice_ids:
+            if slice_id == subject.everything:
+                found.setdefault(_VERSION, []).append((row, x))
+            elif subject.name_of(slice_id) is not None:
+                found.setdefault(slice_id, []).append((row, x))
+    return found
 
 
 def by_version(rows: Iterable[NoiseRow]) -> Iterator[tuple[int, list[NoiseRow]]]:

@@ -128,7 +128,7 @@ class FoldState:
         for row in snapshot.imported:
             self._import(row)
         # Worked out at most once a batch.
-        self._doubts: dict[int, tuple[bool, str]] = {}
+        self._replaced: dict[int, bool] = {}
         self._counts: dict[tuple[tuple[str, ...], str], RecentCounts] = {}
         self.count_classes: list[tuple[tuple[str, ...], str]] = []
         self._count_class: dict[tuple[tuple[str, ...], str], int] = {}
@@ -236,6 +236,7 @@ class FoldState:
         self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
         self.table.dirty[entry.row] = not ends
         if ends:
+            self.noise.forget(key)
             self._gone_verdicts[key] = self.slices.pop(key).verdict
             self.table.free_row(entry.row)
             self._sorted = None
@@ -271,7 +272,7 @@ class FoldState:
     def pause_superseded(self) -> None:
         """Give the allowance of the versions that others have replaced to the detectors of those others."""
         for version_id in sorted({key[0] for key in self.slices} - self._paused):
-            if self.doubts(version_id)[0]:
+            if self.replaced(version_id):
                 self._paused.add(version_id)
                 self._grow(-sum(1 for _ in self._live_states(version_id)))
 
@@ -291,14 +292,11 @@ class FoldState:
                     if DETECTORS[signal.kind].live(state):
                         yield entry, state
 
-    def doubts(self, version_id: int) -> tuple[bool, str]:
-        """Return whether a version is superseded, and why its noise is too high for verdicts; see `look`."""
-        found = self._doubts.get(version_id)
+    def replaced(self, version_id: int) -> bool:
+        """Return whether a version is superseded, worked out at most once a batch; see `look`."""
+        found = self._replaced.get(version_id)
         if found is None:
-            found = self._doubts[version_id] = (
-                self.superseded(version_id),
-                self.noise.too_much(version_id),
-            )
+            found = self._replaced[version_id] = self.superseded(version_id)
         return found
 
     def session_attribute(self, key: Key) -> str:
@@ -323,8 +321,8 @@ class FoldState:
         return found
 
     def look(self) -> None:
-        """Let `doubts` and `recent_counts` be worked out again: what they rest on may have changed."""
-        self._doubts, self._counts = {}, {}
+        """Let `replaced` and `recent_counts` be worked out again: what they rest on may have changed."""
+        self._replaced, self._counts = {}, {}
 
     # --- signals, and what they are measured against
 
@@ -461,7 +459,7 @@ class FoldState:
             said = self._gone_verdicts | {(row.model_version_id, row.slice_id): row for row in verdicts}
             verdicts = [said[key] for key in sorted(said)]
         sessions, closed = self.sessions.take(self.fold_seq)
-        floors, noise_changes = self.noise.take()
+        floors, noise_changes, forgotten_noise = self.noise.take()
         outcome = Outcome(
             position=self.position,
             detectors=tuple(detectors),
@@ -473,6 +471,7 @@ class FoldState:
             closed=closed,
             floors=floors,
             noise_changes=noise_changes,
+            forgotten_noise=forgotten_noise,
         )
         self.rollup, self.transitions, self._learned = Rollup(), [], []
         self.table.dirty[:] = False
@@ -501,7 +500,7 @@ class FoldState:
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:
             m = imported / cap
-        held, wanted = entry.noise(signal), self.noise.added(key[0], signal.metric, m)
+        held, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m)
         if state is None:
             self._grow(1)
         # More noise is another null, for which the evidence begins anew; with less it stays, or, where an alert lasts,

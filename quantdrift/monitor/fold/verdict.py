@@ -195,7 +195,7 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
         if basis == entry.judged_by:
             return
         entry.judged_by = basis
-    if entry.watch.phase is not Phase.WATCHING and state.doubts(entry.key[0])[0]:
+    if entry.watch.phase is not Phase.WATCHING and state.replaced(entry.key[0]):
         end(state, entry.key, SUPERSEDED)
     _say(state, entry, *_verdict(state, entry, entry.watch.phase), touched=touched)
 
@@ -214,11 +214,14 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
     table, limits = state.table, state.limits
     loss, offered = _losses(state, slices, rows)
     superseded, noisy = np.zeros((2, len(rows)), dtype=np.bool_)
-    version_id = table.version_id[rows]
+    version_id, slice_id = table.version_id[rows], table.slice_id[rows]
     for version in np.unique(version_id).tolist():
         of = version_id == version
-        replaced, noise = state.doubts(version)
-        superseded[of], noisy[of] = replaced, bool(noise)
+        of_version, of_slices = state.noise.too_noisy(version)
+        superseded[of], noisy[of] = state.replaced(version), bool(of_version)
+        if of_slices:
+            noise = [one for one, reason in of_slices.items() if bool(reason) is not bool(of_version)]
+            noisy[of] ^= np.isin(slice_id[of], noise)
     sessions = np.zeros(len(rows), dtype=np.bool_)
     if state.catalog.undeclared_sessions:
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
@@ -329,8 +332,8 @@ def _basis(state: FoldState, entry: SliceState) -> Basis:
     if survey.policy_id in state.catalog.policies:
         rates = state.rates(slice_id, survey.policy_id)
         counts = state.recent_counts(rates.strata, state.model(version_id))
-    superseded, noise = state.doubts(version_id)
     is_silent = _silent_s(state, entry) > state.limits.stale_after_s
+    superseded, noise = state.replaced(version_id), state.noise.too_much(entry.key)
     return survey, counts, superseded, noise, state.session_attribute(entry.key), is_silent
 
 

@@ -181,18 +181,10 @@ class Backtest:
         budget, cap = accepted(self._config, self._catalog.versions[key[0]].model, metric)
         n = total.weight**2 / total.weight_sq
         low = cap * lower_bound(mean / cap, n, delta)
-        if low <= budget + self._noise(key[0], metric):
+        if low <= budget + self._fold.noise_allowance(key, metric):
             return None
         return Breach(
             key=key, metric=metric, mean=mean, low=low, budget=budget, n_effective=n, recorded=False
-        )
-
-    def _noise(self, version_id: int, metric: Metric) -> float:
-        """Return the allowance for noise in a version's budgets at the end, in the metric's own unit."""
-        return sum(
-            row.added * row.scale
-            for row in self._fold.floors()
-            if (row.model_version_id, row.metric) == (version_id, metric)
         )
 
 

@@ -233,7 +233,7 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
         )
         await connection.executemany(
             "insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2,"
-            " flip, divergence) values ($1, 0, $2, $3, $4, $5, $6, $7, 1.0, $8, $9)",
+            " flip, divergence, slice_ids) values ($1, 0, $2, $3, $4, $5, $6, $7, 1.0, $8, $9, $10)",
             [
                 (
                     row.exchange_id,
@@ -245,6 +245,7 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                     row.pi,
                     None if row.flip is None else bool(row.flip),
                     row.divergence,
+                    row.slice_ids,
                 )
                 for row in rows.noise
             ],
@@ -273,3 +274,25 @@ def with_noise(
         )
         found.append(msgspec.structs.replace(rows, noise=items))
     return found
+
+
+def with_slice_noise(
+    stream: list[BatchRows], faint: float, clear: float, *, per_batch: int = 40
+) -> list[BatchRows]:
+    """Return the stream with items that were computed again, of which these shares flip; three in ten lie in `faint`."""
+    n_faint = per_batch * 3 // 10
+    parts = ((FAINT_ID, faint, n_faint), (CLEAR_ID, clear, per_batch - n_faint))
+    streams = [
+        [_in_slice(rows, slice_id) for rows in with_noise(stream, rate, per_batch=n, seed=slice_id)]
+        for slice_id, rate, n in parts
+    ]
+    return [
+        msgspec.structs.replace(one, noise=one.noise + other.noise)
+        for one, other in zip(*streams, strict=True)
+    ]
+
+
+def _in_slice(rows: BatchRows, slice_id: int) -> BatchRows:
+    pi = 1.0 if slice_id == FAINT_ID else 0.25
+    items = (msgspec.structs.replace(row, slice_ids=(ALL_ID, slice_id), pi=pi) for row in rows.noise)
+    return msgspec.structs.replace(rows, noise=tuple(items))
