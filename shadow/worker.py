@@ -25,6 +25,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.slices import ValueRules
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
@@ -56,6 +57,7 @@ _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _PING_S = 10.0
+_SHARES_S = 60.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
 # Requests to the server for each exchange: bisection takes fewer than two, and each is followed by one of the self-test.
@@ -126,9 +128,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     model.name,
                 )
         async with Database(secrets.dsn) as database:
-            known_slices = await _connected(Writer(database, clock).slices, stop)
+            has_schema = await _connected(Writer(database, clock).check_schema, stop)
             queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
-            if known_slices is None or queue is None:
+            if has_schema is None or queue is None:
                 return 0
             health.database_answered()
             rechecks = Rechecks(config.models, clock)
@@ -136,9 +138,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(
-                        config, name, known_slices, Noise(config.shadow.noise_share, clock, rechecks)
-                    ),
+                    assessor=Assessor(config, name, Noise(config.shadow.noise_share, clock, rechecks)),
                     database=database,
                     queue=queue,
                     meters=meters,
@@ -199,7 +199,8 @@ async def _work(
             health.database_answered()
         await drained.wait(_PING_S)
 
-    writer = Writer(database, clock)  # a single one: its hourly allowance is for the process
+    # A single one: its hourly allowance is for the process, and it counts the shares of values.
+    writer = Writer(database, clock, ValueRules(config))
 
     with contextlib.ExitStack() as threads:
         compare_thread = threads.enter_context(
@@ -288,6 +289,7 @@ async def _work(
                 ("counting expired samples", expired.count_and_wait),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
+                ("storing the shares of values", partial(_store_shares, writer, drained)),
             )
         ]
         try:
@@ -302,6 +304,15 @@ async def _work(
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+
+
+async def _store_shares(writer: Writer, stop: Stop) -> None:
+    """Store the shares of values, then wait."""
+    try:
+        await writer.store_shares()
+    except (RetryError, OperatorError) as error:
+        _LOG.warning("could not store the shares of values, trying again in %g s: %s", _SHARES_S, error)
+    await stop.wait(_SHARES_S)
 
 
 def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:

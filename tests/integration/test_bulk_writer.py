@@ -322,19 +322,13 @@ async def test_tallies_are_stored_once(database: Database, record: asyncpg.Conne
     assert row["blind_connections"] == 2
 
 
-async def test_known_slices_come_back(database: Database) -> None:
-    """What was stored as a slice is read again with its predicate."""
-    await Writer(database, SystemClock()).store(_batch(compared=(_compared(1),)))
-    assert await Writer(database, SystemClock()).slices() == [ALL]
-
-
 async def test_a_database_without_a_schema_is_the_operators_to_mend(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """The error says which command brings the schema."""
-    await record.execute("drop table slice cascade")
+    await record.execute("drop table value_share")
     with pytest.raises(OperatorError, match="quantdrift db upgrade"):
-        await Writer(database, SystemClock()).slices()
+        await Writer(database, SystemClock()).check_schema()
 
 
 async def test_payloads_of_a_flood_are_left_out(
