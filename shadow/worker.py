@@ -289,7 +289,7 @@ async def _work(
                 ("counting expired samples", expired.count_and_wait),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
-                ("storing the shares of values", partial(_store_shares, writer, drained)),
+                ("storing the shares of values", lambda: _store_shares(writer, drained)),
             )
         ]
         try:

@@ -44,7 +44,7 @@ def test_every_count_is_low_by_at_most_the_weight_divided_by_the_counters(
         merged.merge(part)
         merged.decay(timedelta(days=days))
         for value in truth:
-            truth[value] *= 0.5**days  # type: ignore[assignment]
+            truth[value] *= 0.5**days
         total = sum(truth.values())
         assert len(merged.counts) <= n_counters
         assert merged.total == pytest.approx(total)

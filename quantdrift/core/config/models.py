@@ -442,5 +442,7 @@ class Slice(Section, frozen=True, kw_only=True):
     ] = ()
     cross: Annotated[
         tuple[str, ...],
-        about("Names of two or more other slices: each combination that is seen, at most max_values of them."),
+        about(
+            "Names of two or more other slices: each combination that is seen, at most max_values of them."
+        ),
     ] = ()
