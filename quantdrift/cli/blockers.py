@@ -37,6 +37,7 @@ _HINTS: Final = {
     Loss.STREAM_FULL: "the stream is full: start more shadow workers, sample less, or raise stream.max_bytes",
     Loss.PUBLISH: "NATS did not accept them: see the sidecar's log",
     Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
+    Loss.TOO_COSTLY: "decoding an exchange takes more than 5 s of processor time: send fewer values, or as binary tensors",
 }
 
 
