@@ -26,7 +26,7 @@ from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.core.slices import SliceKey
+from quantdrift.core.slices import ValueRules
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.stream.rights import NatsRole
@@ -61,6 +61,7 @@ _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _PING_S = 10.0
+_SHARES_S = 60.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
 # Requests to the server for each exchange: bisection takes fewer than two, and each is followed by one of the self-test.
@@ -136,15 +137,13 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         async with Database(secrets.current_dsn) as database:
             # A password, a right, a certificate or the schema may change while this process runs; an option may not.
             any_refusal = (RetryError, OperatorError)
-            known_slices = await _connected(
-                partial(_known_slices, database, clock), stop, waits_out=any_refusal
-            )
+            has_schema = await _connected(partial(_checked_schema, database), stop, waits_out=any_refusal)
             queue = await _connected(
                 lambda: Queue.connect(config.stream, client_name=name, role=NatsRole.SHADOW),
                 stop,
                 waits_out=any_refusal,
             )
-            if known_slices is None or queue is None:
+            if has_schema is None or queue is None:
                 return 0
             health.database_answered()
             rechecks = Rechecks(config.models, clock)
@@ -152,9 +151,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(
-                        config, name, known_slices, Noise(config.shadow.noise_share, clock, rechecks)
-                    ),
+                    assessor=Assessor(config, name, Noise(config.shadow.noise_share, clock, rechecks)),
                     database=database,
                     queue=queue,
                     meters=meters,
@@ -176,9 +173,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     return 0
 
 
-async def _known_slices(database: Database, clock: Clock) -> list[SliceKey]:
+async def _checked_schema(database: Database) -> bool:
     await check_schema(database)
-    return await Writer(database, clock).slices()
+    return True
 
 
 async def _work(
@@ -224,7 +221,8 @@ async def _work(
             health.database_answered()
         await drained.wait(_PING_S)
 
-    writer = Writer(database, clock)  # a single one: its hourly allowance is for the process
+    # A single one: its hourly allowance is for the process, and it counts the shares of values.
+    writer = Writer(database, clock, ValueRules(config))
 
     with contextlib.ExitStack() as threads:
         compare_thread = threads.enter_context(
@@ -314,6 +312,7 @@ async def _work(
                 ("watching the stream", watching),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
+                ("storing the shares of values", lambda: _store_shares(writer, drained)),
             )
         ]
         try:
@@ -328,6 +327,15 @@ async def _work(
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
+
+
+async def _store_shares(writer: Writer, stop: Stop) -> None:
+    """Store the shares of values, then wait."""
+    try:
+        await writer.store_shares()
+    except (RetryError, OperatorError) as error:
+        _LOG.warning("could not store the shares of values, trying again in %g s: %s", _SHARES_S, error)
+    await stop.wait(_SHARES_S)
 
 
 def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:

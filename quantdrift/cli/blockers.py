@@ -38,6 +38,7 @@ _HINTS: Final = {
     Loss.PUBLISH: "NATS did not store them: see the sidecar's log; one whose disk was full must be restarted",
     Loss.PROCESS_ENDED: "processes of the sidecar were killed, or crashed: see its log, and its memory limit",
     Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
+    Loss.TOO_COSTLY: "decoding an exchange takes more than 5 s of processor time: send fewer values, or as binary tensors",
 }
 
 

@@ -18,6 +18,11 @@ CONNECTION_BYTES = (8 + 16) * KIB
 WAITING_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
 INTAKE_BYTES = 96 * MIB
+# Connections of the intake, whose number is limited, each with the buffers of the libraries: 256 of HTTP with a head and
+# 128 KiB of a body, 128 taps with 256 KiB, 256 of gRPC with 128 KiB.
+HTTP_BYTES = 256 * (16 + 128) * KIB
+TAP_BYTES = 128 * 256 * KIB
+GRPC_BYTES = 256 * 128 * KIB
 # Runtimes at a server, which may serve another model than configured; only canaries show that.
 _HELD_BY_CANARIES = frozenset({Runtime.OIP_HTTP, Runtime.OIP_GRPC})
 # Memory of the largest exchange while it is decoded, as a multiple of its size: frame, body, JSON values (the largest
@@ -128,6 +133,8 @@ def _intake_bytes(config: Config) -> int:
     if not (intake.listen or intake.ext_proc or intake.tap):
         return 0
     receiving = 4 * config.sidecar.max_exchange_bytes  # one body as text and decoded
+    receiving += bool(intake.listen) * HTTP_BYTES + bool(intake.tap) * TAP_BYTES
+    receiving += bool(intake.ext_proc) * (GRPC_BYTES + config.sidecar.max_exchange_bytes)
     return INTAKE_BYTES + intake.max_pending_bytes + config.sidecar.handoff_bytes + receiving
 
 

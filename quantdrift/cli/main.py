@@ -129,5 +129,11 @@ for _command in (
     triage.triage,
 ):
     main.add_command(_command)
-for _command in (clusters.fit, clusters.clusters, retirement.retire, retirement.restore):
+for _command in (
+    clusters.fit,
+    clusters.clusters,
+    retirement.retire,
+    retirement.restore,
+    retirement.forget,
+):
     slices.slices.add_command(_command)

@@ -1,4 +1,4 @@
-"""The commands `quantdrift slices retire` and `quantdrift slices restore`, for discovered slices."""
+"""The commands `quantdrift slices retire` and `restore`, for discovered slices, and `forget`, for slices of values."""
 
 from __future__ import annotations
 
@@ -94,6 +94,77 @@ def restore(
         else "shadow workers assign items to it within a minute"
     )
     _print_result(listed, stored, consequence, as_json=as_json)
+
+
+@click.command("forget")
+@CONFIG
+@DATA
+@_MODEL
+@click.argument("which")
+@BY
+@REASON
+@JSON
+def forget(
+    config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
+) -> None:
+    """Take the place of a slice that is made of a value, or of a combination of values. WHICH is its id, name or predicate.
+
+    Its items count as `(other)`, its detectors end, and an open alert of it ends as unknown. Its id and its history stay.
+    If the value is seen again it can get a place like every other: a free one, or by its share of the traffic.
+
+    \b
+    Example:
+      quantdrift slices forget 'scanner=test-7' --reason "a load test"
+    """
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    listed = asyncio.run(_forgotten(config, secrets, model, which, by, reason or "by hand"))
+    if as_json:
+        emit(
+            {
+                "id": listed.id,
+                "model": listed.model,
+                "name": listed.name,
+                "status": "lapsed",
+                "reason": reason or "by hand",
+            }
+        )
+        return
+    consequence = "the monitor applies it with its next batch"
+    if listed.verdict in {"warning", "firing"}:
+        consequence += ", and ends its alert"
+    click.echo(f"{listed.name} of {listed.model} is lapsed: {consequence}")
+
+
+async def _forgotten(
+    config: Config, secrets: Secrets, model: str, which: str, by: str, reason: str
+) -> ListedSlice:
+    """Take the place of a slice, and return the slice.
+
+    Raises
+    ------
+    OperatorError
+        It is not made of a value, the configuration declares it, or it has no place.
+    """
+    from quantdrift.core.slices import SliceKey, ValueRules
+    from quantdrift.storage.commands.slice_list import where_of
+    from quantdrift.storage.database import Database
+    from quantdrift.storage.slices.places import forget as forget_slice
+
+    listed = pick(await listed_slices(config, secrets, model), which, model)
+    if listed.discovery is not None:
+        raise OperatorError(f"a search found `{listed.name}`: `quantdrift slices retire` ends its watch")
+    async with Database(secrets.dsn) as database, database.begin() as connection:
+        where = () if listed.id is None else await where_of(connection, listed.id)
+        key = SliceKey(model=listed.model, name=listed.name, predicate=listed.predicate, where=where)
+        rule = ValueRules(config).of(key)
+        if rule is None or key.predicate == rule.other(key).predicate:
+            raise OperatorError(
+                f"`{listed.name}` is not made of a value that was seen: only values of [[slices]] without `values`,"
+                " and combinations of `cross`, can be forgotten"
+            )
+        if not await forget_slice(connection, key, rule.source, made_by=by, reason=reason):
+            raise OperatorError(f"`{listed.name}` has no place already")
+    return listed
 
 
 async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:

@@ -28,14 +28,14 @@ _SHARE_DAYS = 7
 
 @click.group()
 def slices() -> None:
-    """List, search, show, retire and restore slices, and fit learned slices."""
+    """List, search, show, retire, restore and forget slices, and fit learned slices."""
 
 
 @slices.command("list")
 @CONFIG
 @DATA
 @_MODEL
-@click.option("--all", "everything", is_flag=True, help="Include expired and retired slices.")
+@click.option("--all", "everything", is_flag=True, help="Include expired, retired and lapsed slices.")
 @JSON
 def slices_list(config_path: Path, data: Path | None, model: str, everything: bool, as_json: bool) -> None:
     """List every slice with its kind, status, verdict and share of the traffic in the last seven days.
@@ -59,7 +59,7 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
         return
     click.echo(_table(listed, model))
     if left_out:
-        click.echo(f"{left_out} more are expired or retired; --all shows them")
+        click.echo(f"{left_out} more are expired, retired or lapsed; --all shows them")
 
 
 @slices.command("search")
@@ -202,18 +202,19 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 async def _more(
     secrets: Secrets, listed: ListedSlice
 ) -> tuple[list[SignalView], list[Change], list[SelfNoise], str]:
-    """Return the signals of a slice, the history of a discovered slice, its noise, and its alert's text."""
+    """Return the signals of a slice, its history, its noise, and its alert's text."""
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.monitor.fold.alert_text import page
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
-    from quantdrift.storage.monitor.discovery_log import changes_of
+    from quantdrift.storage.monitor.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.monitor.noise import floors_of
 
     async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if listed.id is None else await signals_of(connection, listed.id)
         history = [] if listed.discovery is None else await changes_of(connection, listed.discovery.id)
+        history += [] if listed.id is None else await place_changes_of(connection, listed.id)
         noise: list[SelfNoise] = []
         if rows and listed.id is not None:
             of_version, of_slice = await floors_of(connection, rows[0].model_version_id, listed.id)
@@ -224,7 +225,7 @@ async def _more(
 
 def _history_lines(history: list[Change]) -> list[str]:
     return [
-        f"  {change.made_at:%Y-%m-%d %H:%M} UTC  {change.status.value} by {change.made_by}: {change.reason}"
+        f"  {change.made_at:%Y-%m-%d %H:%M} UTC  {change.status} by {change.made_by}: {change.reason}"
         for change in history
     ]
 

@@ -81,6 +81,7 @@ class Loss(StrEnum):
     PROCESS_ENDED = (
         "process_ended"  # relay, intake or capture: the process, or the socket, that had it is gone
     )
+    TOO_COSTLY = "too_costly"  # capture: decoding it takes too much processor time
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,9 @@ TIME: Final = "time."
 """Prefix of the attributes that the time of capture gives: no client sends them, and no exchange stores them."""
 MOST_DISCOVERED = 20
 """Most discovered slices of a model that are monitored; as many as a person can still look through."""
-_OTHER = "(other)"
+OTHER: Final = "(other)"
+"""Name of what has no place of its own: values of a slice, and versions of a model."""
+_CROSSED: Final = ": "  # ends the prefix in the names of a crossed rule's slices
 _DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FIRST_DAY_OF_WEEKEND: Final = 5
 _HOURS: Final = 6  # in a part of the day
@@ -54,16 +56,88 @@ def everything(model: str) -> SliceKey:
     return SliceKey(model=model, name=ALL, predicate=EVERYTHING)
 
 
-class SliceAssigner:
-    """Assigns items of one model to its slices, by the configured rules.
-
-    Values of an attribute without declared `values`, and combinations of crossed rules, become slices when they first
-    occur, up to `max_values`. Later ones share the slice `(other)`, and `overflow` counts their items.
+class ValueRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule whose slices are made of values that clients choose, or of combinations of them.
 
     Parameters
     ----------
-    known
-        Existing slices from the database, so that `max_values` counts them after a restart.
+    model
+        The model's name.
+    name
+        The rule's name.
+    source
+        What the values are of: the key of an attribute, or the name of a crossed rule with `: `.
+    most
+        Most slices.
+    parts
+        Names of the rules that are crossed.
+    """
+
+    model: str
+    name: str
+    source: str
+    most: int
+    parts: tuple[str, ...] = ()
+
+    def other(self, key: SliceKey) -> SliceKey:
+        """Return the slice of the items whose slice `key` of this rule has no place."""
+        if self.parts:
+            return SliceKey(
+                model=self.model,
+                name=f"{self.source}{OTHER}",
+                predicate=f"any other of {' x '.join(sorted(self.parts))}",
+                where=tuple(Predicate(key=condition.key) for condition in key.where),
+            )
+        return SliceKey(
+            model=self.model,
+            name=f"{self.name}={OTHER}",
+            predicate=f"{self.source} is any other",
+            where=(Predicate(key=self.source),),
+        )
+
+
+class ValueRules:
+    """The rules of a configuration whose slices are admitted by share; see `quantdrift.core.admission`."""
+
+    def __init__(self, config: Config) -> None:
+        self._slices = config.slices
+
+    def of(self, key: SliceKey) -> ValueRule | None:
+        """Return the rule that a slice belongs to; None for one that the configuration declares, or that was found."""
+        if len(key.where) == 1 and (value := key.where[0].equals) is not None:
+            rules = [
+                rule
+                for rule in self._slices
+                if rule.model in ("", key.model)
+                and not (rule.feature or rule.cross)
+                and attribute_key(rule) == key.where[0].key
+            ]
+            if any(value in rule.values for rule in rules):
+                return None
+            open_rules = [rule for rule in rules if not rule.values]
+            if not open_rules:
+                return None
+            rule = max(open_rules, key=lambda rule: rule.max_values)
+            return ValueRule(
+                model=key.model, name=rule.name, source=attribute_key(rule), most=rule.max_values
+            )
+        for rule in self._slices:
+            if rule.cross and rule.model in ("", key.model) and key.name.startswith(_prefix(rule)):
+                return ValueRule(
+                    model=key.model,
+                    name=rule.name,
+                    source=_prefix(rule),
+                    most=rule.max_values,
+                    parts=rule.cross,
+                )
+        return None
+
+
+class SliceAssigner:
+    """Assigns items of one model to its slices, by the configured rules.
+
+    Each value of an attribute without declared `values`, and each combination of crossed rules, has a slice of its own
+    here. Which of them are stored as slices is decided where they are stored, for all shadow workers together.
 
     Attributes
     ----------
@@ -71,33 +145,20 @@ class SliceAssigner:
         Additional slices without a rule, such as discovered ones: an item that meets all conditions belongs to them.
     """
 
-    def __init__(self, config: Config, model: str, known: tuple[SliceKey, ...] = ()) -> None:
+    def __init__(self, config: Config, model: str) -> None:
         self.model = model
-        self.overflow = 0
         self._all = everything(model)
         self.extra: tuple[SliceKey, ...] = ()
         rules = [rule for rule in config.slices if rule.model in ("", model)]
         self._rules = [rule for rule in rules if not rule.cross]
         self._crossed = [rule for rule in rules if rule.cross]
-        self._attribute: dict[tuple[str, str], SliceKey] = {}
-        self._seen: dict[str, int] = {}
         self._bins = {rule.name: _bins(model, rule) for rule in self._rules if rule.feature}
-        names = {key.predicate for key in known}
-        for rule in self._rules:
-            if not rule.feature:
-                for value in rule.values:
-                    self._attribute[rule.name, value] = _attribute_slice(model, rule, value)
-        for key in known:
-            for rule in self._rules:
-                if len(key.where) == 1 and key.where[0].key == attribute_key(rule) and not rule.values:
-                    seen = key.where[0].equals
-                    if seen is not None and _attribute_slice(model, rule, seen).predicate in names:
-                        self._remember(rule, seen)
-        self._crosses: dict[str, dict[str, SliceKey]] = {rule.name: {} for rule in self._crossed}
-        for rule in self._crossed:
-            prefix = _prefix(rule)
-            of_rule = (key for key in known if key.name.startswith(prefix) and not _is_other(key))
-            self._crosses[rule.name] = {key.predicate: key for key in of_rule}
+        self._attribute = {
+            (rule.name, value): _attribute_slice(model, rule, value)
+            for rule in self._rules
+            if not rule.feature
+            for value in rule.values
+        }
 
     def declared(self) -> list[SliceKey]:
         """Return every slice that is known before the first item, `all` first."""
@@ -134,43 +195,15 @@ class SliceAssigner:
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
         key = self._attribute.get((rule.name, value))
-        if key is not None or rule.values:
-            return key
-        if self._seen.get(rule.name, 0) < rule.max_values:
-            return self._remember(rule, value)
-        self.overflow += 1
-        return SliceKey(
-            model=self.model,
-            name=f"{rule.name}={_OTHER}",
-            predicate=f"{attribute_key(rule)} is any other",
-            where=(Predicate(key=attribute_key(rule)),),
-        )
+        return key if key is not None or rule.values else _attribute_slice(self.model, rule, value)
 
     def _cross_of(self, rule: Slice, parts: list[SliceKey]) -> SliceKey:
-        key = SliceKey(
+        return SliceKey(
             model=self.model,
             name=_prefix(rule) + " & ".join(part.name for part in parts),
             predicate=conjunction(part.predicate for part in parts),
             where=tuple(condition for part in parts for condition in part.where),
         )
-        known = self._crosses[rule.name]
-        if key.predicate in known:
-            return known[key.predicate]
-        if len(known) < rule.max_values:
-            known[key.predicate] = key
-            return key
-        self.overflow += 1
-        return SliceKey(
-            model=self.model,
-            name=f"{_prefix(rule)}{_OTHER}",
-            predicate=f"any other of {' x '.join(sorted(rule.cross))}",
-            where=tuple(Predicate(key=condition.key) for condition in key.where),
-        )
-
-    def _remember(self, rule: Slice, value: str) -> SliceKey:
-        key = self._attribute[rule.name, value] = _attribute_slice(self.model, rule, value)
-        self._seen[rule.name] = self._seen.get(rule.name, 0) + 1
-        return key
 
 
 def time_attributes(captured_at: datetime, zone: ZoneInfo) -> dict[str, str]:
@@ -229,11 +262,7 @@ def holds(condition: Predicate, attributes: Mapping[str, str], features: Mapping
 
 
 def _prefix(rule: Slice) -> str:
-    return f"{rule.name}: "
-
-
-def _is_other(key: SliceKey) -> bool:
-    return key.name.endswith(_OTHER)
+    return f"{rule.name}{_CROSSED}"
 
 
 def _attribute_slice(model: str, rule: Slice, value: str) -> SliceKey:

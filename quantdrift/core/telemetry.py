@@ -243,7 +243,7 @@ SLICE_OVERFLOW = Instrument(
     "quantdrift.shadow.slice_overflow",
     _C,
     "{item}",
-    "Items counted in the slice `other` because there were more than max_values values, by model.",
+    "Items counted in a slice `(other)` because their value has no place among max_values, by model.",
 )
 CANARIES = Instrument(
     "quantdrift.shadow.canary_checks",

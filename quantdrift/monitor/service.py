@@ -35,6 +35,7 @@ from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
+from quantdrift.monitor.places import PlaceKeeper
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.monitor.session_search import SessionSearch
 from quantdrift.monitor.unread_tallies import UnreadTallies
@@ -145,6 +146,9 @@ class Monitor:
             wait_s=TURN_S,
             fence=leadership.fence,
         )
+        self._places = PlaceKeeper(
+            database=database, clock=clock, stop=stop, leads=lambda: self._gauges.leads, wait_s=TURN_S
+        )
         self._policy = PolicyMaker(
             config=config,
             database=database,
@@ -188,6 +192,7 @@ class Monitor:
             "discovery": self._discoverer.turn,
             "sessions": self._session_search.turn,
             "clusters": self._refits.turn,
+            "places": self._places.turn,
             "policy": self._policy.turn,
             "tallies": self._unread_tallies.turn,
         }

@@ -1,6 +1,6 @@
 """The assessment of a batch: from classified messages to the rows to store, with divergences, features and slices per item."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -67,15 +67,12 @@ class _SlicedExchange(msgspec.Struct, frozen=True, kw_only=True):
 class Assessor:
     """Assesses batches.
 
-    Not thread-safe, because it remembers which slices it has seen: one thread calls it. Only `replay` may run in a second
-    thread.
+    Not thread-safe: one thread calls it. Only `replay` may run in a second thread.
 
     Parameters
     ----------
     worker
         Name of this worker in the database.
-    known
-        Slices seen before, from the database.
     noise
         Measures the noise of references and candidates; None: noise is not measured.
 
@@ -89,16 +86,13 @@ class Assessor:
         Options that do not fit the references' outputs.
     """
 
-    def __init__(
-        self, config: Config, worker: str, known: Iterable[SliceKey], noise: Noise | None = None
-    ) -> None:
+    def __init__(self, config: Config, worker: str, noise: Noise | None = None) -> None:
         self.learned = ClusterSlices(config)
         self.noise = noise or Noise(0.0, SystemClock())
         self.config_warnings = ConfigWarnings()
         self._config = config
         self._time_zone = ZoneInfo(config.capture.time_zone)
         self._worker = worker
-        self._known = tuple(known)
         self._assigners: dict[str, SliceAssigner] = {}
         self._discovered: ByModel = {}
 
@@ -107,11 +101,8 @@ class Assessor:
         self._discovered = slices
 
     def overflow(self) -> dict[str, int]:
-        """Return how many items of each model were counted in the slice `other`, since the start."""
-        return {
-            model: assigner.overflow + self.learned.overflow.get(model, 0)
-            for model, assigner in self._assigners.items()
-        }
+        """Return how many items of each model were counted in the cluster `other`, since the start."""
+        return dict(self.learned.overflow)
 
     def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
         """Run all steps on a batch, and return everything to store.
@@ -241,8 +232,7 @@ class Assessor:
         )
         assigner = self._assigners.get(exchange.model)
         if assigner is None:
-            known = tuple(key for key in self._known if key.model == exchange.model)
-            assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model, known)
+            assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model)
         assigner.extra = self._discovered.get(exchange.model, ())
         attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._time_zone)}
         slices = [

@@ -97,7 +97,7 @@ class ShadowMetrics:
         Parameters
         ----------
         overflow
-            Per model, items in the slice `other`, counted since the start.
+            Per model, items in the cluster `other`, counted since the start.
         over_cap
             Per model, vectors that were not sampled because of `MOST_VECTORS`, counted since the start.
         """
@@ -134,6 +134,8 @@ class ShadowMetrics:
             )
         for model, count in stored.items():
             self._compared.add(count, {"model": model})
+        for model, count in written.n_other.items():
+            self._overflow.add(count, {"model": model})
         skipped.update((case.model, case.reason.value) for case in batch.quarantined)
         skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
         for (model, reason), count in skipped.items():

@@ -12,6 +12,7 @@ from quantdrift.sidecar.capture.recorder import ExchangeHeads, Recorder, Sidecar
 from quantdrift.sidecar.capture.unknown_models import UnknownModels
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.handoff.receiver import FrameReceiver
+from quantdrift.sidecar.protocols import cost
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.sampling.second_phase import keeps_all
 from quantdrift.sidecar.state.config import LiveConfigFile
@@ -87,14 +88,15 @@ class Pipeline:
         exchange = loss = refusal = None
         model = ""  # until a step knows it: losses are counted by model
         try:
-            heads = self._recorder.read_heads(meta, request, response)
-            model = heads.model_name
-            refusal = self._refusal(meta, heads)
-            if refusal is None and model not in self.paused.models:
-                asked = self._recorder.read_request(meta, heads, request)
-                model = asked.model.name
-                if model not in self.paused.models:
-                    exchange = self._recorder.record(meta, asked, response)
+            with cost.limited():
+                heads = self._recorder.read_heads(meta, request, response)
+                model = heads.model_name
+                refusal = self._refusal(meta, heads)
+                if refusal is None and model not in self.paused.models:
+                    asked = self._recorder.read_request(meta, heads, request)
+                    model = asked.model.name
+                    if model not in self.paused.models:
+                        exchange = self._recorder.record(meta, asked, response)
         except LostError as error:
             loss = self._reason(meta, error)
         except Exception:  # noqa: BLE001 - one bad exchange must not end the process

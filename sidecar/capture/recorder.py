@@ -16,7 +16,7 @@ from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from quantdrift.core.slices import time_attributes
 from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
 from quantdrift.sidecar.handoff.frame import RawMeta
-from quantdrift.sidecar.protocols import DECODERS
+from quantdrift.sidecar.protocols import DECODERS, cost
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.decoder import DecodedRequest, WireContext
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
@@ -226,11 +226,13 @@ class Recorder:
             The exchange cannot be used; the error has the reason.
         """
         heads, model, query, attributes = asked.heads, asked.model, asked.query, asked.attributes
+        cost.check()
         content = read_body(
             heads.response, bytes(response[meta.response_head_bytes :]), self._limit - asked.n_bytes
         )
         protocol = heads.route.protocol
         reply = DECODERS[protocol].response(heads.response, content, query, asked.wire)
+        cost.check()
         group = self._group(heads.request)
         policy = self._policy_of(meta.epoch)
         margin = None

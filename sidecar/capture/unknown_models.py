@@ -31,14 +31,20 @@ class UnknownModels:
     Attributes
     ----------
     totals
-        Exchanges since the start of this process by header stratum and name, for the first `MAX_NAMES` names. In the
-        names, what cannot be printed or stored in Postgres is escaped.
+        Exchanges by header stratum and name since the name got its counter, for at most `MAX_NAMES` names. In
+        the names, what cannot be printed or stored in Postgres is escaped.
+
+    Notes
+    -----
+    Clients choose the names, so invented ones must not keep the places of misspelt ones: the names are those of a
+    Misra-Gries summary with `MAX_NAMES` counters. A name in more than 1 / (`MAX_NAMES` + 1) of these exchanges is always
+    among them.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.totals: dict[tuple[str, str], int] = {}
         self._clock = clock
-        self._names: set[str] = set()
+        self._counters: dict[str, int] = {}
         self._seen: dict[str, int] = {}
         self._n_other = 0
         self._since_s = 0.0  # when the first name was seen since the last line
@@ -49,14 +55,27 @@ class UnknownModels:
         if not self._seen:
             self._since_s = self._clock.monotonic_s()
         name = name[:MAX_LENGTH]
-        if name in self._names or len(self._names) < MAX_NAMES:
-            self._names.add(name)
+        if self._has_counter(name):
             key = stratum, _quote(name)
             self.totals[key] = self.totals.get(key, 0) + 1
         if name in self._seen or len(self._seen) < MAX_NAMES:
             self._seen[name] = self._seen.get(name, 0) + 1
         else:
             self._n_other += 1
+
+    def _has_counter(self, name: str) -> bool:
+        """Count a name in the summary; return whether it has a counter."""
+        counters = self._counters
+        if name in counters or len(counters) < MAX_NAMES:
+            counters[name] = counters.get(name, 0) + 1
+            return True
+        for known in list(counters):
+            counters[known] -= 1
+            if not counters[known]:
+                del counters[known]
+                for key in [key for key in self.totals if key[1] == _quote(known)]:
+                    del self.totals[key]
+        return False
 
     def log(self, configured: Sequence[str]) -> None:
         """Log the names seen since the last line. Called about once a second.

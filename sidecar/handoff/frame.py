@@ -110,14 +110,25 @@ def parse(meta_bytes: int, rest: bytes | memoryview) -> tuple[RawMeta, memoryvie
         The lengths do not add up: the stream is out of step and must be closed.
     """
     view = memoryview(rest)
-    try:
-        meta = _DECODER.decode(view[:meta_bytes])
-    except msgspec.MsgspecError as error:
-        raise ValueError("the frame's meta is unreadable") from error
+    meta = parse_meta(view[:meta_bytes])
     body = view[meta_bytes:]
     if len(body) != meta.request_bytes + meta.response_bytes:
         raise ValueError("the frame's lengths do not add up")
     return meta, body[: meta.request_bytes], body[meta.request_bytes :]
+
+
+def parse_meta(meta: bytes | memoryview) -> RawMeta:
+    """Return the metadata of a frame.
+
+    Raises
+    ------
+    ValueError
+        It is unreadable.
+    """
+    try:
+        return _DECODER.decode(meta)
+    except msgspec.MsgspecError as error:
+        raise ValueError("the frame's meta is unreadable") from error
 
 
 PIECE_BYTES = 100  # memory of a buffer in addition to its content

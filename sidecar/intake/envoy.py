@@ -7,7 +7,9 @@ stream to the processor backs up, so every message is read at once, even if it i
 which a base install does not have.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -15,16 +17,19 @@ import grpc.aio
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
+from quantdrift.core.config.address import read_address
 from quantdrift.core.errors import OperatorError
 from quantdrift.sidecar.intake.callers import Callers, Token
-from quantdrift.sidecar.intake.envoy_stream import Stream, StreamLimits
+from quantdrift.sidecar.intake.envoy_port import EnvoyPort
+from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-# Open streams of any kind; sampled ones reach the limit on buffered bytes long before.
+# Open streams of any kind; their memory reaches the limit on buffered bytes long before.
 _MAX_STREAMS = 8192
+_FIRST_S = 10.0  # from the start of a stream to its first message
 _ENVELOPE_BYTES = 1 << 20  # of a message, in addition to the largest body
 _KEEPALIVE_MS = 30_000  # the streams of a vanished Envoy end with its connection
 _KEEPALIVE_TIMEOUT_MS = 10_000
@@ -41,6 +46,8 @@ class ExtProc:
         The token that a stream must have, as it was at the start; empty: none is needed, because the port has a loopback address.
     gateway
         Receives the exchanges.
+    directory
+        Directory of this sidecar, for the socket of the gRPC server.
 
     Raises
     ------
@@ -48,19 +55,22 @@ class ExtProc:
         On entering: the port cannot be opened.
     """
 
-    def __init__(self, config: Config, token: str, gateway: Gateway) -> None:
+    def __init__(self, config: Config, token: str, gateway: Gateway, directory: Path) -> None:
         self._address = config.intake.ext_proc
+        self._inner = directory / "ext-proc"
         self._gateway = gateway
         current = Token(token, config.intake.token_file, SystemClock())
         self._callers = Callers(current, gateway) if token else None
         self._limits = StreamLimits(config, gateway)
+        self._inner.unlink(missing_ok=True)  # of an intake process that was killed
+        self._port = EnvoyPort(str(self._inner), self._limits.unfinished_bytes, self._limits.add_unfinished)
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=_MAX_STREAMS,
             options=[
                 ("grpc.max_receive_message_length", config.sidecar.max_exchange_bytes + _ENVELOPE_BYTES),
-                ("grpc.so_reuseport", 0),  # a port in use is an error
+                ("grpc.http2.bdp_probe", 0),  # windows would grow to 16 MiB for each stream that nobody reads
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
                 # Envoy may ping more often than gRPC allows by default.
@@ -74,17 +84,21 @@ class ExtProc:
         )
 
     async def __aenter__(self) -> Self:
-        try:
-            self._server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise OperatorError(f"intake.ext_proc {self._address} cannot be opened: {error}") from error
+        self._server.add_insecure_port(f"unix:{self._inner}")
         await self._server.start()
+        try:
+            address = read_address(self._address)
+            await self._port.open(address.host, address.port)
+        except OSError as error:
+            raise OperatorError(f"intake.ext_proc {self._address} cannot be opened: {error}") from error
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._port.stop_accepting()
         await self._server.stop(self._grace_s)
+        self._port.close()
 
     def reconfigure(self, live_config: LiveConfig) -> None:
         """Apply another limit on buffered bytes; the longest message stays."""
@@ -97,10 +111,28 @@ class ExtProc:
             authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
             if not self._callers.has_token("the Envoy external processor", str(authorization)):
                 return  # without an error, since Envoy would fail requests if the filter does not fail open
+        first = await self._first(messages)
+        if not first:
+            return
         stream = Stream(self._gateway, self._limits)
         try:
+            if not stream.take(first):
+                return
             async for data in messages:
                 if not stream.take(data):
                     return
         finally:
             stream.end()
+
+    async def _first(self, messages: AsyncIterator[bytes]) -> bytes:
+        """Return the first message of a stream; empty if none comes in time, or there is no memory for the stream."""
+        if not self._limits.reserve(STREAM_BYTES):
+            self._gateway.count_unobserved()
+            return b""
+        try:
+            async with asyncio.timeout(_FIRST_S):
+                return await anext(aiter(messages), b"")
+        except TimeoutError:
+            return b""
+        finally:
+            self._limits.release(STREAM_BYTES)

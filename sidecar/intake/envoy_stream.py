@@ -45,6 +45,7 @@ class StreamLimits:
     def __init__(self, config: Config, gateway: Gateway) -> None:
         self._gateway = gateway
         self._logged: set[FilterAdvice] = set()
+        self._n_unfinished = 0
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
@@ -53,14 +54,20 @@ class StreamLimits:
 
     def reserve(self, n_bytes: int) -> bool:
         """Reserve `n_bytes` if the limit allows; return whether they are reserved."""
-        if self._gateway.held_bytes + n_bytes > self._limit_bytes:
-            return False
-        self._gateway.add_held_bytes(n_bytes)
-        return True
+        return self._gateway.reserve(n_bytes, self._limit_bytes)
 
     def release(self, n_bytes: int) -> None:
         """Release `n_bytes`."""
         self._gateway.add_held_bytes(-n_bytes)
+
+    def unfinished_bytes(self) -> int:
+        """Return how many bytes messages that have not arrived whole may have."""
+        return self._limit_bytes - self._gateway.held_bytes + self._n_unfinished
+
+    def add_unfinished(self, change: int) -> None:
+        """Count bytes of messages that have not arrived whole."""
+        self._n_unfinished += change
+        self._gateway.add_held_bytes(change)
 
     def log_advice(self, advice: FilterAdvice) -> None:
         """Log once what to change in Envoy."""

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from quantdrift.core.records import MARK, Loss
-from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths, parse
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths, parse, parse_meta
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import Draw
@@ -170,6 +170,32 @@ class Gateway:
         self._scope.slot.add(meta.stratum, Count.TAKEN)
         self._scope.send_frame(meta.stratum, [content])
 
+    def lose_frame(self, start: bytes, n_rows: int) -> None:
+        """Count a frame of a tap as lost, because there is no memory for it.
+
+        Parameters
+        ----------
+        start
+            Its lengths and metadata, or more.
+        n_rows
+            Rows in use in the table of counts.
+
+        Raises
+        ------
+        ValueError
+            It is not the start of a valid frame.
+        """
+        if len(start) < HEAD_BYTES:
+            raise ValueError("a frame without lengths")
+        _, n_meta = lengths(start[:HEAD_BYTES])
+        if not 0 <= n_meta <= len(start) - HEAD_BYTES:
+            raise ValueError("a frame whose lengths do not add up")
+        stratum = parse_meta(start[HEAD_BYTES : HEAD_BYTES + n_meta]).stratum
+        if not 0 <= stratum < n_rows:
+            raise ValueError(f"no row {stratum} in the table of counts")
+        self._scope.slot.add(stratum, Count.TAKEN)
+        self._scope.slot.lose(stratum, Loss.HELD_BYTES)
+
     def add_counts(self, counts: Counts, rows: Mapping[str, int]) -> None:
         """Add the counts of a tap.
 
@@ -208,9 +234,20 @@ class Gateway:
         """Count a message that is not inference."""
         self._scope.slot.adjust(Gauge.IGNORED)
 
+    def count_unobserved(self) -> None:
+        """Count what there was no memory for before it could be drawn."""
+        self._scope.slot.adjust(Gauge.UNOBSERVED)
+
     def count_denied(self, reason: Denial) -> None:
         """Count a refused call."""
         self._scope.slot.adjust(INTAKE_DENIALS[reason])
+
+    def reserve(self, n_bytes: int, limit_bytes: int) -> bool:
+        """Add `n_bytes` to the buffered bytes if all together stay within the limit; return whether they are added."""
+        if self._scope.held_bytes + n_bytes > limit_bytes:
+            return False
+        self._scope.add_held_bytes(n_bytes)
+        return True
 
     def add_held_bytes(self, n_bytes: int) -> None:
         """Add `n_bytes`, which may be negative, to the buffered bytes of incomplete exchanges."""

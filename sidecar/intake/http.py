@@ -30,12 +30,17 @@ from quantdrift.sidecar.state.counters import Denial
 
 _JSON = "application/json"
 _TICK_S = 1.0
+_PIECE_BYTES = 100  # memory of a piece of a body in addition to its content
 _READ_S = 60.0  # after this time the sender of a batch is considered stuck
 _END_S = 1.0  # at shutdown, to receive the rest of a body
 # The logger sends all headers of the client in one field.
 _LIMITS = Limits(head_bytes=METADATA_BYTES + 16 * 1024)
 _NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - an explanation, not a secret
 _CONTENT_ENCODINGS = frozenset({"identity", "gzip", "deflate"})  # which the server decodes
+
+
+class _NoMemoryError(Exception):
+    """The memory that all intakes share is in use."""
 
 
 class HttpIntake:
@@ -59,6 +64,8 @@ class HttpIntake:
         self._gateway = gateway
         self._listener = listener
         self._logger = KserveLogger(config, gateway)
+        self._max_batch_bytes = config.sidecar.max_exchange_bytes
+        self._limit_bytes = config.intake.max_pending_bytes
         self._ended = Stop()
         self._tick_task: asyncio.Task[None] | None = None
         app = web.Application(
@@ -90,6 +97,7 @@ class HttpIntake:
 
     def reconfigure(self, live_config: LiveConfig) -> None:
         """Apply other limits; the longest body that is read stays."""
+        self._limit_bytes = live_config.config.intake.max_pending_bytes
         self._logger.reconfigure(live_config.config)
 
     async def _tick(self) -> None:
@@ -121,13 +129,11 @@ class HttpIntake:
         if request.headers.get("Content-Encoding", "identity").lower() not in _CONTENT_ENCODINGS:
             return _error("compress a batch with gzip or deflate only", 415)
         try:
-            async with asyncio.timeout(_READ_S):
-                body = await request.read()
-            batch: Batch = read_batch(body)
-        except TimeoutError:
-            return _error("the body did not arrive in time", 400)
-        except BatchError as error:
-            return _error(str(error), 400)
+            batch: Batch = read_batch(await self._read(request))
+        except _NoMemoryError:
+            return _error("there is no memory for the batch now: send it again later", 503)
+        except (BatchError, TimeoutError) as error:
+            return _error(str(error) or "the body did not arrive in time", 400)
         for exchange in batch.exchanges:
             sampled = self._gateway.sample(exchange.target, exchange.headers)
             if sampled is not None:
@@ -145,6 +151,33 @@ class HttpIntake:
                 "rejected": [{"index": index, "error": error} for index, error in batch.rejected],
             }
         )
+
+    async def _read(self, request: web.Request) -> bytes:
+        """Return the body of a batch; while it arrives it counts for the memory that all intakes share.
+
+        Raises
+        ------
+        TimeoutError
+            It does not arrive in time.
+        HTTPRequestEntityTooLarge
+            It is longer than an exchange may be.
+        _NoMemoryError
+            The memory is in use.
+        """
+        parts: list[bytes] = []
+        n_bytes = 0
+        try:
+            async with asyncio.timeout(_READ_S):
+                async for part in request.content.iter_any():
+                    if n_bytes + len(part) > self._max_batch_bytes:
+                        raise web.HTTPRequestEntityTooLarge(self._max_batch_bytes, n_bytes + len(part))
+                    if not self._gateway.reserve(len(part) + _PIECE_BYTES, self._limit_bytes):
+                        raise _NoMemoryError
+                    n_bytes += len(part)
+                    parts.append(part)
+            return b"".join(parts)
+        finally:
+            self._gateway.add_held_bytes(-n_bytes - len(parts) * _PIECE_BYTES)
 
     async def _openapi(self, _: web.Request) -> web.Response:
         text = (files("quantdrift.sidecar.intake") / "openapi.json").read_text(encoding="utf-8")

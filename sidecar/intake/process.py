@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -32,10 +33,11 @@ from quantdrift.sidecar.tap.wire import Rates
 
 
 class Sockets(NamedTuple):
-    """The listening sockets: HTTP port and Unix socket of taps, or None if not configured."""
+    """The listening sockets: HTTP port and Unix socket of taps, or None if not configured; and a directory for others."""
 
     http: socket.socket | None
     tap: socket.socket | None
+    directory: Path = Path()
 
 
 class Intake(Protocol):
@@ -77,7 +79,7 @@ def configured_intakes(
     if config.intake.ext_proc:
         from quantdrift.sidecar.intake.envoy import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 
-        yield ExtProc(config, secrets.intake_token, gateway)
+        yield ExtProc(config, secrets.intake_token, gateway, sockets.directory)
 
 
 _TICK_S = 1.0
@@ -155,6 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sockets = Sockets(
         http=None if listen_fd is None else socket.socket(fileno=listen_fd),
         tap=None if tap_fd is None else socket.socket(fileno=tap_fd),
+        directory=child.start.directory,
     )
     return run(
         lambda stop: serve(child, secrets, stop, sockets), grace_s=Deadlines.of(config.sidecar).relay_s

@@ -13,6 +13,7 @@ from typing import Self
 import msgspec
 
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
@@ -20,8 +21,11 @@ from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.5
 _META_BYTES = 4096
+_COUNTS_BYTES = 1 << 20
 _HEADS_BYTES = 1 << 20  # of heads and JSON parts, in addition to tensors
-_BUFFER_BYTES = 1 << 20
+_CONNECTIONS = 128  # one for each process of a server
+_BUFFER_BYTES = 1 << 17  # of a connection; asyncio keeps up to twice as much
+_PIECE_BYTES = 1 << 16
 _COUNTS = msgspec.msgpack.Decoder(Counts)
 
 
@@ -79,6 +83,7 @@ class TapServer:
         """Use other rows; taps get the new rates within half a second."""
         self._n_rows = len(live_config.rows)
         self._rows = {row.stratum: index for index, row in enumerate(live_config.rows) if not row.model}
+        self._limit_bytes = live_config.config.intake.max_pending_bytes
         # A lower limit is not enforced at once, because taps do not know it yet.
         self._longest_bytes = max(self._longest_bytes, live_config.config.sidecar.max_exchange_bytes)
 
@@ -93,6 +98,12 @@ class TapServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._readers) >= _CONNECTIONS:
+            _LOG.warning(
+                "closing a new connection to intake.tap: %d taps are connected already", _CONNECTIONS
+            )
+            writer.close()
+            return
         self._readers.add(task)
         self._writers.add(writer)
         try:
@@ -113,15 +124,30 @@ class TapServer:
             length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
             if not 1 <= length <= limit:
                 raise ValueError(f"a message of {length} bytes")
-            content = await reader.readexactly(length - 1)
             if kind == Kind.EXCHANGE:
-                self._gateway.forward_frame(content, self._n_rows)
+                await self._exchange(reader, length - 1)
                 await asyncio.sleep(
                     0
                 )  # buffered messages arrive without a pause, and the hand-off must run, too
             elif kind == Kind.COUNTS:
-                counts = _COUNTS.decode(content)
+                if length > _COUNTS_BYTES:
+                    raise ValueError(f"counts of {length} bytes")
+                counts = _COUNTS.decode(await reader.readexactly(length - 1))
                 self._gateway.add_counts(counts, self._rows)
                 writer.write(message(Kind.ACK, counts.number))
             else:
                 raise ValueError(f"a message of kind {kind}")
+
+    async def _exchange(self, reader: asyncio.StreamReader, n_bytes: int) -> None:
+        """Read a frame and forward it; without memory for it, read it to its end and count it as lost."""
+        if not self._gateway.reserve(n_bytes, self._limit_bytes):
+            start = await reader.readexactly(min(n_bytes, HEAD_BYTES + _META_BYTES))
+            self._gateway.lose_frame(start, self._n_rows)
+            n_left = n_bytes - len(start)
+            while n_left:
+                n_left -= len(await reader.readexactly(min(n_left, _PIECE_BYTES)))
+            return
+        try:
+            self._gateway.forward_frame(await reader.readexactly(n_bytes), self._n_rows)
+        finally:
+            self._gateway.add_held_bytes(-n_bytes)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.protocols.cost import check
 from quantdrift.sidecar.protocols.errors import LostError
 
 _CHUNK_HEAD_BYTES = 4096  # a chunk's size line, extensions included
@@ -63,13 +64,13 @@ def parse_head(raw: bytes) -> Head:
     start = _text(lines[0]).split(" ", 2)
     if len(start) < 2:
         raise LostError(Loss.DECODE, "the start line has no parts")
-    headers: dict[str, str] = {}
+    fields: dict[str, list[str]] = {}
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon or not name or name[:1] in b" \t":
             raise LostError(Loss.DECODE, "a header line is malformed")
-        key, text = _text(name).lower(), _text(value.strip(b" \t"))
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        fields.setdefault(_text(name).lower(), []).append(_text(value.strip(b" \t")))
+    headers = {name: ", ".join(values) for name, values in fields.items()}
     return Head(start=(start[0], start[1], start[2] if len(start) > 2 else ""), headers=headers)
 
 
@@ -161,6 +162,7 @@ def _inflate(raw: bytes, window: int, limit_bytes: int) -> bytes:
     while raw:  # gzip may hold several members
         if len(parts) == _MAX_MEMBERS:
             raise LostError(Loss.DECODE, f"a compressed body of more than {_MAX_MEMBERS} members")
+        check()
         inflater = zlib.decompressobj(window)
         part = inflater.decompress(raw, bytes_left + 1)
         if len(part) > bytes_left:

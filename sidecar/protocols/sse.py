@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.protocols.cost import check
 from quantdrift.sidecar.protocols.errors import LostError
 
 _MAX_EVENTS = 200_000
@@ -62,6 +63,7 @@ def read_events(body: bytes, last: bytes) -> Iterator[Event]:
             n_events += 1
             if n_events > _MAX_EVENTS:
                 raise LostError(Loss.TOO_LARGE, f"a stream of more than {_MAX_EVENTS} events")
+            check()
             yield Event(kind=kind, data=b"\n".join(data))
         kind, data = b"", []
     if data == [last]:

@@ -43,7 +43,7 @@ _SLICES: Final = text("""
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups as n_tested, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
         d.expired_at, d.waits_since, d.held, v.verdict, v.reason, v.evidence, v.threshold, v.n_groups, v.last_at,
-        w.candidate_version, share.share
+        w.candidate_version, share.share, s.lapsed_at
     from slice s
     left join discovery d on d.slice_id = s.id
     left join lateral (
@@ -56,7 +56,7 @@ _SLICES: Final = text("""
     select null, d.id, d.model, d.name, d.predicate, d.definition, d.first_found_at,
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
-        d.expired_at, d.waits_since, d.held, null, null, null, null, null, null, w.candidate_version, null
+        d.expired_at, d.waits_since, d.held, null, null, null, null, null, null, w.candidate_version, null, null
     from discovery d join model_version w on w.id = d.model_version_id
     where d.slice_id is null and (:model = '' or d.model = :model)
     order by model, slice_id nulls last, discovery_id
@@ -74,6 +74,10 @@ _SIGNALS: Final = text("""
 _ALERT: Final = text("""
     select details from alert where slice_id = :slice and resolved_at is null order by id desc limit 1
 """)
+
+
+LAPSED: Final = "lapsed"
+"""Status of a slice whose value has no place: its items count as `(other)`."""
 
 
 class Kind(StrEnum):
@@ -118,7 +122,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     id
         Id in the table `slice`; None for a candidate.
     status
-        `active`; for a slice that a search found `candidate`, `confirmed`, `expired` or `retired`.
+        `active`, or `lapsed` if its value has no place; for a slice that a search found `candidate`, `confirmed`, `expired` or `retired`.
     share
         Share of its version's traffic since the requested begin, in [0, 1], estimated from the sample. For a slice that
         was fitted or found later, of the whole hours since then. None where there was no traffic, or no such hour yet.
@@ -153,7 +157,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ended(self) -> bool:
         """Whether it is neither monitored nor tested any more."""
-        return self.status in {Status.EXPIRED, Status.RETIRED}
+        return self.status in {Status.EXPIRED, Status.RETIRED, LAPSED}
 
 
 async def list_slices(connection: AsyncConnection, *, model: str, since: datetime) -> list[ListedSlice]:
@@ -173,6 +177,14 @@ async def signals_of(connection: AsyncConnection, slice_id: int) -> list[Detecto
     """Return the live detectors of a slice, of the candidate version that it was last seen on."""
     rows = await connection.execute(_SIGNALS, {"slice": slice_id})
     return [detector_row(row) for row in rows.mappings()]
+
+
+async def where_of(connection: AsyncConnection, slice_id: int) -> tuple[Predicate, ...]:
+    """Return the conditions of a slice."""
+    definition = await connection.scalar(
+        text("select definition from slice where id = :id"), {"id": slice_id}
+    )
+    return msgspec.convert((definition or {}).get("where", []), tuple[Predicate, ...])
 
 
 async def alert_of(connection: AsyncConnection, slice_id: int) -> AlertEvent | None:
@@ -203,7 +215,7 @@ def _listed(row: RowMapping) -> ListedSlice:
     return ListedSlice(
         id=row["slice_id"],
         kind=kind_of(where, discovered=discovered),
-        status=row["status"] if discovered else "active",
+        status=row["status"] if discovered else LAPSED if row["lapsed_at"] else "active",
         discovery=_trial(row) if discovered else None,
         **{
             name: row[name]

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
-from quantdrift.storage.monitor.discovery_log import follow, followed, retired
+from quantdrift.storage.monitor.discovery_log import follow, followed, lapsed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
 from quantdrift.storage.monitor.rows import (
     RETIRED_AFTER,
@@ -163,6 +163,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
         imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
         retired=await retired(connection),
+        lapsed=await lapsed(connection),
         floors=await floors(connection),
     )
 

@@ -121,10 +121,14 @@ class BaselineRow(_Row, frozen=True, kw_only=True):
 
 
 class SliceChange(_Row, frozen=True, kw_only=True):
-    """The start or end of the watch of a discovered slice; `made_by` is a person or `monitor`, `reason` a text."""
+    """The start or end of the watch of a discovered slice, or of one that is made of a value.
+
+    `made_by` is a person, `monitor` or `shadow`, `reason` a text. `lapsed`: the value lost its place.
+    """
 
     slice_id: int
     watched: bool
+    lapsed: bool = False
     made_by: str
     reason: str
 
@@ -413,6 +417,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     sessions: tuple[SessionRow, ...] = ()
     imported: tuple[BaselineRow, ...] = ()
     retired: tuple[int, ...] = ()
+    lapsed: tuple[int, ...] = ()
     floors: tuple[FloorRow, ...] = ()
 
 

@@ -47,6 +47,8 @@ _DERIVED: Final = (
     "discovery",
     "discovery_change",
     "discovery_search",
+    "slice_change",
+    "value_share",
 )
 _VIEWS: Final = ("slice_now", "slice_history", "slice_item", "coverage_hour", "account")
 # Columns that readers cannot see.
@@ -115,6 +117,9 @@ def _shadow() -> list[str]:
         f"grant update (n_rows, skipped), delete on batch to {SHADOW}",
         f"grant select on clustering, discovery to {SHADOW}",
         f"grant insert on embedding to {SHADOW}",
+        f"grant update (lapsed_at) on slice, model_version to {SHADOW}",
+        f"grant insert on slice_change to {SHADOW}",
+        f"grant select, insert, update on value_share to {SHADOW}",
     ]
 
 
@@ -125,7 +130,7 @@ def _monitor() -> list[str]:
         _PARTITIONS_TO_MONITOR,
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
-        f"grant insert on model_version, slice to {MONITOR}",
+        f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
         f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.
         f"grant insert on batch, tally, expiry to {MONITOR}",

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Identity,
     Index,
     LargeBinary,
+    Text,
     UniqueConstraint,
     text,
 )
@@ -149,6 +150,58 @@ class DiscoverySearch(Base):
     n_frozen: Mapped[Int] = mapped_column(comment="Of these, new candidates.")
     n_left_out: Mapped[BigInt] = mapped_column(
         comment="Attributes, values, conditions and slices that were left out because of the limits."
+    )
+
+
+class ValueShare(Base):
+    """The weights of the values of one attribute, of a crossed rule's combinations, or of a model's versions."""
+
+    __tablename__ = "value_share"
+    __table_args__ = (
+        {
+            "comment": "How much of the recent traffic has each value of an attribute, as a sketch of bounded size: the"
+            " values with the largest shares are slices, or versions, of their own."
+        },
+    )
+    model: Mapped[Str] = mapped_column(primary_key=True, comment="Model.")
+    source: Mapped[Str] = mapped_column(
+        primary_key=True,
+        comment="Key of the attribute, name of the crossed rule with a colon and a space, or `version`.",
+    )
+    places: Mapped[Int] = mapped_column(comment="Most values that have a slice, or version, of their own.")
+    counted_at: Mapped[Time] = mapped_column(comment="Time of the weights: they halve every day.")
+    total: Mapped[Float] = mapped_column(comment="Weight of all items.")
+    error: Mapped[Float] = mapped_column(comment="What each weight in the sketch can be too low by.")
+    counts: Mapped[list[dict[str, Any]]] = mapped_column(
+        JSONB, comment="Per value: predicate (or version), name, conditions, weight."
+    )
+    reserved: Mapped[list[str]] = mapped_column(
+        ARRAY(Text), comment="Versions that were given a place and have no row in model_version yet."
+    )
+
+
+class SliceChange(Base):
+    """A slice of a value gets or loses its place."""
+
+    __tablename__ = "slice_change"
+    __table_args__ = (
+        CheckConstraint("status in ('admitted', 'lapsed')", name="status"),
+        Index("ix_slice_change_slice", "slice_id", "id"),
+        Index("ix_slice_change_unfolded", "id", postgresql_where=text("fold_seq is null")),
+        {
+            "comment": "When a slice made of a value lost its place or got it back, with who and why; rows are never changed."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of changes.")
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice.")
+    status: Mapped[Str] = mapped_column(
+        comment="lapsed: its items count as `(other)` from here on, and its detectors end. admitted: it is a slice again."
+    )
+    made_by: Mapped[Str] = mapped_column(comment="Who changed it: a user name, monitor or shadow.")
+    made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was changed.")
+    reason: Mapped[Str] = mapped_column(comment="Reason in words.")
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="The fold applies it from here on; null until the monitor has taken it over."
     )
 
 

@@ -42,6 +42,8 @@ from quantdrift.storage.schema.slice_tables import (
     DiscoveryChange,
     DiscoverySearch,
     Embedding,
+    SliceChange,
+    ValueShare,
 )
 
 __all__ = [
@@ -73,9 +75,11 @@ __all__ = [
     "RollupHour",
     "Session",
     "Slice",
+    "SliceChange",
     "Tally",
     "Transition",
     "UndeclaredSession",
+    "ValueShare",
     "Verdict",
 ]
 
@@ -102,6 +106,9 @@ class ModelVersion(Base):
     first_seen_at: Mapped[Time] = mapped_column(
         server_default=NOW, comment="When its first exchange was stored."
     )
+    lapsed_at: Mapped[Time | None] = mapped_column(
+        comment="Since when the version has no place among those of its model and counts as `(other)`; null: it has one."
+    )
 
 
 class Slice(Base):
@@ -122,6 +129,9 @@ class Slice(Base):
         comment="The predicate as JSON: a list of conditions under `where`."
     )
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When its first item was stored.")
+    lapsed_at: Mapped[Time | None] = mapped_column(
+        comment="Since when its value has no place among its rule's slices and counts as `(other)`; null: it has one."
+    )
 
 
 class Policy(Base):

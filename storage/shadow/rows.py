@@ -240,7 +240,10 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         Number of new rows.
     unplaced
         Indices into `compared` of exchanges that fit into no partition, with the reason of their quarantine.
+    n_other
+        By model, how many items were stored under a slice `(other)`, because their value has no place.
     """
 
     n_rows: int
     unplaced: dict[int, QuarantineReason] = {}
+    n_other: dict[str, int] = {}

@@ -9,6 +9,7 @@ It also stores doubts: where the outputs of references contradict the configurat
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final
@@ -16,18 +17,18 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import delete, insert, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.schema import MIB
-from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
-from quantdrift.core.records import Loss, Predicate, Tally
-from quantdrift.core.slices import SliceKey
+from quantdrift.core.config.schema import MIB, Config
+from quantdrift.core.errors import QuarantineReason, RetryError
+from quantdrift.core.records import Loss, Tally
+from quantdrift.core.slices import ValueRules
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import tables
 from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
 from quantdrift.storage.shadow.expiries import finished_before, note_numbers, note_tallies
+from quantdrift.storage.shadow.places import Places
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ConfigWarningRow,
@@ -69,44 +70,15 @@ class Writer:
     clock
         Tells what is captured in the future, and measures the allowance of payloads: a wrong configuration sets
         everything aside, and must not fill the disk.
+    rules
+        The slices that are made of values which clients choose; None: there are none.
     """
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, rules: ValueRules | None = None) -> None:
+        self._places = Places(rules or ValueRules(Config()))
         self._database = database
         self._clock = clock
         self._payloads = _Allowance(PAYLOAD_BYTES_PER_HOUR, clock)
-
-    async def slices(self) -> list[SliceKey]:
-        """Return every stored slice, oldest first.
-
-        Raises
-        ------
-        RetryError
-            Postgres is not available.
-        OperatorError
-            The database has no schema yet.
-        """
-        wanted = select(
-            tables.Slice.model, tables.Slice.name, tables.Slice.predicate, tables.Slice.definition
-        )
-        try:
-            async with self._database.begin() as connection:
-                rows = (await connection.execute(wanted.order_by(tables.Slice.id))).all()
-        except ProgrammingError as error:
-            if getattr(error.orig, "sqlstate", "") != _UNDEFINED_TABLE:
-                raise
-            raise OperatorError(
-                "the database has no quantdrift schema: run `quantdrift db upgrade`"
-            ) from error
-        return [
-            SliceKey(
-                model=row.model,
-                name=row.name,
-                predicate=row.predicate,
-                where=msgspec.convert(row.definition["where"], tuple[Predicate, ...]),
-            )
-            for row in rows
-        ]
 
     async def store(self, batch: StoreBatch) -> Written:
         """Store a batch in one transaction: the rows that it refers to, one `batch` row, its comparisons.
@@ -123,7 +95,7 @@ class Writer:
             The address, a right or the schema is wrong: the same call succeeds once that is repaired.
         """
         async with self._database.begin() as connection:
-            versions, policies, slices = await _ids(connection, batch)
+            versions, policies, slices, others = await _ids(connection, batch, self._places)
             quarantined = await _unfinished(connection, batch.quarantined)
             skipped = Counter(await _quarantine(connection, quarantined, self._payloads))
             if batch.unreferenced:
@@ -155,7 +127,22 @@ class Writer:
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
             await note_numbers(connection, batch.numbered)
-        return Written(n_rows=n_rows, unplaced={index: failure.reason for index, failure in unplaced.items()})
+        self._places.count(batch)
+        return Written(
+            n_rows=n_rows,
+            unplaced={index: failure.reason for index, failure in unplaced.items()},
+            n_other=_count_others(batch, others),
+        )
+
+    async def store_shares(self) -> None:
+        """Store the weights of the values in the batches since the last call. Called about once a minute.
+
+        Raises
+        ------
+        RetryError, OperatorError
+            As for a batch; the weights are stored with the next call.
+        """
+        await self._places.flush(self._database)
 
     async def store_tallies(
         self, worker: str, tallies: Sequence[Tally], streamed_at: Sequence[datetime] = ()
@@ -210,9 +197,11 @@ class Writer:
 
 
 async def _ids(
-    connection: AsyncConnection, batch: StoreBatch
-) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
+    connection: AsyncConnection, batch: StoreBatch, places: Places
+) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int], set[tuple[str, str]]]:
     """Return the ids of all rows that the batch refers to, after inserting those that were missing.
+
+    The last set has the slices whose items are stored under `(other)`, by model and predicate.
 
     They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
     out again for something else.
@@ -222,6 +211,7 @@ async def _ids(
         *(u.version for u in batch.unreferenced),
         *(n.version for n in batch.noise),
     }
+    stored_as = await places.versions(connection, keys)
     versions = await _ids_of(
         connection,
         tables.ModelVersion.__table__,
@@ -230,7 +220,7 @@ async def _ids(
             msgspec.structs.astuple(key): {
                 "reference": msgspec.json.decode(batch.references.get(key.reference_digest, "{}"))
             }
-            for key in keys
+            for key in stored_as.values()
         },
     )
     policies = await _ids_of(
@@ -245,23 +235,39 @@ async def _ids(
             )
         },
     )
-    slices_by_key = {
-        (s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices
-    }
-    slices_by_key |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
+    of_items = {s: None for c in batch.compared for item in c.items for s in item.slices}
+    of_noise = {s: None for item in batch.noise for s in item.slices}
+    stored_under = await places.slices(connection, of_items | of_noise)
     slices = await _ids_of(
         connection,
         tables.Slice.__table__,
         ("model", "predicate"),
         {
-            key: {"name": row.name, "definition": {"where": msgspec.to_builtins(row.where)}}
-            for key, row in slices_by_key.items()
+            (row.model, row.predicate): {
+                "name": row.name,
+                "definition": {"where": msgspec.to_builtins(row.where)},
+            }
+            for row in stored_under.values()
         },
     )
     return (
-        {key: versions[msgspec.structs.astuple(key)] for key in keys},
+        {key: versions[msgspec.structs.astuple(stored_as[key])] for key in keys},
         {epoch: policy_id for (epoch,), policy_id in policies.items()},
-        {(model, predicate): slice_id for (model, predicate), slice_id in slices.items()},
+        {name: slices[row.model, row.predicate] for name, row in stored_under.items()},
+        {name for name, row in stored_under.items() if row.predicate != name[1]},
+    )
+
+
+def _count_others(batch: StoreBatch, others: AbstractSet[tuple[str, str]]) -> dict[str, int]:
+    """Return by model how many items are stored under a slice `(other)`."""
+    if not others:
+        return {}
+    return Counter(
+        key.model
+        for compared in batch.compared
+        for item in compared.items
+        for key in item.slices
+        if (key.model, key.predicate) in others
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Storage
-from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
+from quantdrift.core.errors import QuarantineReason, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss, Policy, StratumCount, Tally
 from quantdrift.core.slices import SliceKey, everything
@@ -320,21 +320,6 @@ async def test_tallies_are_stored_once(database: Database, record: asyncpg.Conne
     row = await record.fetchrow("select * from tally where stratum = 'faint' and sequence = 4")
     assert msgspec.json.decode(row["lost"]) == {"decode": 1}
     assert row["blind_connections"] == 2
-
-
-async def test_known_slices_come_back(database: Database) -> None:
-    """What was stored as a slice is read again with its predicate."""
-    await Writer(database, SystemClock()).store(_batch(compared=(_compared(1),)))
-    assert await Writer(database, SystemClock()).slices() == [ALL]
-
-
-async def test_a_database_without_a_schema_is_the_operators_to_mend(
-    database: Database, record: asyncpg.Connection
-) -> None:
-    """The error says which command brings the schema."""
-    await record.execute("drop table slice cascade")
-    with pytest.raises(OperatorError, match="quantdrift db upgrade"):
-        await Writer(database, SystemClock()).slices()
 
 
 async def test_payloads_of_a_flood_are_left_out(

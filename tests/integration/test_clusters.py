@@ -71,7 +71,7 @@ class Worker:
         self._references = References(config.models, load)
         self._database = database
         self._writer = Writer(database, SystemClock())
-        self.assessor = Assessor(config, "worker", ())
+        self.assessor = Assessor(config, "worker")
         self.assessor.learned.sample_share = 1.0
         self.in_force = SliceRefresh(database, self.assessor.learned, Stop())
 

@@ -266,7 +266,7 @@ async def test_answers_are_stored_and_folded(
         classify(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
         for n, one in enumerate(chats(int8, **LISTS, **IDS), start=1)
     ]
-    batch = Assessor(config, "worker", ()).assess(cases, datetime.now(UTC))
+    batch = Assessor(config, "worker").assess(cases, datetime.now(UTC))
     assert not batch.quarantined
     await Writer(database, SystemClock()).store(batch)
     async with (

@@ -176,7 +176,7 @@ async def test_a_person_decides_and_a_round_that_began_before_writes_nothing(
     assert await active_slices(database) == []
     listed = await quantdrift("list")
     assert "x-scanner=faint" not in listed.stdout
-    assert "1 more are expired or retired; --all shows them" in listed.stdout
+    assert "1 more are expired, retired or lapsed; --all shows them" in listed.stdout
     everything = json.loads((await quantdrift("list", "--all", "--json")).stdout)["slices"]
     assert ("x-scanner=faint", "retired") in {(one["name"], one["status"]) for one in everything}
     shown = (await quantdrift("show", slice_id)).stdout

@@ -73,7 +73,7 @@ async def test_a_drift_of_it_is_stored_and_fires(
         x = _items(1, number)
         wrong = {key: -2 * one for key, one in answers(version_reference, x).items()}
         cases.append(prepared(version_reference, x, wrong, number + 1))
-    batch = Assessor(config, "w", ()).assess(cases, datetime.now(UTC))
+    batch = Assessor(config, "w").assess(cases, datetime.now(UTC))
     assert not batch.quarantined
     async with Database(postgres_dsn) as database:
         written = await Writer(database, SystemClock()).store(batch)

@@ -8,7 +8,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, smallest_rate
-from quantdrift.core.slices import SliceAssigner, SliceKey
+from quantdrift.core.slices import SliceAssigner, SliceKey, ValueRules
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
 
 pytestmark = pytest.mark.property
@@ -119,15 +119,17 @@ def test_not_a_number_and_an_absent_attribute_are_in_no_slice_but_all() -> None:
     assert [key.name for key in assigner.assign({"header.x-site": "b"}, {})] == ["all"]
 
 
-def test_values_beyond_the_cap_share_one_slice_and_are_counted() -> None:
-    """A request id in a sliced header cannot blow up the number of slices, restarts included."""
-    assigner = SliceAssigner(CONFIG, "m")
+def test_the_values_of_a_rule_without_declared_values_share_its_places() -> None:
+    """Each value has a slice of its own, and all of them one slice for those without a place."""
+    assigner, rules = SliceAssigner(CONFIG, "m"), ValueRules(CONFIG)
     keys = [assigner.assign({"header.x-scanner": f"v{i}"}, {})[1] for i in range(10)]
-    assert len({key.predicate for key in keys}) == 3
-    assert assigner.overflow == 8
-    again = SliceAssigner(CONFIG, "m", known=tuple(keys[:2]))
-    assert again.assign({"header.x-scanner": "v0"}, {})[1] == keys[0]
-    assert again.assign({"header.x-scanner": "new"}, {})[1] == keys[9]
+    assert len({key.predicate for key in keys}) == 10
+    found = [rules.of(key) for key in keys]
+    assert {(rule.source, rule.most) for rule in found if rule is not None} == {("header.x-scanner", 2)}
+    others = {rule.other(key).predicate for rule, key in zip(found, keys, strict=True) if rule is not None}
+    assert others == {"header.x-scanner is any other"}
+    declared = assigner.assign({"header.x-site": "a"}, {"feature.mean": 2.0})
+    assert [rules.of(key) for key in declared] == [None] * 3
 
 
 @given(value=st.text(max_size=20), other=st.text(max_size=20))
@@ -147,22 +149,17 @@ CROSSED = Config(
 )
 
 
-def test_a_cross_is_every_combination_that_is_seen_up_to_its_cap() -> None:
-    """An item in both parts is in their cross too; the fourth combination is `other`, restarts included."""
-    assigner = SliceAssigner(CROSSED, "m")
-    names = [key.name for key in assigner.assign({"header.x-scanner": "a"}, {"feature.mean": 1.0})]
-    assert names == ["all", "scanner=a", "mean>=0", "both: scanner=a & mean>=0"]
+def test_a_cross_is_every_combination_of_its_parts() -> None:
+    """An item in both parts is in their cross too; combinations without a place share one slice."""
+    assigner, rules = SliceAssigner(CROSSED, "m"), ValueRules(CROSSED)
+    keys = assigner.assign({"header.x-scanner": "a"}, {"feature.mean": 1.0})
+    assert [key.name for key in keys] == ["all", "scanner=a", "mean>=0", "both: scanner=a & mean>=0"]
     assert len(assigner.assign({"header.x-scanner": "a"}, {})) == 2
-    seen = [
-        assigner.assign({"header.x-scanner": value}, {"feature.mean": mean})[-1]
-        for value, mean in (("a", 1.0), ("a", -1.0), ("b", 1.0), ("b", -1.0), ("c", 0.0))
-    ]
-    assert [key.name for key in seen[3:]] == ["both: (other)"] * 2
-    assert len({key.predicate for key in seen}) == 4
-    assert assigner.overflow == 2
-    again = SliceAssigner(CROSSED, "m", known=tuple(seen))
-    assert again.assign({"header.x-scanner": "c"}, {"feature.mean": 0.0})[-1].name == "both: (other)"
-    assert again.assign({"header.x-scanner": "b"}, {"feature.mean": 1.0})[-1] == seen[2]
+    rule = rules.of(keys[-1])
+    assert rule is not None
+    assert (rule.source, rule.most) == ("both: ", 3)
+    assert rule.other(keys[-1]).name == "both: (other)"
+    assert rule.other(keys[-1]).predicate == "any other of mean x scanner"
 
 
 @given(

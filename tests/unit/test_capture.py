@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.capture.tallies import Tallies
+from quantdrift.sidecar.protocols import cost
 from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, write_live_config
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
@@ -77,6 +79,26 @@ def test_errors_of_our_own_do_not_flood_the_log(caplog: pytest.LogCaptureFixture
     handle(desk, 20, request=broken)
     assert counters.slot(1).lost_count(0, Loss.CAPTURE_ERROR) == 20
     assert len(caplog.records) == 5
+
+
+@pytest.mark.unit
+def test_an_exchange_that_costs_too_much_is_lost_and_the_next_one_is_handled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand small tensors are left undone as soon as the time is used up; it is counted by its own reason."""
+    desk, counters = desk_of(Config(models=MODELS))
+    tensor = '{"name":"x","shape":[1],"datatype":"FP32","data":[1]}'
+    many = ('{"inputs":[' + ",".join([tensor] * 20_000) + "]}").encode()
+    begun_s = time.thread_time()
+    handle(desk, request=many)
+    whole_s = time.thread_time() - begun_s
+    assert counters.slot(1).lost_count(0, Loss.TOO_COSTLY) == 0
+    monkeypatch.setattr(cost, "LIMIT_S", whole_s / 4)
+    handle(desk, request=many)
+    assert counters.slot(1).lost_count(0, Loss.TOO_COSTLY) == 1
+    monkeypatch.undo()
+    handle(desk)
+    assert counters.slot(1).gauge(Gauge.QUEUE_BYTES) > 0
 
 
 @pytest.mark.unit

@@ -249,7 +249,7 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
         version_reference=version_reference,
         inputs={"x": x},
     )
-    assessor = Assessor(Config(models=(model,)), "w", ())
+    assessor = Assessor(Config(models=(model,)), "w")
     batch = assessor.assess([entry], datetime.now(UTC))
     assert len(batch.compared[0].items) == N_ITEMS
     assert list(assessor.config_warnings.found) == [("m", "output_kind")]

@@ -212,7 +212,7 @@ def test_an_item_counts_for_discovered_slices_too() -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     runtime = _Watched(clock)
     config = Config(models=(Model(name="digits", top_k=2),))
-    assessor = Assessor(config, "w", (), Noise(1.0, clock, rng=random.Random(5)))
+    assessor = Assessor(config, "w", Noise(1.0, clock, rng=random.Random(5)))
     found = msgspec.structs.replace(RARE, where=(Predicate(key="header.x-scanner", equals="faint"),))
     assessor.watch_discovered({"digits": (found,)})
     compared: dict[str, tuple[SliceKey, ...]] = {}

@@ -226,3 +226,24 @@ def test_a_slice_that_is_declared_as_well_is_watched_on() -> None:
     assert outcome.detectors == expected.detectors
     resumed, _ = folded(stream, Snapshot(position=Position(), retired=(FAINT_ID,)), config)
     assert resumed.verdicts() == plain.verdicts()
+
+
+def test_a_slice_whose_value_lost_its_place_is_watched_no_more_although_its_rule_is_declared() -> None:
+    """Its alert and its detectors end with who and why, also after a restart; with its place back it starts empty."""
+    stream = batches(120)
+    config = msgspec.structs.replace(
+        CONFIG, capture=DECLARED.capture, slices=(Slice(name="scanner", header="x-scanner"),)
+    )
+    lapse = SliceChange(slice_id=FAINT_ID, watched=False, lapsed=True, made_by="monitor", reason="0.01 %")
+    before, _ = folded(stream[:80], config=config)
+    fold, outcome = folded(with_change(stream, 81, lapse), config=config)
+    (last,) = [row for row in outcome.transitions if row.slice_id == FAINT_ID][-1:]
+    assert (last.to_verdict, last.episode) == (Verdict.UNKNOWN, Episode.CLOSE)
+    assert last.reason == "lapsed, ended by monitor: 0.01 %"
+    assert {row.slice_id for row in fold.verdicts()} == {ALL_ID, CLEAR_ID}
+    assert fold.position.n_detectors < before.position.n_detectors, "its part of the allowance is free"
+    resumed, _ = folded(stream, Snapshot(position=Position(), lapsed=(FAINT_ID,)), config)
+    assert FAINT_ID not in {row.slice_id for row in resumed.verdicts()}
+    admitted = msgspec.structs.replace(lapse, watched=True, lapsed=False)
+    again, _ = folded(with_change(with_change(stream, 20, lapse), 100, admitted), config=config)
+    assert FAINT_ID in {row.slice_id for row in again.verdicts()}

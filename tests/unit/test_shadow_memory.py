@@ -72,7 +72,7 @@ def test_what_a_reference_computes_in_counts(tmp_path: Path) -> None:
 def _growth_over_mixed_shapes(tmp_path: Path) -> float:
     model = Model(name="digits", top_k=2)
     config = Config(models=(model,), slices=(Slice(name="contrast", feature="contrast", edges=(1.0,)),))
-    assessor = Assessor(config, "test", ())
+    assessor = Assessor(config, "test")
     shelf = RuntimeCache(1)
     comparator = comparator_of(model)
     references = []

@@ -84,7 +84,7 @@ class _Failing(Assessor):
     """Assesses nothing: it does as it is told."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(Config(), "test", ())
+        super().__init__(Config(), "test")
         self._work = work
         self.counted_by: list[str] = []
 

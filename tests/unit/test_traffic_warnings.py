@@ -212,7 +212,7 @@ def test_the_names_of_unknown_models_travel_in_the_tallies(caplog: pytest.LogCap
         told.strangers.count(name, stratum)
     told.tell()
     told.strangers.count("wine", "all")
-    for index in range(10_000):
+    for index in range(MAX_NAMES - 2):
         told.strangers.count(f"n{index}", "all")
     totals = told.strangers.totals
     assert totals["all", "wine"] == 3
@@ -233,6 +233,18 @@ def test_the_names_of_unknown_models_travel_in_the_tallies(caplog: pytest.LogCap
     first, second = tallies.take().strata
     assert first.models["wine"] == ModelCount(taken=0, unknown=3)
     assert second.models == {"wine": ModelCount(taken=0, unknown=1)}
+
+
+def test_invented_names_of_models_do_not_hide_a_misspelt_one(caplog: pytest.LogCaptureFixture) -> None:
+    """They come first and fill every place; a name in a tenth of the requests gets one all the same, and keeps it."""
+    told = Told(caplog)
+    for index in range(100):
+        told.strangers.count(f"first-{index}", "all")
+    for index in range(2_000):
+        told.strangers.count(f"later-{index}" if index % 10 else "wnie", "all")
+    totals = told.strangers.totals
+    assert totals["all", "wnie"] > 100
+    assert len(totals) <= MAX_NAMES
 
 
 def test_names_that_clients_choose_can_neither_fill_memory_nor_forge_a_line(

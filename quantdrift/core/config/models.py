@@ -424,7 +424,7 @@ class Slice(Section, frozen=True, kw_only=True):
     max_values: Annotated[
         int,
         about(
-            "Most slices made of values if `values` is empty, or of combinations of a cross; further ones share the slice `other`.",
+            "Most slices made of values if `values` is empty, or of combinations of a cross: those with the most traffic; the others share the slice `other`.",
             ge=1,
             le=1000,
         ),
@@ -442,5 +442,7 @@ class Slice(Section, frozen=True, kw_only=True):
     ] = ()
     cross: Annotated[
         tuple[str, ...],
-        about("Names of two or more other slices: each combination that is seen, up to max_values of them."),
+        about(
+            "Names of two or more other slices: each combination that is seen, at most max_values of them."
+        ),
     ] = ()

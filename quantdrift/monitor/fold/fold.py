@@ -221,9 +221,10 @@ class Fold:
     def _groups(self, observed: Sequence[Observation], columns: Columns, cap: FloatArray) -> SliceGroups:
         """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
         which = np.array([one.closed or not one.rows[0].group_key for one in observed])[columns.observation]
-        if self.state.retired:
-            # Captured, or assigned to it, before the workers learned that it is retired.
-            ignored = [slice_id for slice_id in self.state.retired if self.state.ignores(slice_id)]
+        if self.state.retired or self.state.lapsed:
+            # Captured, or assigned to it, before the workers learned that it is retired or has lost its place.
+            ended = self.state.retired | self.state.lapsed
+            ignored = [slice_id for slice_id in sorted(ended) if self.state.ignores(slice_id)]
             which &= ~np.isin(columns.slice_id, ignored)
         return slice_groups(observed, columns, which, cap, self.state.rates)
 
@@ -369,14 +370,15 @@ class Fold:
         self.state.recount_versions()
 
     def _retire(self, change: SliceChange) -> None:
-        """Retire or restore a discovered slice; one that the configuration declares is compared whatever is decided."""
+        """End or begin the watch of a slice; one that the configuration declares is not retired whatever is decided."""
         if change.watched:
             self.state.retired.discard(change.slice_id)
+            self.state.lapsed.discard(change.slice_id)
             return
-        self.state.retired.add(change.slice_id)
+        (self.state.lapsed if change.lapsed else self.state.retired).add(change.slice_id)
         if not self.state.ignores(change.slice_id):
             return
-        reason = f"retired by {change.made_by}: {change.reason}"
+        reason = f"{'lapsed, ended' if change.lapsed else 'retired'} by {change.made_by}: {change.reason}"
         for entry in self.state.sorted()[0]:
             if entry.key[1] == change.slice_id and entry.watch.states:
                 self._remove(entry.key, sorted(entry.watch.states), reason)

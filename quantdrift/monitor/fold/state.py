@@ -84,6 +84,8 @@ class FoldState:
         What is added to budgets for noise.
     retired
         Discovered slices that were retired.
+    lapsed
+        Slices of values that lost their place: their items count as `(other)`.
     thresholds
         When evidence is an alarm.
     limits
@@ -115,6 +117,7 @@ class FoldState:
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(snapshot.floors)
         self.retired = set(snapshot.retired)
+        self.lapsed = set(snapshot.lapsed)
         watched = [entry for entry in self.slices.values() if entry.watch.states]
         self._paused = {entry.key[0] for entry in watched}
         self._paused -= {entry.key[0] for entry in watched if entry.reason != SUPERSEDED}
@@ -217,7 +220,9 @@ class FoldState:
         )
 
     def ignores(self, slice_id: int) -> bool:
-        """Return whether a slice is not compared any more: retired, and not in the configuration either."""
+        """Return whether a slice is not compared any more: without a place, or retired and not in the configuration."""
+        if slice_id in self.lapsed:
+            return True
         if slice_id not in self.retired:
             return False
         known = self._declared.get(slice_id)
