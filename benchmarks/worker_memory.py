@@ -51,7 +51,7 @@ async def measure(
         models.append(Model(name=name, references=(sort.reference(path),)))
     config = config_of(models, servers, provider=provider, batch_delay_s=0.05, reference_memory_bytes=1 << 20)
     async with running(config, servers) as worker:
-        queue = await Queue.connect(config.stream, client_name="soak")
+        queue = await Queue.connect(config.stream, client_name="worker-memory")
         try:
             looks = asyncio.create_task(_looks(worker, seconds))
             n = await _send(queue, sort, seconds)
