@@ -17,6 +17,7 @@ from benchmarks.storm.traffic import Traffic
 
 _POLL_S: Final = 0.2
 _LOOK_S: Final = 0.5
+_MEND_S: Final = 60.0
 _AFTER_S: Final = 1.0
 """A request that fails so soon after a fault is over is still put down to it."""
 Victims = Callable[[Stack], list[psutil.Process]]
@@ -44,6 +45,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         How often, beside the others, in a long run.
     all_of_them
         Every process that `victims` returns, at once.
+    patience
+        How many times as long as others it is stopped or away: what replaces it takes its time.
     may_fail
         Whether requests may fail, and how: `""` none, `connection` at most one for each connection, `gap` while the
         port is away.
@@ -54,6 +57,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     victims: Victims
     weight: int = 1
     all_of_them: bool = False
+    patience: float = 1.0
     may_fail: str = ""
 
     @property
@@ -145,7 +149,11 @@ FAULTS: Final = (
     ),
     Fault(kind=Kind.STOP, part="shadow", victims=_shadows, weight=2),
     Fault(
-        kind=Kind.STOP, part="leading monitor", victims=lambda stack: stack.monitors(leading=True), weight=2
+        kind=Kind.STOP,
+        part="leading monitor",
+        victims=lambda stack: stack.monitors(leading=True),
+        weight=2,
+        patience=3.0,
     ),
     Fault(kind=Kind.STOP, part="nats", victims=_NATS, weight=2),
     Fault(kind=Kind.STOP, part="postgres", victims=_database, weight=2, all_of_them=True),
@@ -252,7 +260,7 @@ class Storm:
             for process in found:
                 with contextlib.suppress(psutil.Error):
                     process.suspend()
-            until = time.monotonic() + self._hold_s
+            until = time.monotonic() + self._hold_s * strike.fault.patience
             while time.monotonic() < until:
                 if not any(process.is_running() for process in found):
                     strike.note = f"ended by others after {time.monotonic() - strike.began_s:.1f} s"
@@ -303,7 +311,9 @@ class Storm:
         """Wait until the fault is over and a request that was sent after it has been answered, compared and folded."""
         chosen = strike.fault.kind in {Kind.AWAY, Kind.DISK}
         latest_s = (
-            time.monotonic() + self._patience_s + (0 if strike.fault.kind is Kind.KILL else self._hold_s)
+            time.monotonic()
+            + self._patience_s
+            + (0 if strike.fault.kind is Kind.KILL else self._hold_s * strike.fault.patience)
         )
         ended_at = float("inf")
         while time.monotonic() < latest_s:
@@ -323,6 +333,26 @@ class Storm:
             ):
                 return
         strike.note = f"{strike.note}; not whole after {time.monotonic() - strike.began_s:.0f} s".strip("; ")
+        await self._mend(strike)
+
+    async def _mend(self, strike: Strike) -> None:
+        """Kill one server after the other, and `up` at last, until everything works: the next fault needs a sound stack."""
+        for name, victims in (
+            ("nats", _NATS),
+            ("postgres", _postmaster),
+            ("reference", _reference),
+            ("up", _up),
+        ):
+            for process in await asyncio.to_thread(victims, self._stack):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            killed_at, until = time.time(), time.monotonic() + _MEND_S
+            while time.monotonic() < until:
+                await asyncio.sleep(_LOOK_S)
+                if await self._folded_since(killed_at) and await asyncio.to_thread(self._whole):
+                    strike.note += f"; whole again after a kill of {name}"
+                    return
+        strike.note += "; nothing mends it"
 
     async def _folded_since(self, at: float) -> bool:
         """Return whether a batch was folded whose exchanges were all captured after a time."""
