@@ -99,7 +99,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
     days: int = 40
     slices: int = 1000
-    per_day: int = 8192
+    per_day: int = 4096
     release_days: int = 3
     flat_from: int = 33
 
