@@ -48,6 +48,7 @@ from quantdrift.core.stream.connection import Queue
 
 _N_CONNECTIONS: Final = 8
 _POLL_S: Final = 1.0
+_INTERRUPTED: Final = "it was interrupted"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +68,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Longest wait for a recovery.
     drain_s
         Longest wait at the end until everything is counted.
+    spare_s
+        How much longer than planned the faults may take in all, recoveries that never come included.
     """
 
     rate_per_s: float = 40.0
@@ -76,9 +79,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hold_s: float = 45.0
     patience_s: float = 180.0
     drain_s: float = 240.0
+    spare_s: float = 1200.0
 
 
-QUICK: Final = Plan(quiet_s=75.0, storm_s=0.0, hold_s=8.0, patience_s=60.0, drain_s=90.0)
+QUICK: Final = Plan(quiet_s=75.0, storm_s=0.0, hold_s=8.0, patience_s=60.0, drain_s=90.0, spare_s=1500.0)
 
 
 def main() -> int:
@@ -102,6 +106,7 @@ def main() -> int:
     unknown = set(given.only) - {fault.name for fault in FAULTS}
     if unknown:
         parser.error(f"no fault is called {', '.join(sorted(unknown))}; see --list")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # everything is ended and printed as at Ctrl-C
     plan = QUICK if given.quick else Plan()
     if given.minutes is not None:
         plan = msgspec.structs.replace(plan, storm_s=60 * given.minutes)
@@ -113,7 +118,11 @@ def main() -> int:
         _say("a quiet run")
         quiet = _run(plan, [], may_mount=not given.no_mount, keep=given.keep and given.keep / "quiet")
     _say("the storm")
-    storm = _run(plan, faults, may_mount=not given.no_mount, keep=given.keep and given.keep / "storm")
+    storm = (
+        Outcome(problem="it was not begun")
+        if quiet.problem == _INTERRUPTED
+        else _run(plan, faults, may_mount=not given.no_mount, keep=given.keep and given.keep / "storm")
+    )
     figures = show(quiet, storm) | {"seconds": round(time.monotonic() - began_s)}
     finish("storm", figures, goals_of(quiet, storm))
     return 1 if storm.problem else 0
@@ -124,8 +133,8 @@ def _run(plan: Plan, faults: Sequence[Fault], *, may_mount: bool, keep: Path | N
     try:
         with running(may_mount=may_mount, keep=keep) as stack:
             asyncio.run(_storm(stack, plan, faults, outcome))
-    except KeyboardInterrupt:
-        outcome.problem = outcome.problem or "it was interrupted"
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        outcome.problem = outcome.problem or _INTERRUPTED
     except Exception as error:  # noqa: BLE001 - whatever broke, what was seen so far is printed
         outcome.problem = f"{type(error).__name__}: {error}"
         if isinstance(error, ExceptionGroup):
@@ -136,9 +145,6 @@ def _run(plan: Plan, faults: Sequence[Fault], *, may_mount: bool, keep: Path | N
 
 
 async def _storm(stack: Stack, plan: Plan, faults: Sequence[Fault], outcome: Outcome) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     await stack.start()
     traffic = Traffic(
         stack.ports["relay"], seed=plan.seed, rate_per_s=plan.rate_per_s, n_connections=_N_CONNECTIONS
@@ -148,7 +154,11 @@ async def _storm(stack: Stack, plan: Plan, faults: Sequence[Fault], outcome: Out
     keeper = asyncio.create_task(stack.keep())
     try:
         if faults:
-            await _strikes(stack, traffic, plan, faults, outcome)
+            try:
+                async with asyncio.timeout(plan.storm_s + plan.spare_s):
+                    await _strikes(stack, traffic, plan, faults, outcome)
+            except TimeoutError:
+                outcome.problem = f"the faults took more than {plan.storm_s + plan.spare_s:g} s"
         else:
             await asyncio.sleep(plan.quiet_s / 3)
             _drift(traffic, outcome)

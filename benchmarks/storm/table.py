@@ -170,13 +170,15 @@ def goals_of(quiet: Outcome, storm: Outcome) -> list[Goal]:
     if (account := storm.account) is not None:
         goals += [
             goal("comparisons_lost", account.missing + account.unfolded, 0, "{exchange}"),
-            goal("comparisons_doubled", account.doubled + account.overcounted, 0, "{exchange}"),
+            goal("comparisons_doubled", account.doubled, 0, "{exchange}"),
+            goal("counted_twice", account.overcounted, 0, "{request}"),
             goal("uncounted", account.uncounted + account.unknown_requests, 0, "{request}"),
         ]
     if storm.alerts is not None:
         expected = set(quiet.alerts.fired) if quiet.alerts is not None else {SLICE}
         goals += [
             goal("slices_fired_otherwise", len(expected ^ set(storm.alerts.fired)), 0, "{slice}"),
+            goal("pages_not_delivered", len(set(storm.alerts.fired) - set(storm.alerts.pages)), 0, "{page}"),
             goal(
                 "alerts_beyond_one",
                 sum(storm.alerts.opened.values()) - len(storm.alerts.opened),
