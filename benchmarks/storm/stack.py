@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -30,7 +31,7 @@ _START_S: Final = 120.0
 _STOP_S: Final = 75.0
 _AGAIN_S: Final = 0.5
 _DATABASE_S: Final = 3.0
-_PORTS: Final = range(32_000 - 12_000, 32_000)
+_PORTS: Final = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
 _N_RELAYS: Final = 2
 
 _CONFIG: Final = """\
@@ -487,7 +488,7 @@ def _environment(pid: int, name: str) -> str:
 def _free_ports(n: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         ports = []
-        for port in _PORTS:
+        for port in random.sample(_PORTS, len(_PORTS)):
             with contextlib.suppress(OSError):
                 probe = stack.enter_context(socket.socket())
                 probe.bind(("127.0.0.1", port))
