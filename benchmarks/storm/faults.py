@@ -117,6 +117,7 @@ FAULTS: Final = (
     Fault(kind=Kind.KILL, part="relay worker", victims=_RELAY, weight=4, may_fail="connection"),
     Fault(kind=Kind.KILL, part="capture process", victims=_CAPTURE, weight=4),
     Fault(kind=Kind.KILL, part="intake process", victims=_INTAKE, weight=2),
+    Fault(kind=Kind.KILL, part="admin process", victims=_first("quantdrift.sidecar.admin"), weight=2),
     Fault(
         kind=Kind.KILL,
         part="sidecar supervisor",
@@ -141,7 +142,7 @@ FAULTS: Final = (
         victims=_first("quantdrift.cli.embedded", "postgres"),
         weight=2,
     ),
-    Fault(kind=Kind.STOP, part="relay worker", victims=_RELAY, weight=2, may_fail="connection"),
+    Fault(kind=Kind.STOP, part="relay worker", victims=_RELAY, weight=2, patience=2.5, may_fail="connection"),
     Fault(kind=Kind.STOP, part="capture process", victims=_CAPTURE, weight=2),
     Fault(kind=Kind.STOP, part="intake process", victims=_INTAKE),
     Fault(

@@ -27,7 +27,7 @@ from quantdrift.core.process.child import ending_with_parent
 MARK: Final = "QUANTDRIFT_STORM"
 """Environment variable that every process of a storm carries; its value is the storm's directory."""
 _DISK_BYTES: Final = 640 << 20
-_START_S: Final = 120.0
+_START_S: Final = 300.0
 _STOP_S: Final = 75.0
 _AGAIN_S: Final = 0.5
 _DATABASE_S: Final = 3.0
