@@ -9,10 +9,10 @@ _RUNS = 'if __name__ == "__main__":'
 
 def main() -> int:
     """Run each in a process of its own; return 1 if one could not finish."""
+    here = Path(__file__).parent
     names = sorted(
-        path.stem
-        for path in Path(__file__).parent.glob("*.py")
-        if path.stem != "__main__" and _RUNS in path.read_text()
+        [path.stem for path in here.glob("*.py") if path.stem != "__main__" and _RUNS in path.read_text()]
+        + [path.parent.name for path in here.glob("*/__main__.py")]
     )
     failed = []
     for name in names:

@@ -37,7 +37,7 @@ import asyncpg
 import msgspec
 import numpy as np
 
-from benchmarks import device, soak
+from benchmarks import device, worker_memory
 from benchmarks.references import SORTS, Sort
 from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_left
 from benchmarks.result import Goal, finish
@@ -156,7 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="qd-") as temporary, _servers(Path(temporary)) as servers:
         provider = Provider(given.provider)
         if given.soak:
-            figures, goals = asyncio.run(soak.measure(Path(temporary), servers, provider, given.soak))
+            figures, goals = asyncio.run(
+                worker_memory.measure(Path(temporary), servers, provider, given.soak)
+            )
         else:
             directory = given.out or Path(temporary)
             directory.mkdir(parents=True, exist_ok=True)

@@ -48,10 +48,12 @@ def shadow(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
+    from quantdrift.cli.policy import at_data
     from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.shadow.worker import serve
 
     config, secrets = prepare(config_path, Role.SHADOW, data)
+    config = at_data(config, data)
     os.nice(NICE)  # before any thread: each inherits it
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 
@@ -68,10 +70,12 @@ def monitor(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
+    from quantdrift.cli.policy import at_data
     from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.monitor.service import serve
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
+    config = at_data(config, data)
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 
 

@@ -1,5 +1,6 @@
 """`quantdrift up`: every role on one host, from the first line to an orderly end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,12 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -65,6 +69,21 @@ def _run(config: Path, data: Path, *more: str) -> subprocess.CompletedProcess[st
     """Run it until it ends by itself."""
     command = [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(data), *more]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def _connections(pid: int) -> list[Any]:
+    return list(psutil.Process(pid).net_connections("tcp4"))
+
+
+def _wait_ready(address: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until /readyz of a process that was started says yes."""
+    until_s = time.monotonic() + 90
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/readyz", timeout=5):
+            return
+        assert process.poll() is None, "it has ended"
+        assert time.monotonic() < until_s, "it is not ready in time"
+        time.sleep(0.1)
 
 
 def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -123,6 +142,21 @@ def test_a_second_one_on_the_same_data_is_refused(memory_path: Path) -> None:
         second = _run(config, memory_path / "data")
         assert second.returncode == 2
         assert "another `quantdrift up` uses" in second.stderr
+
+
+def test_another_worker_finds_its_servers_in_the_data_directory(memory_path: Path) -> None:
+    """With `--data` a second shadow uses Postgres and NATS of a running `quantdrift up`."""
+    config = _config(memory_path)
+    with _up(config, memory_path / "data", "--only", "monitor"):
+        command = [sys.executable, "-m", "quantdrift", "shadow", "-c", str(config), "--data"]
+        with subprocess.Popen([*command, str(memory_path / "data")]) as second:
+            try:
+                _wait_ready(tomllib.loads(config.read_text())["shadow"]["admin"], second)
+                ports = {connection.raddr.port for connection in _connections(second.pid) if connection.raddr}
+                servers = [(memory_path / "data" / name).read_text() for name in ("dsn", "nats.url")]
+                assert {urlsplit(address.strip()).port for address in servers} <= ports
+            finally:
+                second.terminate()
 
 
 def test_killed_it_takes_everything_along_and_can_be_started_again(memory_path: Path) -> None:

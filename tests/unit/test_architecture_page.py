@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
 STEPS = re.findall(r"^\d+\. `([\w/]+): ([\w.]+)` ", PAGE, re.MULTILINE)
 MOST_STEPS = 25
+_FAULTS = PAGE.partition("## What a fault costs")[2].partition("\n## ")[0]
+FAULTS = [line for line in _FAULTS.splitlines() if line.startswith("| ")][1:]
+"""The lines of the table of faults, without its head."""
 
 
 def _defined(module: Path) -> set[str]:
@@ -57,3 +60,15 @@ def test_every_package_of_the_page_exists_and_none_is_missing() -> None:
         if not init.parent.is_symlink()
     }
     assert folders - named == set()
+
+
+@pytest.mark.parametrize("line", FAULTS, ids=lambda line: line.split("|")[1].strip())
+def test_every_line_of_the_table_of_faults_names_a_test_that_exists(line: str) -> None:
+    """What the page promises is shown by a test, and a test that is renamed is renamed on the page."""
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert len(cells) == 4, "fault, serving traffic, samples, tests"
+    assert all(cells)
+    named = re.findall(r"`([\w/.]+\.py)::(\w+)`", cells[3])
+    assert named, "no test is named"
+    for path, name in named:
+        assert name in _defined(ROOT / "tests" / path), f"{path} has no {name}"
