@@ -33,9 +33,7 @@ from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
-_ALL_UNTIL: Final = (
-    500  # first exchanges of a version, which are all chosen; of a slice, those that there is room for
-)
+_ALL_UNTIL: Final = 500  # first exchanges of a version, all chosen; of a slice, while there is room
 _MOST_SLICES: Final = 4_000  # of a version, whose exchanges are counted
 _TIMES_SHARE: Final = 2.0  # share of the replay time: an item on its own takes longer than in a batch
 _FIRST_S: Final = 0.001

@@ -142,7 +142,7 @@ def test_the_noise_of_other_slices_does_not_hide_the_drift_of_a_quiet_one(of_ver
     """No noise in the slice, whose version has 1 or 3 % for noise on a budget of 1 %; flips go from 0.5 to 3 %.
 
     All of 40 slices are found within 10,000 groups, in half of the time at most; a slice is not found with probability
-    below 1e-4. With the figure of the version they take 9,000 groups in the median, or are never found.
+    below 1e-4. With the figure of the version they take 8,400 groups in the median, or are never found.
     """
     run = partial(passages, noise=0.0, of_version=Level(added=of_version), means=(0.005, 0.03), n=40_000)
     own, allowance = run()
