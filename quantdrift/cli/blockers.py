@@ -37,6 +37,8 @@ _HINTS: Final = {
     Loss.STREAM_FULL: "the stream is full: start more shadow workers, sample less, or raise stream.max_bytes",
     Loss.PUBLISH: "NATS did not accept them: see the sidecar's log",
     Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
+    Loss.UNOBSERVED: "the relay cannot read their connections: they use TLS, are not HTTP, or too many are busy at a time"
+    " (sidecar.max_connections)",
 }
 
 

@@ -78,6 +78,7 @@ class Loss(StrEnum):
     FRAMING = "framing"  # relay: the observer lost the framing of its connection during it
     UNPAIRED = "unpaired"  # intake: the other half did not arrive in time, or could not be assigned
     METADATA = "metadata"  # capture: neither the wire nor the configuration gives names or shapes
+    UNOBSERVED = "unobserved"  # relay: its connection was not observed; how many there were is an estimate
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,7 +86,13 @@ UNOBSERVED = Instrument(
     "quantdrift.sidecar.unobserved_connections",
     _OC,
     "{connection}",
-    "Connections beyond sidecar.max_connections: relayed, not observed.",
+    "Connections that found sidecar.max_connections others busy: relayed, not observed.",
+)
+UNSEEN_REQUESTS = Instrument(
+    "quantdrift.sidecar.unobserved_requests",
+    _OC,
+    "{request}",
+    "Requests on connections that are not observed, at least: counted as offered, and lost as unobserved.",
 )
 ACCEPT_PAUSES = Instrument(
     "quantdrift.sidecar.accept_pauses",

@@ -51,6 +51,7 @@ class Gauge(IntEnum):
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
     WAY_OFF = 30
+    UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
 
 
 class Denial(StrEnum):
@@ -160,6 +161,8 @@ class Counters:
         """
         own = self.n_slots - 1
         taken = self.total(Count.TAKEN, n_rows)
+        unseen = _LOSS_INDEX[Loss.UNOBSERVED]  # there was nothing that a limit could refuse
+        taken -= sum(self._column(slot, unseen, n_rows) for slot in range(self.n_slots))
         caps = _LOSS_INDEX[Loss.RATE_CAP], _LOSS_INDEX[Loss.BYTE_CAP]
         refused = sum(self._column(slot, cap, n_rows) for slot in range(own) for cap in caps)
         return taken, refused

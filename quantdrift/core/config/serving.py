@@ -125,7 +125,8 @@ class Sidecar(Section, frozen=True, kw_only=True):
     max_connections: Annotated[
         int,
         about(
-            "Most connections that one relay worker observes at a time. Further ones are relayed but not sampled.",
+            "Most connections that one relay worker observes at a time; idle ones give way to those that send a request. "
+            "Where all are busy, requests of further ones are relayed and counted as lost.",
             ge=1,
         ),
     ] = 2048
