@@ -33,6 +33,7 @@ from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
+from quantdrift.sidecar.state.heartbeat import CAPTURE_HUNG_S, LOOK_S, WORKER_HUNG_S, Heartbeat
 from quantdrift.sidecar.state.metrics import observe
 from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.process_start import ProcessStart
@@ -121,7 +122,6 @@ class _Supervisor:
         self._sockets = sockets
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
         self._counters = Counters.create(self._n_relays + 2, MAX_ROWS)
-        self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
         self._telemetry = Telemetry("quantdrift-sidecar")
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
@@ -143,11 +143,24 @@ class _Supervisor:
         self._capture = self._child(
             "capture", _CAPTURE, self._n_relays + 1, sockets.handoff, boot=random.token_hex(16)
         )
+        self._worker_heartbeats = [
+            Heartbeat(worker, self._counters.slot(index), WORKER_HUNG_S)
+            for index, worker in enumerate(self._workers)
+        ]
+        self._capture_heartbeat = Heartbeat(
+            self._capture, self._counters.slot(self._n_relays + 1), CAPTURE_HUNG_S
+        )
         self._stop = Stop()
 
     async def run(self, stop: Stop, watch: FileWatch | None) -> int:
         self._stop = stop
-        admin = Admin("sidecar.admin", self._config.sidecar.admin, self._is_ready, self._switch.routes())
+        admin = Admin(
+            "sidecar.admin",
+            self._config.sidecar.admin,
+            self._is_ready,
+            self._switch.routes(),
+            live=self._is_live,
+        )
         await admin.start()
         capture = asyncio.create_task(self._capture.run())
         workers = [asyncio.create_task(worker.run()) for worker in self._workers]
@@ -162,7 +175,10 @@ class _Supervisor:
                 "accepting Envoy's external processing at %s (intake.ext_proc)", self._config.intake.ext_proc
             )
         watching = asyncio.gather(
-            self._watch(watch, stop), self._switch.run(stop), self._poll_traffic_warnings(stop)
+            self._watch(watch, stop),
+            self._switch.run(stop),
+            self._poll_traffic_warnings(stop),
+            self._watch_heartbeats(stop),
         )
         try:
             await stop.wait()
@@ -175,6 +191,20 @@ class _Supervisor:
             await admin.stop()
             self._telemetry.close()
         return 0
+
+    async def _watch_heartbeats(self, stop: Stop) -> None:
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+
+        async def look() -> None:
+            nonlocal looked_s
+            await stop.wait(LOOK_S)
+            elapsed_s, looked_s = loop.time() - looked_s, loop.time()
+            for heartbeat in (*self._worker_heartbeats, self._capture_heartbeat):
+                if (why := heartbeat.look(elapsed_s)) and not stop.is_set():
+                    heartbeat.replace(why)
+
+        await supervise("watching the heartbeats", look, stop)
 
     async def _poll_traffic_warnings(self, stop: Stop) -> None:
         async def poll() -> None:
@@ -228,8 +258,12 @@ class _Supervisor:
 
         Backend, stream and capture process do not matter.
         """
-        slots = self._slots[: self._n_relays] or self._slots
-        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in slots)
+        heartbeats = self._worker_heartbeats[: self._n_relays] or self._worker_heartbeats
+        return not self._stop.is_set() and any(heartbeat.serves for heartbeat in heartbeats)
+
+    def _is_live(self) -> bool:
+        """Return the same as `_is_ready`, but true while it drains: it ends by itself."""
+        return self._stop.is_set() or self._is_ready()
 
     def _child(
         self,
@@ -256,9 +290,11 @@ class _Supervisor:
 
         def died() -> None:
             slot.set(Gauge.SERVING, 0)
-            self._restarts.add(1, {"child": name.partition(" ")[0]})
+            slot.set(Gauge.BEATS, 0)
+            reason = "hung" if child.is_replaced else "died"
+            self._restarts.add(1, {"child": name.partition(" ")[0], "reason": reason})
 
-        return Child(
+        child = Child(
             name,
             module,
             [start.argument],
@@ -267,6 +303,7 @@ class _Supervisor:
             orphan=signal.SIGKILL,  # an orphan would keep the port in use
             on_death=died,
         )
+        return child
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:

@@ -121,7 +121,10 @@ QUEUE_LIMIT = Instrument(
     "quantdrift.sidecar.queue_limit", _OG, "By", "Limit of held and queued data together."
 )
 RESTARTS = Instrument(
-    "quantdrift.sidecar.restarts", _C, "{restart}", "Restarts of child processes, by process."
+    "quantdrift.sidecar.restarts",
+    _C,
+    "{restart}",
+    "Restarts of child processes, by process and reason: died or hung.",
 )
 PAUSED = Instrument(
     "quantdrift.sidecar.paused", _OG, "{pause}", "1 while sampling is paused, for all models or for one."

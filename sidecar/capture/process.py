@@ -44,6 +44,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
     environment
         POD_NAME and MODEL_VERSION are read from it.
     """
+    child.beat()
     clock = SystemClock()
     live_config_file, counters, boot = child.live_config_file, child.counters, child.start.boot
     config = live_config_file.current.config

@@ -97,6 +97,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, sockets: Sock
     sockets
         The listening sockets.
     """
+    child.beat()
     slot, clock, live_config_file = child.slot, SystemClock(), child.live_config_file
     config = live_config_file.current.config
     live_scope = LiveScope(child, secrets.salt, clock)

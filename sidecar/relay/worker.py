@@ -42,6 +42,7 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
         closed once it is between exchanges, and the remaining ones some time before `grace_s`.
     """
     loop = asyncio.get_running_loop()
+    child.beat()
     slot = child.slot
     options = child.live_config_file.current.config.sidecar
     live_scope = LiveScope(child, secrets.salt, SystemClock())

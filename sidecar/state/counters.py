@@ -51,6 +51,7 @@ class Gauge(IntEnum):
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
     WAY_OFF = 30
+    BEATS = 31  # turns of the event loop since the start of the process, counted every half second
     UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
 
 

@@ -3,16 +3,20 @@
 Relay workers import this module, so it must stay light.
 """
 
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from quantdrift.core.logs import setup_logs
 from quantdrift.sidecar.state.config import LiveConfigFile
-from quantdrift.sidecar.state.counters import MAX_ROWS, Counters
+from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
+
+BEAT_S: Final = 0.5
+"""Time between two heartbeats of a child process."""
 
 
 class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +91,11 @@ class ChildProcess:
         self.live_config_file = LiveConfigFile(Path(start.config))
         self.counters = Counters(start.counters_fd, start.n_slots, MAX_ROWS)
         self.slot = self.counters.slot(start.slot)
+
+    def beat(self) -> None:
+        """Count a heartbeat now and every `BEAT_S`, by which the supervisor sees that the event loop turns."""
+        self.slot.adjust(Gauge.BEATS)
+        asyncio.get_running_loop().call_later(BEAT_S, self.beat)
 
     @classmethod
     def begin(cls, arguments: Sequence[str] | None = None) -> Self:

@@ -1,8 +1,11 @@
 """The sidecar's processes are killed and stopped: the port stays open and answers stay right."""
 
+import contextlib
 import json
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +15,8 @@ import pytest
 
 from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
+from quantdrift.sidecar.state import heartbeat
+from quantdrift.sidecar.state.counters import Counters, Gauge
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
 from tests.support.sidecar.relay_process import Backend, SidecarProcess, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
@@ -98,6 +103,84 @@ def test_a_configuration_that_was_changed_meanwhile_keeps_no_worker_down(
         wait(lambda: running.workers not in ([], [victim]), "another worker")
         wait(running.is_ready, "it is ready again")
         assert running.talk(post(b"x")) == answer(b"to x")
+
+
+def test_a_stopped_worker_is_seen_and_replaced_without_the_port_closing(
+    tmp_path: Path, backend: Backend
+) -> None:
+    """/livez and /readyz are red while no worker accepts; clients that connected meanwhile are served by the next one."""
+    with sidecar(tmp_path, backend.port) as running:
+        victim = running.workers[0]
+        wait(lambda: running.talk(post(b"x")) == answer(b"to x"), "it serves")
+        victim.suspend()
+        with running.connect() as client:
+            client.sendall(post(b"early"))
+            wait(lambda: running.get("/livez")[0] == running.get("/readyz")[0] == 503, "both are red")
+            assert running.workers == [victim]
+            assert client.recv(1000) == answer(
+                b"to early"
+            )  # by the new worker, from the same listening socket
+        assert not victim.is_running()
+        wait(lambda: running.get("/livez")[0] == 200, "it is live again")
+        assert running.is_ready()
+        assert running.count("quantdrift_sidecar_restarts_total", child="relay", reason="hung") == 1
+        assert running.count("quantdrift_sidecar_restarts_total") == 1
+
+
+def test_one_stopped_worker_of_two_leaves_the_sidecar_live(tmp_path: Path, backend: Backend) -> None:
+    """Its clients wait until it is replaced, all others are served at once."""
+    with (
+        contextlib.ExitStack() as open_clients,
+        sidecar(tmp_path, backend.port, SIDECAR__WORKERS=2) as running,
+    ):
+        wait(lambda: len(running.workers) == 2, "two workers")
+        workers = running.workers
+
+        def both_accept() -> bool:
+            open_clients.enter_context(running.connect())
+            return all(
+                any(c.status == "ESTABLISHED" for c in each.net_connections("tcp")) for each in workers
+            )
+
+        wait(both_accept, "both workers accept")
+        victim = workers[0]
+        victim.suspend()
+
+        def is_replaced() -> bool:
+            assert running.get("/livez")[0] == 200
+            return not victim.is_running()
+
+        with Clients(running) as clients:
+            wait(is_replaced, "the stopped worker is replaced")
+            wait(lambda: clients.n_good > 20, "clients are served")
+        assert not clients.refused
+        assert not clients.wrong
+
+
+def test_a_busy_loop_is_a_hang_as_soon_as_it_has_used_processor_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that computes without a heartbeat is replaced; processor time shows that it was not merely waiting."""
+    monkeypatch.setattr(heartbeat, "_LOOP_CPU_S", 0.5)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        child = _Process(process)
+        slot = Counters.create(1, 1).slot(0)
+        slot.adjust(Gauge.BEATS)
+        watch = heartbeat.Heartbeat(child, slot, hung_s=1.0)
+
+        def hangs() -> bool:
+            return "of processor time" in watch.look(heartbeat.LOOK_S)
+
+        wait(hangs, "the loop is seen")
+        process.kill()
+
+
+class _Process:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.pid: int | None = process.pid
+
+    def replace(self, why: str) -> None:
+        """Do nothing."""
 
 
 def test_a_stopped_capture_process_costs_samples_only(tmp_path: Path, backend: Backend) -> None:

@@ -28,6 +28,8 @@ class Admin:
         HOST:PORT; port 0 takes a free one, which `port` gives after `start`.
     ready
         Returns whether the process is ready; called at each request.
+    live
+        Returns whether the process does its work, so that it need not be restarted; called at each request.
     more
         Additional routes.
     limits
@@ -41,8 +43,10 @@ class Admin:
         ready: Callable[[], bool],
         more: Iterable[web.AbstractRouteDef] = (),
         *,
+        live: Callable[[], bool] = lambda: True,
         limits: Limits = LIMITS,
     ) -> None:
+        self._live = live
         self._shown = f"{option} {address}"
         where = read_address(address)
         self._host = where.host
@@ -80,7 +84,8 @@ class Admin:
         await self._http.close()
 
     async def _livez(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+        live = self._live()
+        return web.Response(status=200 if live else 503, text="ok\n" if live else "not working\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
         ready = self._ready()

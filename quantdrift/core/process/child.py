@@ -126,6 +126,17 @@ class Child:
         self._on_output = dict(on_output or {})
         self._process: asyncio.subprocess.Process | None = None
         self._ending = Stop()
+        self._why_replaced = ""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether `replace` killed it, and it was not started again yet."""
+        return bool(self._why_replaced)
 
     async def run(self) -> int:
         """Start it, and restart it after a growing pause whenever it ends.
@@ -150,7 +161,8 @@ class Child:
                 if loop.time() - started_s >= _STEADY_S:
                     self._backoff.reset()
                 pause_s = self._backoff.next_s()
-                self._on_end(exit_text(code), code, pause_s)
+                how, self._why_replaced = self._why_replaced or exit_text(code), ""
+                self._on_end(how, code, pause_s)
             if await self._ending.wait(pause_s):
                 return 0
 
@@ -189,6 +201,19 @@ class Child:
     def kill(self) -> None:
         """Kill it."""
         self._end(signal.SIGKILL)
+
+    def replace(self, why: str) -> None:
+        """Kill it, so that it is started again.
+
+        Parameters
+        ----------
+        why
+            What `on_end` gets in place of how it ended: "was stopped for 10 s, and was killed".
+        """
+        if self._process is not None:
+            self._why_replaced = why
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     def _end(self, number: signal.Signals) -> None:
         self._ending.set()

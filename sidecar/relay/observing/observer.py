@@ -367,7 +367,7 @@ class ExchangeObserver(ABC):
             Turns of client and backend that come first and are no requests.
         """
         self._scope.slot.adjust(Gauge.BLIND)
-        self.unseen = UnseenRequests(self._scope, self.last_row, n_skipped)
+        self.unseen = UnseenRequests(self._scope.count_unseen, self.last_row, n_skipped)
         self.abandon(Loss.FRAMING)
 
     def _start_capture(self, draw: Draw) -> CaptureBuffer:
@@ -455,9 +455,9 @@ class Unobserved(ExchangeObserver):
         super().__init__(scope)
         self.is_active = False
         if before is None:
-            self.unseen = UnseenRequests(scope)
+            self.unseen = UnseenRequests(scope.count_unseen)
         elif before.is_active:
-            self.unseen = UnseenRequests(scope, before.last_row)
+            self.unseen = UnseenRequests(scope.count_unseen, before.last_row)
         else:
             self.unseen = before.unseen
 

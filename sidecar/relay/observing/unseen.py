@@ -1,9 +1,6 @@
 """Connections that are not observed: their requests are counted from outside, as the turns of client and backend."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from quantdrift.sidecar.relay.observing.observer import CaptureScope
+from collections.abc import Callable
 
 _HTTP1 = b"HTTP/1."
 _STATUS = 9  # position of the first digit of the status in a response
@@ -19,8 +16,8 @@ class UnseenRequests:
 
     Parameters
     ----------
-    scope
-        Counts the requests.
+    count
+        Called with `row` for each request.
     row
         Row of the table of counts that the last observed request of the connection belonged to; None: there was none.
     n_skipped
@@ -32,10 +29,12 @@ class UnseenRequests:
         Whether the beginning of the backend's next bytes matters.
     """
 
-    __slots__ = ("_backend_spoke", "_n_skipped", "_row", "_scope", "waits")
+    __slots__ = ("_backend_spoke", "_count", "_n_skipped", "_row", "waits")
 
-    def __init__(self, scope: "CaptureScope", row: int | None = None, n_skipped: int = 0) -> None:
-        self._scope = scope
+    def __init__(
+        self, count: Callable[[int | None], None], row: int | None = None, n_skipped: int = 0
+    ) -> None:
+        self._count = count
         self._row = row
         self._n_skipped = n_skipped
         self._backend_spoke = True
@@ -59,4 +58,4 @@ class UnseenRequests:
         if self._n_skipped:
             self._n_skipped -= 1
         elif status != b"4":
-            self._scope.count_unseen(self._row)
+            self._count(self._row)
