@@ -1,6 +1,7 @@
 """The supervisor: the first process of the sidecar.
 
-It owns sockets, counters and children, and serves the admin port.
+It owns sockets, counters and children, and answers probes. The admin port is served by a child, so that strangers'
+requests are parsed in a process whose end costs nothing.
 
 It is not on the serving path, because relay workers accept from the listening socket themselves. It ends
 last.
@@ -27,16 +28,14 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
+from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
-from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
+from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge, Slot
 from quantdrift.sidecar.state.heartbeat import CAPTURE_HUNG_S, LOOK_S, WORKER_HUNG_S, Heartbeat
-from quantdrift.sidecar.state.metrics import observe
-from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.process_start import ProcessStart
+from quantdrift.sidecar.state.readiness import N_OTHER_SLOTS, Readiness, supervisor_slot
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
@@ -49,6 +48,7 @@ _RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
 _CAPTURE = "quantdrift.sidecar.capture.process"
+_ADMIN = "quantdrift.sidecar.admin"
 
 
 def missing_packages(config: Config) -> list[str]:
@@ -98,7 +98,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
         )
         if config.intake.tap:
             tap = _listen_tap(Path(config.intake.tap), stack)
-        sockets = _Sockets(relay, intake, tap, handoff)
+        admin = stack.enter_context(_listen("sidecar.admin", config.sidecar.admin))
+        probes = None
+        if config.sidecar.probes:
+            probes = stack.enter_context(_listen("sidecar.probes", config.sidecar.probes))
+        sockets = _Sockets(relay, intake, tap, handoff, admin, probes)
         supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets)
         return await supervisor.run(stop, None if path is None else FileWatch(path))
 
@@ -110,6 +114,8 @@ class _Sockets(NamedTuple):
     intake: socket.socket | None
     tap: socket.socket | None
     handoff: socket.socket
+    admin: socket.socket
+    probes: socket.socket | None
 
 
 class _Supervisor:
@@ -121,15 +127,12 @@ class _Supervisor:
         self._directory = directory
         self._sockets = sockets
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
-        self._counters = Counters.create(self._n_relays + 2, MAX_ROWS)
-        self._telemetry = Telemetry("quantdrift-sidecar")
-        self._restarts = self._telemetry.counter(RESTARTS)
-        self._reloads = self._telemetry.counter(RELOADS)
-        observe(self._telemetry, self._counters, lambda: self._live_config, SystemClock())
+        self._counters = Counters.create(self._n_relays + N_OTHER_SLOTS, MAX_ROWS)
+        self._own_slot = supervisor_slot(self._counters)
+        self._readiness = Readiness(self._counters)
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
-        self._switch = PauseSwitch(directory, config.sidecar.pause_file)
-        self._telemetry.observe(PAUSED, self._switch.gauge)
         self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
+        self._slots: dict[Child, Slot] = {}
         self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []
         if sockets.relay is not None:
@@ -140,28 +143,21 @@ class _Supervisor:
             self._workers.append(
                 self._child("intake", _INTAKE, self._n_relays, sockets.intake, tap=sockets.tap)
             )
+        self._admin = self._child("admin", _ADMIN, self._n_relays + 1, sockets.admin)
         self._capture = self._child(
-            "capture", _CAPTURE, self._n_relays + 1, sockets.handoff, boot=random.token_hex(16)
+            "capture", _CAPTURE, self._n_relays + 2, sockets.handoff, boot=random.token_hex(16)
         )
-        self._worker_heartbeats = [
-            Heartbeat(worker, self._counters.slot(index), WORKER_HUNG_S)
-            for index, worker in enumerate(self._workers)
+        hung_s = dict.fromkeys(self._workers, WORKER_HUNG_S)
+        self._heartbeats = [
+            Heartbeat(child, slot, hung_s.get(child, CAPTURE_HUNG_S)) for child, slot in self._slots.items()
         ]
-        self._capture_heartbeat = Heartbeat(
-            self._capture, self._counters.slot(self._n_relays + 1), CAPTURE_HUNG_S
-        )
-        self._stop = Stop()
 
     async def run(self, stop: Stop, watch: FileWatch | None) -> int:
-        self._stop = stop
-        admin = Admin(
-            "sidecar.admin",
-            self._config.sidecar.admin,
-            self._is_ready,
-            self._switch.routes(),
-            live=self._is_live,
-        )
-        await admin.start()
+        probes = None
+        if self._sockets.probes is not None:
+            probes = Probes(self._sockets.probes, ready=self._readiness.ready, live=self._readiness.live)
+            await probes.start()
+        admin = asyncio.create_task(self._admin.run())
         capture = asyncio.create_task(self._capture.run())
         workers = [asyncio.create_task(worker.run()) for worker in self._workers]
         if self._sockets.relay is not None:
@@ -176,20 +172,20 @@ class _Supervisor:
             )
         watching = asyncio.gather(
             self._watch(watch, stop),
-            self._switch.run(stop),
             self._poll_traffic_warnings(stop),
             self._watch_heartbeats(stop),
         )
         try:
             await stop.wait()
+            self._own_slot.set(Gauge.STOPPING, 1)
             await self._end(workers, capture)
         finally:
             watching.cancel()
-            for child in (*self._workers, self._capture):
+            for child in (*self._workers, self._capture, self._admin):
                 child.kill()
-            await asyncio.gather(watching, capture, *workers, return_exceptions=True)
-            await admin.stop()
-            self._telemetry.close()
+            await asyncio.gather(watching, capture, admin, *workers, return_exceptions=True)
+            if probes is not None:
+                probes.stop()
         return 0
 
     async def _watch_heartbeats(self, stop: Stop) -> None:
@@ -200,7 +196,7 @@ class _Supervisor:
             nonlocal looked_s
             await stop.wait(LOOK_S)
             elapsed_s, looked_s = loop.time() - looked_s, loop.time()
-            for heartbeat in (*self._worker_heartbeats, self._capture_heartbeat):
+            for heartbeat in self._heartbeats:
                 if (why := heartbeat.look(elapsed_s)) and not stop.is_set():
                     heartbeat.replace(why)
 
@@ -228,10 +224,10 @@ class _Supervisor:
                 _LOG.error(
                     "the changed configuration is refused, the previous one stays in effect: %s", error
                 )
-                self._reloads.add(1, {"result": "refused"})
+                self._own_slot.adjust(Gauge.RELOADS_REFUSED)
                 return
             self._live_config = live_config
-            self._reloads.add(1, {"result": "taken_over"})
+            self._own_slot.adjust(Gauge.RELOADS)
             _LOG.info("the changed configuration is in effect")
 
         await supervise("watching the configuration", poll, stop)
@@ -252,18 +248,6 @@ class _Supervisor:
             worker.kill()
         self._capture.terminate()
         await asyncio.wait([capture], timeout=began_s + deadlines.capture_s - loop.time())
-
-    def _is_ready(self) -> bool:
-        """Return whether a relay worker, or without a relay the intake, is serving.
-
-        Backend, stream and capture process do not matter.
-        """
-        heartbeats = self._worker_heartbeats[: self._n_relays] or self._worker_heartbeats
-        return not self._stop.is_set() and any(heartbeat.serves for heartbeat in heartbeats)
-
-    def _is_live(self) -> bool:
-        """Return the same as `_is_ready`, but true while it drains: it ends by itself."""
-        return self._stop.is_set() or self._is_ready()
 
     def _child(
         self,
@@ -291,8 +275,7 @@ class _Supervisor:
         def died() -> None:
             slot.set(Gauge.SERVING, 0)
             slot.set(Gauge.BEATS, 0)
-            reason = "hung" if child.is_replaced else "died"
-            self._restarts.add(1, {"child": name.partition(" ")[0], "reason": reason})
+            slot.adjust(Gauge.HUNG if child.is_replaced else Gauge.DIED)
 
         child = Child(
             name,
@@ -303,6 +286,7 @@ class _Supervisor:
             orphan=signal.SIGKILL,  # an orphan would keep the port in use
             on_death=died,
         )
+        self._slots[child] = slot
         return child
 
 

@@ -122,7 +122,7 @@ QUEUE_LIMIT = Instrument(
 )
 RESTARTS = Instrument(
     "quantdrift.sidecar.restarts",
-    _C,
+    _OC,
     "{restart}",
     "Restarts of child processes, by process and reason: died or hung.",
 )
@@ -131,7 +131,7 @@ PAUSED = Instrument(
 )
 RELOADS = Instrument(
     "quantdrift.sidecar.reloads",
-    _C,
+    _OC,
     "{reload}",
     "Reloads of a changed configuration, by result: taken_over or refused.",
 )

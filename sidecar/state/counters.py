@@ -53,6 +53,13 @@ class Gauge(IntEnum):
     WAY_OFF = 30
     BEATS = 31  # turns of the event loop since the start of the process, counted every half second
     UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
+    # The supervisor writes the next six: in the slot of the child concerned, or in that of the admin process.
+    LATE = 41  # 1 while the child gives no heartbeat
+    DIED = 42  # times that the child was started again because it had ended
+    HUNG = 43  # times that the child was replaced because it hung
+    STOPPING = 44  # admin: 1 once the sidecar ends
+    RELOADS = 45  # admin: changed configurations that were taken over
+    RELOADS_REFUSED = 46  # admin: changed configurations that were refused
 
 
 class Denial(StrEnum):
@@ -114,7 +121,8 @@ class Counters:
     fd
         File of the table; it stays open for children to inherit.
     n_slots
-        One for each relay worker, one for the intake process, and the last one for the capture process.
+        One for each relay worker, one for the intake process, one for the admin process, and the last one for the
+        capture process.
     n_rows
         Rows of each slot.
     """

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ from quantdrift.core.config import Config, Sidecar
 from quantdrift.sidecar.state import heartbeat
 from quantdrift.sidecar.state.counters import Counters, Gauge
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
-from tests.support.sidecar.relay_process import Backend, SidecarProcess, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, free_port, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
@@ -316,9 +317,58 @@ def test_no_child_outlives_a_killed_supervisor(tmp_path: Path, backend: Backend)
     """The port is free for the next one."""
     with sidecar(tmp_path, backend.port) as running:
         family = running.root.children()
-        assert len(family) == 2
+        assert len(family) == 3
         running.process.kill()
         running.process.wait()
         wait(lambda: not any(child.is_running() for child in family), "all children have ended")
         with pytest.raises(ConnectionRefusedError):
             running.connect()
+
+
+def test_the_end_of_the_admin_process_costs_no_request_and_no_count(tmp_path: Path, backend: Backend) -> None:
+    """Killed while traffic passes: every request is answered, probes too, and the metrics are the same afterwards."""
+    probes = free_port()
+    with sidecar(tmp_path, backend.port, SIDECAR__PROBES=f"127.0.0.1:{probes}") as running:
+        (worker,) = running.workers
+        for n in range(5):
+            assert running.talk(post(b"%d" % n)) == answer(b"to %d" % n)
+        assert running.get("/pause")[0] == 200
+        request = urllib.request.Request(f"http://127.0.0.1:{running.admin_port}/pause", method="POST")
+        urllib.request.urlopen(request, timeout=10).close()
+        for n in range(3):
+            (admin,) = running.admins
+            admin.kill()
+            assert running.talk(post(b"%d" % n)) == answer(b"to %d" % n)
+            with urllib.request.urlopen(f"http://127.0.0.1:{probes}/readyz", timeout=10) as said:
+                assert said.status == 200
+            wait(lambda: running.get("/metrics")[0] == 200, "the admin port answers again")
+        assert running.count("quantdrift_sidecar_offered_total") == 8
+        assert running.count("quantdrift_sidecar_restarts_total", child="admin") == 3
+        assert running.count("quantdrift_sidecar_paused", model="*") == 1
+        assert running.workers == [worker]
+        request = urllib.request.Request(f"http://127.0.0.1:{running.admin_port}/resume", method="POST")
+        urllib.request.urlopen(request, timeout=10).close()
+        assert running.count("quantdrift_sidecar_paused", model="*") == 0
+
+
+def test_strangers_at_the_admin_port_cost_the_supervisor_nothing(tmp_path: Path, backend: Backend) -> None:
+    """Unfinished heads, and requests that are never read: its memory stays, and it uses no processor time for them."""
+    probes = free_port()
+    with sidecar(tmp_path, backend.port, SIDECAR__PROBES=f"127.0.0.1:{probes}") as running:
+        before = running.root.memory_info().rss
+        busy_s = sum(running.root.cpu_times()[:2])
+        for port, sent in (
+            (running.admin_port, b"GET /livez HTTP/1.1\r\nX: " + bytes(15_000)),
+            (running.admin_port, b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n" * 400),
+            (probes, b"GET /livez HTTP/1.1\r\nX: " + bytes(1000)),
+        ):
+            with contextlib.ExitStack() as stack:
+                for _ in range(150):
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+                    client.settimeout(0.1)
+                    with contextlib.suppress(OSError):
+                        client.sendall(sent)
+                with urllib.request.urlopen(f"http://127.0.0.1:{probes}/readyz", timeout=10) as said:
+                    assert said.status == 200
+        assert running.root.memory_info().rss - before < 4 * 2**20
+        assert sum(running.root.cpu_times()[:2]) - busy_s < 1

@@ -126,6 +126,11 @@ class SidecarProcess:
         """The capture process that runs now, if one does."""
         return self._children("quantdrift.sidecar.capture.process")
 
+    @property
+    def admins(self) -> list[psutil.Process]:
+        """The process of the admin port that runs now, if one does."""
+        return self._children("quantdrift.sidecar.admin")
+
     def get(self, path: str) -> tuple[int, str]:
         """Return what the admin port answers; status 0 where it does not."""
         try:
