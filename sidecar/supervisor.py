@@ -34,6 +34,7 @@ from quantdrift.core.process.run import Stop, supervise
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge, Slot
 from quantdrift.sidecar.state.heartbeat import CAPTURE_HUNG_S, LOOK_S, WORKER_HUNG_S, Heartbeat
+from quantdrift.sidecar.state.orphans import ORPHANED, Adoption, adopt
 from quantdrift.sidecar.state.process_start import ProcessStart
 from quantdrift.sidecar.state.readiness import N_OTHER_SLOTS, Readiness, supervisor_slot
 from quantdrift.sidecar.state.shutdown import Deadlines
@@ -44,6 +45,7 @@ _LOG = logging.getLogger(__name__)
 # than copying the data.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _POLL_S = 1.0
+_ADOPTED_POLL_S = 0.05
 _RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
@@ -83,8 +85,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
         raise OperatorError("; ".join(missing))
     with ExitStack() as stack:
         relay = intake = tap = None
+        adoption = Adoption()
         if config.sidecar.listen:
-            relay = stack.enter_context(_listen("sidecar.listen", config.sidecar.listen))
+            adoption = await adopt(config.sidecar.listen)
+            stack.callback(adoption.close)
+            relay = stack.enter_context(adoption.listener or _listen("sidecar.listen", config.sidecar.listen))
         if config.intake.listen:
             intake = stack.enter_context(_listen("intake.listen", config.intake.listen))
         if config.intake.ext_proc:
@@ -103,7 +108,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
         if config.sidecar.probes:
             probes = stack.enter_context(_listen("sidecar.probes", config.sidecar.probes))
         sockets = _Sockets(relay, intake, tap, handoff, admin, probes)
-        supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets)
+        supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets, adoption)
         return await supervisor.run(stop, None if path is None else FileWatch(path))
 
 
@@ -119,8 +124,16 @@ class _Sockets(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, live_config: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
+    def __init__(
+        self,
+        live_config: LiveConfig,
+        secrets: Secrets,
+        directory: Path,
+        sockets: _Sockets,
+        adoption: Adoption,
+    ) -> None:
         config = live_config.config
+        self._adoption = adoption
         self._config = config
         self._live_config = live_config
         self._secrets = secrets
@@ -174,6 +187,7 @@ class _Supervisor:
             self._watch(watch, stop),
             self._poll_traffic_warnings(stop),
             self._watch_heartbeats(stop),
+            self._release_adopted(stop),
         )
         try:
             await stop.wait()
@@ -187,6 +201,12 @@ class _Supervisor:
             if probes is not None:
                 probes.stop()
         return 0
+
+    async def _release_adopted(self, stop: Stop) -> None:
+        """Let the workers of a killed predecessor drain once this supervisor's own serve."""
+        while not self._readiness.ready() and not stop.is_set():
+            await stop.wait(_ADOPTED_POLL_S)
+        self._adoption.release()
 
     async def _watch_heartbeats(self, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -269,6 +289,8 @@ class _Supervisor:
             listen_fd=None if listener is None else listener.fileno(),
             tap_fd=None if tap is None else tap.fileno(),
             boot=boot,
+            supervisor=os.getpid(),
+            listen=self._config.sidecar.listen if module == _RELAY else "",
         )
         slot = self._counters.slot(index)
 
@@ -283,7 +305,7 @@ class _Supervisor:
             [start.argument],
             fds=start.fds,
             environment=self._environment,
-            orphan=signal.SIGKILL,  # an orphan would keep the port in use
+            orphan=ORPHANED if module == _RELAY else signal.SIGKILL,  # others would keep ports in use
             on_death=died,
         )
         self._slots[child] = slot

@@ -43,6 +43,10 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
         The Unix socket of taps, for the intake process.
     boot
         Id of this start of the sidecar, for the capture process: 32 hexadecimal digits.
+    supervisor
+        Process id of the supervisor.
+    listen
+        The relay's address as configured, for a relay worker.
     """
 
     name: str
@@ -54,6 +58,8 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     listen_fd: int | None = None
     tap_fd: int | None = None
     boot: str = ""
+    supervisor: int = 0
+    listen: str = ""
 
     @property
     def argument(self) -> str:

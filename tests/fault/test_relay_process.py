@@ -313,16 +313,63 @@ def _peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM"))
 
 
-def test_no_child_outlives_a_killed_supervisor(tmp_path: Path, backend: Backend) -> None:
-    """The port is free for the next one."""
+def test_relay_workers_alone_outlive_a_killed_supervisor(tmp_path: Path, backend: Backend) -> None:
+    """They serve, new clients too; a SIGTERM ends them as ever, and then the port is free."""
     with sidecar(tmp_path, backend.port) as running:
-        family = running.root.children()
-        assert len(family) == 3
+        (worker,) = running.workers
+        others = [child for child in running.root.children() if child != worker]
+        assert len(others) == 2
         running.process.kill()
         running.process.wait()
-        wait(lambda: not any(child.is_running() for child in family), "all children have ended")
+        wait(lambda: not any(child.is_running() for child in others), "all others have ended")
+        assert running.talk(post(b"x")) == answer(b"to x")
+        worker.terminate()
+        wait(lambda: not worker.is_running(), "the worker has ended")
         with pytest.raises(ConnectionRefusedError):
             running.connect()
+
+
+def test_a_killed_supervisor_costs_no_request(tmp_path: Path, backend: Backend) -> None:
+    """Clients are served all the time; the next supervisor takes the port over, and what has begun is answered."""
+    with sidecar(tmp_path, backend.port, SIDECAR__WORKERS=2) as running, Clients(running) as clients:
+
+        def served(n: int) -> None:
+            before = clients.n_good
+            wait(lambda: clients.n_good > before + n, "clients are served")
+
+        for _ in range(2):
+            old = running.workers
+            backend.go_on.clear()
+            backend.n_waiting = 0
+            with running.connect() as waiting:
+                waiting.sendall(post(b"wait"))
+                wait(lambda: backend.n_waiting == 1, "a request is at the backend")
+                running.process.kill()
+                running.process.wait()
+                served(50)
+                running.start()
+                wait(running.is_ready, "the next one is ready")
+                served(50)
+                backend.go_on.set()
+                assert waiting.recv(KIB) == answer(b"to wait")
+            wait(lambda old=old: not any(one.is_running() for one in old), "the old workers have ended")  # type: ignore[misc]
+            served(50)
+    assert not clients.refused
+    assert not clients.wrong
+    assert clients.n_cut == 0
+
+
+def test_a_stopped_worker_of_a_killed_supervisor_is_killed(tmp_path: Path, backend: Backend) -> None:
+    """It would keep the port in use for ever."""
+    with sidecar(tmp_path, backend.port) as running:
+        (worker,) = running.workers
+        worker.suspend()
+        running.process.kill()
+        running.process.wait()
+        running.start()
+        wait(running.is_ready, "the next one is ready")
+        assert running.talk(post(b"x")) == answer(b"to x")
+        assert not worker.is_running()
 
 
 def test_the_end_of_the_admin_process_costs_no_request_and_no_count(tmp_path: Path, backend: Backend) -> None:

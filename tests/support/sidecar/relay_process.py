@@ -106,14 +106,17 @@ class SidecarProcess:
             "STREAM__URL": f"nats://127.0.0.1:{free_port()}",
             **options,
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "quantdrift", "sidecar", "-c", str(path)],
-            env={
-                **os.environ,
-                "TMPDIR": temporary,
-                **{f"QUANTDRIFT__{name}": str(value) for name, value in settings.items()},
-            },
-        )
+        self._command = [sys.executable, "-m", "quantdrift", "sidecar", "-c", str(path)]
+        self._environment = {
+            **os.environ,
+            "TMPDIR": temporary,
+            **{f"QUANTDRIFT__{name}": str(value) for name, value in settings.items()},
+        }
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also again."""
+        self.process = subprocess.Popen(self._command, env=self._environment)
         self.root = psutil.Process(self.process.pid)
 
     @property
