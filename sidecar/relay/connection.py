@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import cast
@@ -329,7 +330,7 @@ class Relay:
         self.loop = loop
         self.connections: set[Connection] = set()
         self.backpressure = Backpressure(self._ends, scope.slot)
-        self.observed = ObserverLimit(loop.time)
+        self.observed = ObserverLimit()
         self.is_observing = True
         self._empty = asyncio.Event()
         self._empty.set()
@@ -361,12 +362,12 @@ class Relay:
 
         Called about once a second.
         """
-        now_s = self.loop.time()
+        now_s, spoke_s = self.loop.time(), time.monotonic()
         n_forwarded = 0
         for connection in list(self.connections):
             n_bytes = connection.report()
             if n_bytes:
-                connection.spoke_s = now_s
+                connection.spoke_s = spoke_s
                 n_forwarded += n_bytes
             connection.expire(now_s)
         self.scope.slot.adjust(Gauge.FORWARDED_BYTES, n_forwarded)
@@ -420,7 +421,7 @@ class Connection:
     backpressure
         The limits on unsent data of the worker.
     spoke_s : float
-        When bytes last passed, to a second, as the event loop counts time.
+        When bytes last passed, to a second, on the monotonic clock.
     """
 
     __slots__ = (
@@ -450,7 +451,7 @@ class Connection:
         self._last_activity: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
         self._observer: ExchangeObserver | None = None
-        self.spoke_s = relay.loop.time()
+        self.spoke_s = time.monotonic()
         self.backpressure = relay.backpressure
         self.client = ConnectionEnd(self)
         self.backend = ConnectionEnd(self)
@@ -568,6 +569,7 @@ class Connection:
         observer = self._observer
         if observer is not None and observer.is_active and self.can_resume:
             self._guard(self._start_observing)
+            self._guard(lambda: observer.abandon(Loss.UNOBSERVED))  # gives its memory back
         else:
             self._replace_observer(Loss.UNOBSERVED)
 

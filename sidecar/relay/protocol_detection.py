@@ -64,8 +64,8 @@ class ProtocolDetector(ExchangeObserver):
             self._go_blind(TLS_TURNS)
             self.skip_request(0)
             return
-        self.is_active = False
         observer = self._observe(Http2Observer if data.startswith(PREFACE) else Http1Observer)
+        self.is_active = False  # not before: if an observer cannot be made, requests are counted
         responses = list(self._early_responses)
         self._forget()
         for response in responses:

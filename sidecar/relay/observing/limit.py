@@ -1,10 +1,14 @@
 """The limit on the connections of a relay worker that are observed at a time."""
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 QUIET_S = 10.0  # a client that leaves a request unfinished for so long gives way
-_SEARCH_S = 0.1  # between two searches that found nobody, since a search looks at every observed connection
+# A search looks at every observed connection: searches take a tenth of the time at most, and rest after one found nobody.
+_SEARCH_SHARE = 0.1
+_MOST_CREDIT_S = 0.05  # what they may take at once
+_SEARCH_S = 0.1
 
 
 class Observed(Protocol):
@@ -13,7 +17,7 @@ class Observed(Protocol):
     Attributes
     ----------
     spoke_s
-        When bytes last passed, to about a second, as the event loop counts time.
+        When bytes last passed, to about a second, on the monotonic clock.
     """
 
     spoke_s: float
@@ -41,14 +45,15 @@ class ObserverLimit:
     Parameters
     ----------
     now_s
-        Returns the time of the event loop.
+        Returns the time, as `spoke_s` is counted.
     """
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._observed: set[Observed] = set()
-        self._idle: list[Observed] = []  # found by the last search, the longest idle last
+        self._found: list[Observed] = []  # by the last search, whom to drop first at the end
         self._search_from_s = 0.0
+        self._credit_s, self._credited_s = _MOST_CREDIT_S, now_s()
 
     def __len__(self) -> int:
         """Return how many connections are observed."""
@@ -75,31 +80,31 @@ class ObserverLimit:
 
     def _make_way(self) -> bool:
         """Drop one observer; return whether one was dropped."""
-        if self._drop_idle():
+        if self._drop_one():
             return True
-        now_s = self._now_s()
-        if now_s < self._search_from_s:
+        began_s = self._now_s()
+        self._credit_s = min(_MOST_CREDIT_S, self._credit_s + (began_s - self._credited_s) * _SEARCH_SHARE)
+        self._credited_s = began_s
+        if began_s < self._search_from_s or self._credit_s <= 0:
             return False
-        self._idle = sorted(
-            (one for one in self._observed if one.can_resume), key=lambda one: one.spoke_s, reverse=True
-        )
-        if self._drop_idle():
-            return True
-        quiet = [one for one in self._observed if one.spoke_s <= now_s - QUIET_S and one.waits_for_client]
-        if quiet:
-            self._drop(min(quiet, key=lambda one: one.spoke_s))
-            return True
-        self._search_from_s = now_s + _SEARCH_S
-        return False
+        idle = [one for one in self._observed if one.can_resume]
+        quiet = [one for one in self._observed if self._is_quiet(one) and not one.can_resume]
+        for found in (quiet, idle):
+            found.sort(key=lambda one: one.spoke_s, reverse=True)
+        self._found = quiet + idle
+        self._credit_s -= self._now_s() - began_s
+        if not self._found:
+            self._search_from_s = began_s + _SEARCH_S
+        return self._drop_one()
 
-    def _drop_idle(self) -> bool:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection in self._observed and connection.can_resume:
-                self._drop(connection)
+    def _drop_one(self) -> bool:
+        while self._found:
+            connection = self._found.pop()
+            if connection in self._observed and (connection.can_resume or self._is_quiet(connection)):
+                self._observed.discard(connection)
+                connection.give_way()
                 return True
         return False
 
-    def _drop(self, connection: Observed) -> None:
-        self._observed.discard(connection)
-        connection.give_way()
+    def _is_quiet(self, connection: Observed) -> bool:
+        return connection.spoke_s <= self._now_s() - QUIET_S and connection.waits_for_client

@@ -51,10 +51,6 @@ class Wire(asyncio.Transport):
 class Loop:
     """Connects to no backend: the test does."""
 
-    def time(self) -> float:
-        """Return no time."""
-        return 0.0
-
     def create_task(self, work: Coroutine[Any, Any, None]) -> "Loop":
         """Start nothing."""
         work.close()

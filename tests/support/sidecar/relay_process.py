@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from quantdrift.sidecar.state.orphans import orphans
 from tests.support.sidecar.relay_rig import answer
 
 DEADLINE_S = 30.0
@@ -210,4 +211,6 @@ def started(running: SidecarProcess) -> Iterator[SidecarProcess]:
     finally:
         running.process.kill()
         running.process.wait()
+        for pid in orphans(f"127.0.0.1:{running.port}"):
+            os.kill(pid, signal.SIGKILL)
     wait(lambda: not any(child.is_running() for child in family), "all children have ended")
