@@ -17,7 +17,8 @@ from quantdrift.sidecar.state.counters import Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
 from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.process_start import ChildProcess
-from quantdrift.sidecar.state.readiness import N_OTHER_SLOTS, Readiness, supervisor_slot
+from quantdrift.sidecar.state.readiness import Readiness, supervisor_slot
+from quantdrift.sidecar.state.restarts import Restarts
 
 _POLL_S = 1.0
 _GRACE_S = 2.0
@@ -36,7 +37,11 @@ async def serve(child: ChildProcess, stop: Stop) -> int:
     config = live_config_file.current.config
     telemetry = Telemetry("quantdrift-sidecar")
     observe(telemetry, counters, lambda: live_config_file.current, SystemClock())
-    telemetry.observe(RESTARTS, lambda: _restarts(counters))
+    restarts = Restarts(child.start.directory)
+    telemetry.observe(
+        RESTARTS,
+        lambda: [(float(n), {"child": name, "reason": reason}) for name, reason, n in restarts.read()],
+    )
     telemetry.observe(RELOADS, lambda: _reloads(counters))
     switch = PauseSwitch(child.start.directory, config.sidecar.pause_file)
     telemetry.observe(PAUSED, switch.gauge)
@@ -60,16 +65,6 @@ async def serve(child: ChildProcess, stop: Stop) -> int:
     await admin.stop()
     telemetry.close()
     return 0
-
-
-def _restarts(counters: Counters) -> Iterable[tuple[float, Labels]]:
-    n_relays = counters.n_slots - N_OTHER_SLOTS
-    names = ["relay"] * n_relays + ["intake", "admin", "capture"]
-    sums: dict[tuple[str, str], int] = {}
-    for index, name in enumerate(names):
-        for reason, gauge in (("died", Gauge.DIED), ("hung", Gauge.HUNG)):
-            sums[name, reason] = sums.get((name, reason), 0) + counters.slot(index).gauge(gauge)
-    return [(float(n), {"child": name, "reason": reason}) for (name, reason), n in sums.items()]
 
 
 def _reloads(counters: Counters) -> Iterable[tuple[float, Labels]]:

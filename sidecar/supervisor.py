@@ -37,6 +37,7 @@ from quantdrift.sidecar.state.heartbeat import CAPTURE_HUNG_S, LOOK_S, WORKER_HU
 from quantdrift.sidecar.state.orphans import ORPHANED, Adoption, adopt
 from quantdrift.sidecar.state.process_start import ProcessStart
 from quantdrift.sidecar.state.readiness import N_OTHER_SLOTS, Readiness, supervisor_slot
+from quantdrift.sidecar.state.restarts import Restarts
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
@@ -143,6 +144,7 @@ class _Supervisor:
         self._counters = Counters.create(self._n_relays + N_OTHER_SLOTS, MAX_ROWS)
         self._own_slot = supervisor_slot(self._counters)
         self._readiness = Readiness(self._counters)
+        self._restarts = Restarts(directory)
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
         self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
         self._slots: dict[Child, Slot] = {}
@@ -297,7 +299,7 @@ class _Supervisor:
         def died() -> None:
             slot.set(Gauge.SERVING, 0)
             slot.set(Gauge.BEATS, 0)
-            slot.adjust(Gauge.HUNG if child.is_replaced else Gauge.DIED)
+            self._restarts.add(name.partition(" ")[0], "hung" if child.is_replaced else "died")
 
         child = Child(
             name,

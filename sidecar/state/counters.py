@@ -53,13 +53,11 @@ class Gauge(IntEnum):
     WAY_OFF = 30
     BEATS = 31  # turns of the event loop since the start of the process, counted every half second
     UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
-    # The supervisor writes the next six: in the slot of the child concerned, or in that of the admin process.
+    # The supervisor writes the next ones: in the slot of the child concerned, or in that of the admin process.
     LATE = 41  # 1 while the child gives no heartbeat
-    DIED = 42  # times that the child was started again because it had ended
-    HUNG = 43  # times that the child was replaced because it hung
-    STOPPING = 44  # admin: 1 once the sidecar ends
-    RELOADS = 45  # admin: changed configurations that were taken over
-    RELOADS_REFUSED = 46  # admin: changed configurations that were refused
+    STOPPING = 42  # admin: 1 once the sidecar ends
+    RELOADS = 43  # admin: changed configurations that were taken over
+    RELOADS_REFUSED = 44  # admin: changed configurations that were refused
 
 
 class Denial(StrEnum):
