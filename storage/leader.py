@@ -1,14 +1,57 @@
-"""Leader election: an advisory lock on a direct connection, which the server releases when the connection ends."""
+"""Leader election: an advisory lock that Postgres takes back from a leader that hangs, and a term that fences its writes.
+
+The lock belongs to a direct connection. Its session asks the server to end it after `LEASE_S` without a statement
+(`idle_session_timeout`), so that the lease is measured by the server alone, whatever becomes of the leader, its machine or
+the network. A leader that works renews it every `_RENEW_S`.
+
+Whoever gets the lock ends the transactions that the former leader still has open, and writes the next term into the row of
+`leader`. Every transaction of a leader begins with `fence`, which locks that row for share and compares the term. So a
+former leader that wakes up cannot write: it finds another term, or its transaction was ended before the term changed.
+"""
 
 import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
+
+import asyncpg
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.address import Address
 from quantdrift.storage.database import translated
 
+LEASE_S: Final = 20.0
+"""Postgres takes the lock back from a leader that has sent nothing for so long. Longer than a leader ever keeps its event
+loop busy in one piece; short beside the 30 s in which another monitor must lead."""
+PROGRESS_S: Final = 60.0
+"""A leader whose event loop works gives up the lead after so long without progress of its fold. Longer than Postgres may
+take for one statement."""
 _LOCK: Final = 0x7175616E666F6C64  # "quanfold" as a number
 _TIMEOUT_S: Final = 5.0
+_RENEWALS: Final = 10  # in a lease
+_LOG = logging.getLogger(__name__)
+
+# Whoever locks rows of `leader` for share has passed `fence` and not ended its transaction.
+_FENCED: Final = """
+    select pid from pg_locks
+    where locktype = 'relation' and relation = 'leader'::regclass and mode = 'RowShareLock' and granted
+        and database = (select oid from pg_database where datname = current_database()) and pid <> pg_backend_pid()
+"""
+_TAKE: Final = """
+    insert into leader (id, term, holder) values (1, 1, $1)
+    on conflict (id) do update set term = leader.term + 1, holder = excluded.holder, since = now()
+    returning term
+"""
+_FENCE: Final = text("select term, holder from leader where id = 1 for share")
+
+Fence = Callable[[AsyncConnection], Awaitable[None]]
+"""Refuses a transaction of a process that does not lead; see `Leadership.fence`."""
 
 
 class Leadership:
@@ -20,12 +63,35 @@ class Leadership:
     ----------
     dsn
         `postgresql://user:password@host:port/name`; never logged.
+    lease_s, progress_s
+        As `LEASE_S` and `PROGRESS_S`.
+
+    Attributes
+    ----------
+    is_stuck : bool
+        Whether it gave up the lead because `progress` was not called for `progress_s`; false again once it is called.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, lease_s: float = LEASE_S, progress_s: float = PROGRESS_S) -> None:
         self._address = Address.of(dsn)
+        self._lease_s = lease_s
+        self._limit_s = progress_s
         self._connection: Any = None
-        self._held = False
+        self._one_statement = asyncio.Lock()
+        self._renewing: asyncio.Task[None] | None = None
+        self._term: int | None = None
+        self._progress_s = time.monotonic()
+        self.is_stuck = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads, as far as it knows; only `fence` is certain."""
+        return self._term is not None
+
+    def progress(self) -> None:
+        """Note that the leader's work goes on."""
+        self._progress_s = time.monotonic()
+        self.is_stuck = False
 
     async def acquire(self) -> bool:
         """Return whether this process leads now; repeated calls are cheap and check that it still does.
@@ -33,42 +99,113 @@ class Leadership:
         Raises
         ------
         RetryError
-            Postgres is not available; if this process led, it does not any more.
+            Postgres is not available, or the former leader's transaction has not ended yet; if this process led, it does
+            not any more.
         OperatorError
             Postgres refuses the connection, or its certificate is not accepted; the message says what to do.
         """
+        self.progress()
         try:
-            async with translated(), asyncio.timeout(_TIMEOUT_S):
+            async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
                 if self._connection is None:
-                    self._connection = await self._address.connect(
-                        **self._address.arguments,
-                        timeout=_TIMEOUT_S,
-                        server_settings={
-                            "application_name": "quantdrift leader",
-                            # A leader whose machine is gone is noticed within half a minute.
-                            "tcp_keepalives_idle": "10",
-                            "tcp_keepalives_interval": "5",
-                            "tcp_keepalives_count": "4",
-                        },
-                    )
-                    self._held = False
-                if self._held:
+                    self._connection = await self._connect()
+                if self._term is not None:
                     await self._connection.execute("select 1")
-                else:
-                    self._held = await self._connection.fetchval("select pg_try_advisory_lock($1)", _LOCK)
+                elif await self._connection.fetchval("select pg_try_advisory_lock($1)", _LOCK):
+                    self._term = await self._take()
+                    self._renewing = asyncio.create_task(self._renew())
         except RetryError:
             await self.release()
             raise
-        return bool(self._held)
+        return self.leads
+
+    async def fence(self, connection: AsyncConnection) -> None:
+        """Refuse the transaction of `connection` unless this process leads.
+
+        Whoever takes the lead before the transaction ends will end it first.
+
+        Raises
+        ------
+        RetryError
+            Another process leads.
+        """
+        row = (await connection.execute(_FENCE)).one_or_none()
+        if row is None or row.term != self._term:
+            await self.release()
+            holder = "nobody" if row is None else row.holder
+            raise RetryError(f"this monitor does not lead any more: the lead is with {holder}")
 
     async def release(self) -> None:
         """Give up leadership."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._term = self._connection, None, None
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None and renewing is not asyncio.current_task():
+            renewing.cancel()
         if connection is not None:
             connection.terminate()
+
+    async def _connect(self) -> asyncpg.Connection:
+        return await self._address.connect(
+            **self._address.arguments,
+            timeout=_TIMEOUT_S,
+            server_settings={
+                "application_name": "quantdrift leader",
+                "idle_session_timeout": str(int(self._lease_s * 1000)),
+                # A machine that is gone is noticed at the latest by then, also while the server sends.
+                "tcp_keepalives_idle": "5",
+                "tcp_keepalives_interval": "5",
+                "tcp_keepalives_count": "3",
+                "tcp_user_timeout": str(int(self._lease_s * 1000)),
+                "lock_timeout": "1000",
+            },
+        )
+
+    async def _take(self) -> int:
+        """End the transactions of the former leader, and return the new term."""
+        while True:
+            for row in await self._connection.fetch(_FENCED):
+                await self._end_session(row["pid"])
+            with contextlib.suppress(asyncpg.LockNotAvailableError):
+                term: int = await self._connection.fetchval(_TAKE, f"{socket.gethostname()}:{os.getpid()}")
+                return term
+
+    async def _end_session(self, pid: int) -> None:
+        try:
+            await self._connection.execute("select pg_terminate_backend($1)", pid)
+        except asyncpg.InsufficientPrivilegeError:
+            _LOG.warning(
+                "the former leader has a transaction open that this monitor's user may not end: the lead is taken once"
+                " Postgres ends it, after a minute. Give all monitors the same user, or grant pg_signal_backend"
+            )
+        else:
+            _LOG.warning("ended a transaction that the former leader had left open (backend %d)", pid)
+
+    async def _renew(self) -> None:
+        """Renew the lease as long as the leader makes progress; give up the lead otherwise."""
+        while True:
+            await asyncio.sleep(self._lease_s / _RENEWALS)
+            if time.monotonic() - self._progress_s > self._limit_s:
+                _LOG.error(
+                    "this monitor gives up the lead: its fold has made no progress for %g s. Another monitor takes over;"
+                    " restart this one",
+                    self._limit_s,
+                )
+                self.is_stuck = True
+                break
+            try:
+                async with translated(), self._one_statement, asyncio.timeout(_TIMEOUT_S):
+                    await self._connection.execute("select 1")
+            except RetryError as error:
+                _LOG.warning("the lead is lost: %s", error)
+                break
+        await self.release()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.release()
+
+
+async def unfenced(_: AsyncConnection) -> None:
+    """Refuse nothing: the `Fence` of a process that is alone with its database."""

@@ -30,6 +30,7 @@ from quantdrift.core.telemetry import grpc_headers
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
+from quantdrift.storage.leader import Fence, unfenced
 from quantdrift.storage.monitor.events import NoiseEvent, event_of
 from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 
@@ -101,11 +102,18 @@ class OtlpEvents:
 
 
 class OutboxSender:
-    """The sender of waiting events from the outbox."""
+    """The sender of waiting events from the outbox.
 
-    def __init__(self, database: Database, exporter: EventExporter) -> None:
+    Parameters
+    ----------
+    fence
+        Asked before each event: a former leader that wakes up must not send what another monitor has sent.
+    """
+
+    def __init__(self, database: Database, exporter: EventExporter, fence: Fence = unfenced) -> None:
         self._database = database
         self._exporter = exporter
+        self._fence = fence
         self._n_probes = 0
         self.n_waiting = 0
 
@@ -115,7 +123,7 @@ class OutboxSender:
         Raises
         ------
         RetryError
-            Postgres is not available. An event that the collector accepted just before is sent again: at least once.
+            Postgres is not available, or this monitor does not lead any more. An event that the collector accepted just before is sent again: at least once.
         """
         async with self._database.begin() as connection:
             waiting = await unsent(connection, _AT_ONCE)
@@ -141,6 +149,8 @@ class OutboxSender:
 
     async def _send(self, event: WaitingEvent) -> str:
         """Return an empty string if the collector accepted the event, which is then marked sent, else the reason."""
+        async with self._database.begin() as connection:
+            await self._fence(connection)
         error = await asyncio.to_thread(self._exporter.send, event)
         if not error:
             async with self._database.begin() as connection:

@@ -73,12 +73,12 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 dsn=secrets.dsn,
                 database=database,
                 leadership=leadership,
-                sender=OutboxSender(database, exporter),
+                sender=OutboxSender(database, exporter, leadership.fence),
                 telemetry=telemetry,
                 clock=clock,
                 stop=stop,
             )
-            admin = Admin("monitor.admin", config.monitor.admin, monitor.ready)
+            admin = Admin("monitor.admin", config.monitor.admin, monitor.ready, live=monitor.live)
             await admin.start()
             try:
                 await compile_loops(stop)
@@ -128,17 +128,16 @@ class Monitor:
             telemetry=telemetry,
             clock=clock,
             stop=stop,
-            leads=lambda: self._gauges.leads,
+            leads=self._leads,
         )
-        self._refits = ClusterFits(
-            config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._gauges.leads
-        )
+        self._refits = ClusterFits(config=config, dsn=dsn, clock=clock, stop=stop, leads=self._leads)
         self._session_search = SessionSearch(
             database=database,
             clock=clock,
             stop=stop,
-            leads=lambda: self._gauges.leads,
+            leads=self._leads,
             wait_s=TURN_S,
+            fence=leadership.fence,
         )
         self._policy = PolicyMaker(
             config=config,
@@ -146,7 +145,7 @@ class Monitor:
             telemetry=telemetry,
             clock=clock,
             stop=stop,
-            leads=lambda: self._gauges.leads,
+            leads=self._leads,
         )
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
@@ -158,6 +157,13 @@ class Monitor:
     def ready(self) -> bool:
         """Return whether it leads, or stands by with a connection to the database."""
         return self._connected
+
+    def live(self) -> bool:
+        """Return whether it works; false after it gave up the lead because its fold hangs."""
+        return not self._leadership.is_stuck
+
+    def _leads(self) -> bool:
+        return self._gauges.leads and self._leadership.leads
 
     async def run(self) -> None:
         """Run all tasks until the stop.
@@ -224,9 +230,12 @@ class Monitor:
 
     async def _fold_once(self) -> int:
         begun_s = self._clock.monotonic_s()
+        progress = self._leadership.progress
         async with self._database.begin() as connection:
+            await self._leadership.fence(connection)
             if self._fold is None:
                 self._fold = Fold(self._config, await resume(connection))
+                progress()
             fold = self._fold
             batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
             wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
@@ -234,10 +243,11 @@ class Monitor:
             fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
             for batch in batches:
                 fold.batch(batch)
-                await asyncio.sleep(
-                    0
-                )  # a probe of the admin port waits for one batch at most, not for the backlog
+                progress()
+                # A probe of the admin port, and the renewal of the lease, wait for one batch at most.
+                await asyncio.sleep(0)
             outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
+            progress()
             if batches or outcome.verdicts:
                 await write(connection, outcome, self._config.telemetry.trace_url)
         self._gauges.show(fold.current(), fold.catalog, fold.floors())
@@ -255,7 +265,7 @@ class Monitor:
 
     async def _outbox_turn(self) -> None:
         failed = False
-        if self._gauges.leads:
+        if self._leads():
             sent, failed = await self._sender.send_waiting()
             self._gauges.n_waiting = self._sender.n_waiting
             self._sent.add(sent)
@@ -267,7 +277,7 @@ class Monitor:
     async def _maintain_turn(self) -> None:
         now = self._clock.now()
         due = self._maintained_at is None or now - self._maintained_at >= MAINTENANCE_EVERY
-        if due and self._gauges.leads:
+        if due and self._leads():
             await maintain(self._database, self._config.storage, now)
             self._maintained_at = now
         await self._stop.wait(TURN_S)

@@ -27,6 +27,7 @@ from quantdrift.drift.dependence import (
 )
 from quantdrift.monitor.fold.verdict import looks_like_sessions
 from quantdrift.storage.database import Database
+from quantdrift.storage.leader import Fence, unfenced
 from quantdrift.storage.monitor.read import read_catalog
 from quantdrift.storage.monitor.rows import Catalog
 from quantdrift.storage.monitor.undeclared_sessions import (
@@ -54,11 +55,21 @@ class SessionSearch:
     ----------
     leads
         Returns whether this process leads.
+    fence
+        Begins each transaction that writes evidence: two monitors must not count the same exchanges.
     """
 
     def __init__(
-        self, *, database: Database, clock: Clock, stop: Stop, leads: Callable[[], bool], wait_s: float
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        stop: Stop,
+        leads: Callable[[], bool],
+        wait_s: float,
+        fence: Fence = unfenced,
     ) -> None:
+        self._fence = fence
         self._database = database
         self._clock = clock
         self._stop = stop
@@ -112,6 +123,7 @@ class SessionSearch:
     async def _test(self, version_id: int, rows: Sequence[ExchangeOutcome], catalog: Catalog) -> None:
         everything = {row.id for row in catalog.slices.values() if row.predicate == EVERYTHING}
         async with self._database.begin() as connection:
+            await self._fence(connection)
             before = {
                 (row.slice_id, row.attribute): row for row in await session_evidence(connection, version_id)
             }

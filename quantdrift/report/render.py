@@ -37,6 +37,7 @@ REASONS = {
     "expired": "expired in the stream before it was replayed: the shadow was too slow or not running",
     "capture_error": "an error of quantdrift itself",
     "metadata": "its tensors are not described: describe them in the configuration",
+    "unobserved": "the relay could not follow its connection; how many there were is an estimate",
     "unpaired": "its request or response did not arrive, or could not be matched to it",
     "no_reference": "the version has no reference",
     "schema": "its tensors do not fit the reference",

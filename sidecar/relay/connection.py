@@ -8,10 +8,12 @@ forwarding continues.
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import socket
 import struct
+import termios
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -33,7 +35,10 @@ RETRY_S = 0.05
 LINGER_S = 60.0
 QUIET_S = 1.0
 PATIENCE_S = 3.0
+REST_S = 0.2  # also for the first request of the clients that were accepted last
+HTTP1_LINGER_S = 0.5
 
+_CORK: int | None = getattr(socket, "TCP_CORK", None)
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _PEEK_BYTES = 4096  # looked at first in a long read: a message that begins there mostly states its length
 _SHORT_BYTES = 4 * _PEEK_BYTES  # copying so few costs less than asking the observer what it needs
@@ -238,6 +243,23 @@ class ConnectionEnd(asyncio.Protocol):
             while data := os.read(own_socket.fileno(), READ_BYTES):
                 self.data_received(data)
 
+    def cork(self, *, on: bool) -> None:
+        """Hold back the last, incomplete packet (Linux), so that an end of file can go with it."""
+        if self.transport is not None and not self.transport.is_closing() and _CORK is not None:
+            with contextlib.suppress(OSError):
+                self.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _CORK, int(on))
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes of the peer have arrived that the event loop has not read yet."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        own_socket = self.transport.get_extra_info("socket")
+        try:
+            return any(fcntl.ioctl(own_socket.fileno(), termios.FIONREAD, bytes(4)))
+        except OSError:
+            return False
+
     def send_eof(self) -> None:
         """Send what is unsent, then an end of file."""
         if self.transport is not None and not self.transport.is_closing():
@@ -382,18 +404,27 @@ class Relay:
     async def drain(self) -> None:
         """Close every connection as soon as it is between exchanges; return when all are closed.
 
-        An HTTP/2 client may send a request at any time, and what it sends while the connection is being
-        closed fails. So its connection is closed once it has been quiet for `QUIET_S`; after `PATIENCE_S`, at
-        the first moment without an exchange.
+        What a client sends while its connection is being closed fails. The end of file of an HTTP/1.1 connection
+        goes with the last bytes of a response, before its client can begin another request. One that has no
+        response within `REST_S` rests, and is closed then.
+
+        An HTTP/2 client may send a request at any time. So its connection is closed once it has been quiet for
+        `QUIET_S`; after `PATIENCE_S`, at the first moment without an exchange.
         """
         for connection in list(self.connections):
             connection.drain(patient=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
-                await self._empty.wait()
+        await self._wait_empty(REST_S)
+        for connection in list(self.connections):
+            connection.close_if_rests()
+        await self._wait_empty(PATIENCE_S)
         for connection in list(self.connections):
             connection.drain(patient=False)
         await self._empty.wait()
+
+    async def _wait_empty(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
 
     def abort(self) -> None:
         """Close every connection at once."""
@@ -428,6 +459,7 @@ class Connection:
         "_connecting",
         "_early_data",
         "_is_closing",
+        "_is_corking",
         "_is_draining",
         "_is_patient",
         "_last_activity",
@@ -446,7 +478,7 @@ class Connection:
         self._early_data: list[bytes] = []
         self._connecting: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._is_draining = self._is_patient = False
+        self._is_draining = self._is_patient = self._is_corking = False
         self._reported_bytes = 0
         self._last_activity: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
@@ -503,19 +535,25 @@ class Connection:
             self._relay.closed(self)
 
     def drain(self, *, patient: bool) -> None:
-        """Close as soon as the connection is between exchanges. Where that is not known, it stays open.
+        """Close after the next response, or in a pause. Where exchanges are not known, the connection stays open.
 
         Parameters
         ----------
         patient
-            Whether to wait for a quiet period where the client may send something at any time.
+            Whether to wait for a response, or for a quiet period where the client may send something at any
+            time; if not, the connection is also closed at once if it is between exchanges.
         """
         self._is_draining = True
         self._is_patient = patient
         if self._observer is not None:
             self._attach_observer(self._observer)
-            if not self._waits_for_quiet:
+            if not patient:
                 self._guard(self._close_if_idle)
+
+    def close_if_rests(self) -> None:
+        """Close a draining HTTP/1.1 connection that is between exchanges."""
+        if not self._waits_for_quiet:
+            self._guard(self._close_if_idle)
 
     def abort(self) -> None:
         """Close at once."""
@@ -634,6 +672,8 @@ class Connection:
         if observer.is_active:
             self._relay.scope.slot.adjust(Gauge.BLIND)
         self._relay.observed.leave(self)
+        if self._is_corking:
+            self.client.cork(on=False)
         self._attach_observer(Unobserved(self._relay.scope, observer))
         self._guard(lambda: observer.abandon(loss))
 
@@ -646,12 +686,46 @@ class Connection:
             self.client.observe = self._close_after(observer.request)
             self.backend.observe = self._close_after(observer.response)
             self.client.skip = self.backend.skip = _skip_nothing
+            self._announce_end()
 
     @property
     def _waits_for_quiet(self) -> bool:
         return self._is_patient and self._observer is not None and self._observer.client_may_send_anytime
 
+    def _announce_end(self) -> None:
+        """Announce the end of the connection in the next response, and send the end of file with its last bytes.
+
+        The last packet is held back until it is known whether it ends a response.
+        """
+        write = self.backend.forward
+        if self._is_corking or self.client.transport is None or self.backend.transport is None:
+            return  # without a backend there is no response yet
+
+        def forward(data: bytes) -> None:
+            if self._is_corking:
+                self.client.cork(on=True)
+                data = self._closing(data)
+            write(data)
+
+        self._is_corking = True
+        self.backend.stop_forwarding()  # long reads must not be written past `forward`
+        self.backend.forward = forward
+
+    def _closing(self, data: bytes) -> bytes:
+        announced = data
+
+        def announce() -> None:
+            nonlocal announced
+            if self._observer is not None:
+                announced = self._observer.closing(data)
+
+        self._guard(announce)
+        return announced
+
     def _detach_observer(self) -> None:
+        if self._is_corking:
+            self._is_corking = False
+            self.client.cork(on=False)
         self._observer = None
         self._relay.observed.leave(self)
         self.client.observe = self.backend.observe = ignore
@@ -663,16 +737,19 @@ class Connection:
         def observe_and_close(data: bytes) -> None:
             observe(data)
             self._close_if_idle()
+            if self._is_corking:
+                self.client.cork(on=False)
 
         return observe_and_close
 
     def _close_if_idle(self) -> None:
-        if self._observer is None or not self._observer.is_idle:
+        observer = self._observer
+        if observer is None or not observer.is_idle or self.client.has_unread:
             return
-        if self._observer.client_may_send_anytime:
-            self._close_gracefully()
-        else:
-            self._close()
+        self._close_gracefully()
+        if not observer.client_may_send_anytime:
+            # Its client may look at the connection only when it has a request to send.
+            self._relay.loop.call_later(HTTP1_LINGER_S, self._close)
 
     def _close_gracefully(self) -> None:
         """Send the client an end of file, and close once it has closed.
@@ -683,11 +760,12 @@ class Connection:
         lose what it has not read yet.
         """
         self._is_closing = True
-        self._detach_observer()
         self.client.stop_forwarding()
         self.backend.stop_forwarding()
         self.backend.has_ended = True
         self.client.send_eof()
+        self._is_corking = False
+        self._detach_observer()
 
     async def _connect(self) -> None:
         slot = self._relay.scope.slot
@@ -724,6 +802,8 @@ class Connection:
         assert self.backend.transport is not None
         self.client.forward_to(self.backend.transport)
         self.backend.forward_to(self.client.transport)
+        if self._is_draining and self._observer is not None and not self._waits_for_quiet:
+            self._announce_end()
         self.backend.mark_drained()
         self.client.resume()
         for data in self._early_data:

@@ -27,7 +27,6 @@ from quantdrift.sidecar.state.process_start import ChildProcess
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
-_LAST_S = 0.2  # for the first request of the clients that were accepted last
 
 
 async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
@@ -93,7 +92,6 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
 async def _finish(relay: Relay, sender: FrameSender, deadlines: Deadlines) -> None:
     try:
         async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
-            await asyncio.sleep(_LAST_S)
             await relay.drain()
     except TimeoutError:
         relay.abort()

@@ -231,6 +231,26 @@ class Fold(Base):
     )
 
 
+class Leader(Base):
+    """The monitor that leads."""
+
+    __tablename__ = "leader"
+    __table_args__ = (
+        CheckConstraint("id = 1", name="singleton"),
+        {
+            "comment": "The monitor that leads: one row. Its transactions lock the row for share and compare the term."
+        },
+    )
+    id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
+    term: Mapped[BigInt] = mapped_column(
+        comment="Number of the present lead; it rises whenever a monitor takes the lead."
+    )
+    holder: Mapped[Str] = mapped_column(comment="Host name and process id of the monitor that leads.")
+    since: Mapped[Time] = mapped_column(
+        server_default=NOW, comment="When it took the lead, by the database's clock."
+    )
+
+
 class _Rollup:
     """Columns that hourly and daily roll-ups share: sums over groups, weighted by 1 / pi."""
 

@@ -37,6 +37,7 @@ _DERIVED: Final = (
     "rollup_hour",
     "rollup_day",
     "fold",
+    "leader",
     "baseline",
     "noise_floor",
     "noise_change",

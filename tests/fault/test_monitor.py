@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 from pathlib import Path
 
 import asyncpg
@@ -86,3 +87,69 @@ async def test_postgres_away_is_waited_for(postgres_server: PostgresServer, tmp_
                 await store_batch(record, rows)
             await _wait_for(record, 40)
         assert await stop_monitor(process) == 0
+
+
+async def test_stopped_in_a_fold_it_loses_the_lead_and_writes_nothing_when_it_wakes(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """The standby leads within 30 s; the former leader then stands by, and everything derived is as if nothing had been."""
+    base, _, template = postgres_server.dsn.rpartition("/")
+    stream = batches(200)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    async with connected(f"{base}/postgres") as admin:
+        for name in ("calm", "stopped"):
+            await admin.execute(f"create database {name} template {template}")
+    async with connected(f"{base}/calm") as record:
+        await store_catalog(record)
+        for rows in stream:
+            await store_batch(record, rows)
+        async with running_monitor(f"{base}/calm", tmp_path) as process:
+            await _wait_for(record, 200)
+            assert await stop_monitor(process) == 0
+        expected = await record_of(record)
+
+    dsn = f"{base}/stopped"
+    async with connected(dsn) as record, connected(dsn) as blocker:
+        await store_catalog(record)
+        for rows in stream[:100]:
+            await store_batch(record, rows)
+        async with running_monitor(dsn, tmp_path / "one") as former:
+            await _wait_for(record, 100)
+            async with running_monitor(dsn, tmp_path / "two") as standby:
+                await until(lambda: _sessions(record, 2), "the second monitor stands by")
+                transaction = blocker.transaction()
+                await transaction.start()
+                # The leader's write waits, so that it is stopped with a transaction open and locks held.
+                await blocker.execute("lock table rollup_hour in share mode")
+                for rows in stream[100:]:
+                    await store_batch(record, rows)
+                await until(lambda: _waits(record), "the leader is in the middle of a fold")
+                former.send_signal(signal.SIGSTOP)
+                await transaction.rollback()
+                stopped_at = await record.fetchval("select now()")
+                await _wait_for(record, 200)
+                since = await record.fetchval("select since from leader")
+                assert (since - stopped_at).total_seconds() < 30
+                former.send_signal(signal.SIGCONT)
+                await until(lambda: _sessions(record, 2), "the former leader stands by")
+                assert await record.fetchval("select since from leader") == since
+                assert await stop_monitor(former) == 0
+                assert await stop_monitor(standby) == 0
+        found = await record_of(record)
+        assert await record.fetchval("select count(*) from outbox where sent_at is null") == 0
+    for name, derived in expected.items():
+        assert found[name] == derived, name
+
+
+async def _sessions(record: asyncpg.Connection, number: int) -> bool:
+    count = "select count(*) from pg_stat_activity where application_name = 'quantdrift leader'"
+    return bool(await record.fetchval(f"{count} and datname = current_database()") == number)
+
+
+async def _waits(record: asyncpg.Connection) -> bool:
+    return bool(
+        await record.fetchval(
+            "select exists (select from pg_locks where not granted and mode = 'RowExclusiveLock')"
+        )
+    )

@@ -74,13 +74,10 @@ def test_a_worker_killed_under_load_costs_its_own_connections(tmp_path: Path, ba
     assert not load.wrong
 
 
-def test_a_sidecar_that_ends_under_load_fails_no_request_that_another_instance_cannot_take(
+def test_a_sidecar_that_ends_under_load_fails_no_request(
     tmp_path: Path, backend: Backend, ledger: Ledger
 ) -> None:
-    """Its clients lose a connection between two exchanges, or send into one that closes just then.
-
-    Of such a request not one byte was answered and not one reached the backend: sent again, it is answered, once.
-    """
+    """The last response on each connection announces its end, and the client goes on at another instance."""
     for name in ("ending", "other"):
         (tmp_path / name).mkdir()
     options = {"SIDECAR__DRAIN_DELAY_S": 0.6, "SIDECAR__GRACE_S": 6, "SAMPLING__RATE": 0}
@@ -101,9 +98,8 @@ def test_a_sidecar_that_ends_under_load_fails_no_request_that_another_instance_c
         wait(lambda: load.n_good > before + 100, "clients are served by the other")
         assert other.count("quantdrift_sidecar_offered_total") > 100
         load.stop()
-    _LOG.info("%d requests, %d sent again elsewhere", load.n_good, load.n_untouched)
-    assert load.n_cut == load.n_failed_twice == 0
+    assert load.n_untouched == load.n_cut == load.n_failed_twice == 0
     assert not load.wrong
-    assert load.n_untouched <= N_CLIENTS
+    assert 0 < load.n_told <= N_CLIENTS
     assert set(ledger.asked.values()) == {1}
     assert len(ledger.asked) == load.n_good

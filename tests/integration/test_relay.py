@@ -564,7 +564,7 @@ async def test_draining_closes_connections_between_exchanges() -> None:
         assert await idle[0].read() == b""
         assert len(at.relay.connections) >= 2
         released.set()
-        assert await busy[0].read() == answer(b"done")
+        assert await busy[0].read() == answer(b"done", fields=b"Connection: close\r\n")
         assert await blind[0].readexactly(len(answer(b"done"))) == answer(b"done")
         await end(idle[1])
         await end(busy[1])
@@ -574,3 +574,64 @@ async def test_draining_closes_connections_between_exchanges() -> None:
         await draining
         await end(blind[1])
     assert bench.pairs == [(post(b""), answer(b"done"))]
+
+
+@on_both_loops
+@pytest.mark.parametrize("n_bytes", [10, 300_000])
+async def test_a_draining_relay_ends_the_connection_with_the_last_bytes_of_the_response(n_bytes: int) -> None:
+    """A client that has the whole response sees the end of the connection before it can send anything more."""
+    body, released = bytes(n_bytes), asyncio.Event()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readexactly(1)
+        await released.wait()
+        writer.write(answer(body))
+        await reader.read()
+
+    expected = answer(body, fields=b"Connection: close\r\n")
+
+    def ask(client: socket.socket) -> bytes:
+        got = b""
+        while len(got) < len(expected):
+            got += client.recv(65_536)
+        assert client.recv(1, socket.MSG_DONTWAIT) == b""
+        return got
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        with socket.create_connection(("127.0.0.1", at.port), timeout=30) as client:
+            client.sendall(post(b""))
+            await until(lambda: any(each.client.n_bytes for each in at.relay.connections))
+            draining = asyncio.create_task(at.relay.drain())
+            asking = asyncio.create_task(asyncio.to_thread(ask, client))
+            released.set()
+            assert await asking == expected
+        await draining
+    assert bench.pairs == [(post(b""), answer(body))]
+
+
+@on_both_loops
+async def test_a_request_that_has_arrived_unread_is_served_before_its_connection_is_closed() -> None:
+    """The relay looks into the socket before it closes a connection that seems to rest."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readexactly(len(post(b"first")))
+        writer.write(answer(b"1"))
+        await reader.readexactly(len(post(b"second")))
+        writer.write(answer(b"2"))
+        await reader.read()
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        with socket.create_connection(("127.0.0.1", at.port), timeout=30) as client:
+            client.sendall(post(b"first"))
+            assert await asyncio.to_thread(client.recv, 1000) == answer(b"1")
+            await until(lambda: len(bench.pairs) == 1)
+            (connection,) = at.relay.connections
+            connection.drain(patient=True)
+            client.sendall(post(b"second"))
+            connection.close_if_rests()  # the event loop had no chance to read
+            got = await asyncio.to_thread(client.recv, 1000)
+            assert got == answer(b"2", fields=b"Connection: close\r\n")
+            assert await asyncio.to_thread(client.recv, 1000) == b""
+        await until(lambda: not at.relay.connections)

@@ -52,7 +52,7 @@ def test_sigterm_drains_and_frees_the_port(tmp_path: Path, backend: Backend) -> 
         assert running.talk(post(b"late")) == answer(b"to late")
         assert idle.recv(100) == b""
         backend.go_on.set()
-        assert busy.recv(1000) == answer(b"to wait")
+        assert busy.recv(1000) == answer(b"to wait", fields=b"Connection: close\r\n")
         assert busy.recv(1000) == b""
         assert running.process.wait(15) == 0
         with pytest.raises(ConnectionRefusedError):

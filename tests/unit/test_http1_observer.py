@@ -4,7 +4,7 @@ import pytest
 
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import MARK, HeaderStratum, Loss
-from quantdrift.sidecar.relay.http1.observer import Http1Observer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer, with_close
 from quantdrift.sidecar.relay.observing.heads import parse_request
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.relay_rig import INFER, Bench, answer, post
@@ -279,3 +279,41 @@ def test_a_body_that_was_not_taken_is_followed_by_its_length_alone() -> None:
         observer.request(request[:-90])
         assert observer.skip_request(40) + observer.skip_request(200) == expected
         assert observer.skip_response(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("chunk", "announced"),
+    [
+        (b"HTTP/1.1 200 OK\r\nA: b\r\n\r\nx", b"HTTP/1.1 200 OK\r\nConnection: close\r\nA: b\r\n\r\nx"),
+        (b"HTTP/1.1 204\r\n\r\n", b"HTTP/1.1 204\r\nConnection: close\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nconnection:Keep-Alive\r\n\r\n", b"HTTP/1.1 200 OK\r\nconnection:close\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", None),
+        (b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\n\r\n", None),
+        (b"HTTP/1.1 426 No\r\nConnection: upgrade\r\n\r\n", None),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n\r\n", None),
+        (b"HTTP/1.0 200 OK\r\n\r\n", None),
+        (b"HTTP/1.1 200 OK\r\nContent-Le", None),
+        (b"HTTP/1.1 200 OK\r\nA: b\r", None),
+        (b"HTTP/1.1 2x0 OK\r\n\r\n", None),
+        (b"", None),
+    ],
+)
+def test_the_end_of_the_connection_is_announced_where_the_head_is_whole(
+    chunk: bytes, announced: bytes | None
+) -> None:
+    """No other byte changes; where anything is unusual, none does."""
+    assert with_close(chunk) == (chunk if announced is None else announced)
+
+
+def test_only_the_response_that_ends_the_connection_announces_it() -> None:
+    """Not the first of two that are due, none in the middle of a body, and none while a request is not complete."""
+    whole = answer(b"out")
+    bench = Bench()
+    assert follow(bench, (">", post(b"in"))).closing(whole) != whole
+    assert follow(bench).closing(whole) == whole
+    assert follow(bench, (">", post(b"in") * 2)).closing(whole) == whole
+    assert follow(bench, (">", post(b"in")[:-1])).closing(whole) == whole
+    assert follow(bench, (">", post(b"in")), ("<", answer(b"HTTP/1.1 ")[:-3])).closing(whole) == whole
+    lost = follow(bench, (">", post(b"in")))
+    lost.abandon(Loss.FRAMING)
+    assert lost.closing(whole) == whole

@@ -11,6 +11,7 @@ from quantdrift.core.errors import RetryError, os_error_text
 # JetStream's error codes.
 _FULL = {10002, 10023, 10047, 10077}  # account, server, storage or stream is full
 _TOO_LARGE = 10054
+_WRONG_LAST_SEQUENCE = 10071
 
 
 class StreamFullError(RetryError):
@@ -21,13 +22,17 @@ class TooLargeError(RetryError):
     """The message exceeds the server's payload limit; a retry cannot succeed."""
 
 
+class ChangedError(RetryError):
+    """The value of a key is not the one that the caller has seen last."""
+
+
 @contextlib.asynccontextmanager
 async def mapped() -> AsyncIterator[None]:
     """Convert errors of the client library to ours.
 
     Raises
     ------
-    StreamFullError, TooLargeError
+    StreamFullError, TooLargeError, ChangedError
         The server refused a message for this reason.
     RetryError
         Any other error: the server is unavailable, slow or not ready.
@@ -39,6 +44,8 @@ async def mapped() -> AsyncIterator[None]:
             raise StreamFullError(f"NATS is full: {error.description}") from error
         if error.err_code == _TOO_LARGE:
             raise TooLargeError(str(error.description)) from error
+        if error.err_code == _WRONG_LAST_SEQUENCE:
+            raise ChangedError("another process has stored a newer value") from error
         raise RetryError(f"NATS answered {error.code}: {error.description}") from error
     except nats.errors.MaxPayloadError as error:
         raise TooLargeError("above the server's payload limit") from error

@@ -63,11 +63,18 @@ class KeyValue:
         self._replicas = stream.replicas
         self._ttl_s = ttl_s
 
-    async def put(self, key: str, value: bytes) -> int:
+    async def put(self, key: str, value: bytes, *, after: int | None = None) -> int:
         """Store the value of a key and return its revision; a missing bucket is created.
+
+        Parameters
+        ----------
+        after
+            The `revision` that is replaced; None: whatever there is.
 
         Raises
         ------
+        ChangedError
+            The value was changed after `after`; nothing is stored.
         RetryError
             The server is away, has no room, or refuses.
         """
@@ -75,8 +82,25 @@ class KeyValue:
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
             await create_or_update(jetstream, self._config())
-            stored = await jetstream.publish(self._subject(key), value)
+            headers = None if after is None else {Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(after)}
+            stored = await jetstream.publish(self._subject(key), value, headers=headers)
         return int(stored.seq)
+
+    async def revision(self, key: str) -> int:
+        """Return the revision of the last change of a key, a deletion included; 0 if there is none.
+
+        Raises
+        ------
+        RetryError
+            The server is unavailable.
+        """
+        jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
+        async with mapped():
+            try:
+                found = await jetstream.get_last_msg(self._stream, self._subject(key), direct=True)
+            except (nats.js.errors.NotFoundError, nats.errors.NoRespondersError):
+                return 0
+        return int(found.seq or 0)
 
     async def get(self, key: str) -> Entry | None:
         """Return the value of a key; None if there is none, it was deleted or expired, or there is no bucket.

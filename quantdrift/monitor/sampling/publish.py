@@ -31,6 +31,7 @@ from quantdrift.core.sampling.policy_message import (
 from quantdrift.core.sampling.rates import POLICY_S, POLICY_VALID_S
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.errors import ChangedError
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.telemetry import (
     LAG_FACTOR,
@@ -89,6 +90,7 @@ class PolicyMaker:
         self._evidence: dict[int, float] = {}
         self._made_at: datetime | None = None
         self._published_message: PolicyMessage | None = None
+        self._revisions: dict[str, int] = {}  # of what is in the bucket, as far as this monitor knows
         self._lag: Lag | None = None
         self._measured: float | None = None
         self._published = telemetry.counter(POLICY_PUBLISHED)
@@ -148,6 +150,7 @@ class PolicyMaker:
 
     async def _resume(self, bucket: KeyValue) -> Lag:
         """Continue from the previous leader's policy message, if there is one that can be read."""
+        self._revisions = {key: await bucket.revision(key) for key in (POLICY_KEY, SUMMARY_KEY)}
         entry, summary_entry = await bucket.get(POLICY_KEY), await bucket.get(SUMMARY_KEY)
         try:
             if entry is None:
@@ -214,12 +217,27 @@ class PolicyMaker:
             return
         message = PolicyMessage(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
         if self._summary is not None:
-            await bucket.put(SUMMARY_KEY, encode(msgspec.structs.replace(self._summary, epoch=policy.epoch)))
-        await bucket.put(POLICY_KEY, encode(message))
+            summary = msgspec.structs.replace(self._summary, epoch=policy.epoch)
+            await self._put(bucket, SUMMARY_KEY, encode(summary))
+        await self._put(bucket, POLICY_KEY, encode(message))
         self._published_message = message
         self._published.add(1)
         if changed:
             _LOG.info("published policy %s to the sidecars", policy.epoch)
+
+    async def _put(self, bucket: KeyValue, key: str, value: bytes) -> None:
+        """Replace a value, unless another monitor has: a former leader that wakes up must not overwrite a newer policy.
+
+        Raises
+        ------
+        ChangedError
+            Another monitor has published, or the value has expired; the next look continues from what is there.
+        """
+        try:
+            self._revisions[key] = await bucket.put(key, value, after=self._revisions[key])
+        except ChangedError:
+            self._lag = self._published_message = None
+            raise
 
     def _planned(self) -> float | None:
         if self._summary is None or self._lag is None:

@@ -22,6 +22,8 @@ from quantdrift.sidecar.sampling.first_phase import SamplingKey
 from quantdrift.sidecar.state.counters import Count
 
 _MAX_PIPELINED = 256
+_FINAL_HEAD = re.compile(rb"HTTP/1\.1 [2-5]\d\d[ \r](?:[^\n]*\n)(?:[^\r\n][^\n]*\n)*\r\n")
+_CONNECTION = re.compile(rb"\r\nconnection:[ \t]*([^\r\n]*)\r\n", re.IGNORECASE)
 _TO_HTTP2 = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 
 
@@ -111,6 +113,23 @@ class Http1Observer(ExchangeObserver):
     def last_row(self) -> int | None:
         """Row in the table of counts of the last inference request; None: there was none."""
         return None if self._sampling_key is None else self._sampling_key.stratum
+
+    def closing(self, chunk: bytes) -> bytes:
+        """Return `chunk` with `Connection: close`, if it begins with the whole head of the only response that is due.
+
+        The header belongs to the hop from relay to client, which ends after this response (RFC 9110, 7.6.1).
+        Everything else stays as it is, and so does the chunk where anything is unusual.
+        """
+        if (
+            not self.is_active
+            or len(self._pending) != 1
+            or self._pending[0].upgrade
+            or self._pending[0].is_connect
+        ):
+            return chunk
+        if not self._requests.is_between_messages or not self._responses.is_between_messages:
+            return chunk
+        return with_close(chunk)
 
     def skip_request(self, n_bytes: int) -> int:
         """Skip the next bytes of the client if their content is not needed; return how many were skipped."""
@@ -239,3 +258,19 @@ class Http1Observer(ExchangeObserver):
             self._mark_complete(pending.buffer)
             if self._incomplete is not pending:
                 self._hand_over(pending.buffer)
+
+
+def with_close(chunk: bytes) -> bytes:
+    """Return `chunk` with `Connection: close` in the head that it begins with; unchanged where that head is not whole.
+
+    `Connection: keep-alive` is replaced. Any other `Connection` header stays alone.
+    """
+    if (head := _FINAL_HEAD.match(chunk)) is None:
+        return chunk
+    end = head.end()
+    if (found := _CONNECTION.search(chunk, 0, end)) is None:
+        start = chunk.index(b"\n") + 1
+        return b"%sConnection: close\r\n%s" % (chunk[:start], chunk[start:])
+    if found[1].strip().lower() != b"keep-alive":
+        return chunk
+    return b"%sclose%s" % (chunk[: found.start(1)], chunk[found.end(1) :])

@@ -307,6 +307,13 @@ class ExchangeObserver(ABC):
         """Row in the table of counts of the last inference request; None: there was none."""
         return None
 
+    def closing(self, chunk: bytes) -> bytes:
+        """Return bytes of the backend as a draining relay forwards them: with the end of the connection announced.
+
+        Called before `response`, which gets the bytes as they came.
+        """
+        return chunk
+
     def request(self, chunk: bytes) -> None:
         """Take bytes from the client."""
         if self.is_active:

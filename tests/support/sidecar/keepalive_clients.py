@@ -1,6 +1,7 @@
 """Clients that keep their connections, as a service mesh or a connection pool does, and count what goes wrong."""
 
 import contextlib
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -9,11 +10,14 @@ from typing import Self
 from tests.support.sidecar.relay_process import DEADLINE_S
 from tests.support.sidecar.relay_rig import answer, post
 
+CLOSE = b"Connection: close\r\n"
+
 
 class Load:
     """Clients in threads of their own, each sending one request after the other on one connection.
 
-    Where a request fails, it is sent again on a new connection; each request's body is sent by nobody else.
+    As HTTP clients do, they open another connection after a response with `Connection: close`, and where they see the end
+    of a connection before they use it again. Where a request fails, it is sent again on a new connection; each request's body is sent by nobody else.
 
     Parameters
     ----------
@@ -29,6 +33,8 @@ class Load:
         self._counting = threading.Lock()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(n_clients)]
         self.n_good = 0
+        self.n_told = 0
+        """Answered requests whose response announced the end of the connection."""
         self.n_untouched = 0
         """Failed requests of which no byte of a response had come."""
         self.n_cut = 0
@@ -55,15 +61,20 @@ class Load:
 
     def _run(self, client: int) -> None:
         number = 0
-        end = self._connect()
+        end, is_over = self._connect(), False
         while not self._stop.is_set():
             number += 1
             body = b"%d:%d" % (client, number)
-            if self._ask(end, body):
+            if is_over or select.select([end], [], [], 0)[0]:
+                end.close()
+                end = self._connect()
+            is_good, is_over = self._ask(end, body)
+            if is_good:
                 continue
             end.close()
             end = self._connect()
-            if not self._ask(end, body):
+            is_good, is_over = self._ask(end, body)
+            if not is_good:
                 self._count("n_failed_twice")
         end.close()
 
@@ -76,20 +87,23 @@ class Load:
                     self._count("n_refused")
         raise AssertionError("nobody listens")
 
-    def _ask(self, end: socket.socket, body: bytes) -> bool:
-        expected, got = answer(b"to " + body), b""
+    def _ask(self, end: socket.socket, body: bytes) -> tuple[bool, bool]:
+        """Return whether the request was answered, and whether the connection ends with the response."""
+        expected, last, got = answer(b"to " + body), answer(b"to " + body, fields=CLOSE), b""
         with contextlib.suppress(OSError):
             end.sendall(post(body))
-            while len(got) < len(expected) and (data := end.recv(65_536)):
+            while len(got) < len(last if CLOSE in got else expected) and (data := end.recv(65_536)):
                 got += data
-        if got == expected:
+        if got == last:
+            self._count("n_told")
+        if got in (expected, last):
             self._count("n_good")
-            return True
+            return True, got == last
         if not expected.startswith(got):
             self.wrong.append(got)
         else:
             self._count("n_cut" if got else "n_untouched")
-        return False
+        return False, True
 
     def _count(self, name: str) -> None:
         with self._counting:

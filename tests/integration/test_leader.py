@@ -1,0 +1,158 @@
+"""The lead: Postgres takes it from a monitor that hangs, and what a former leader had begun is not written."""
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+
+import asyncpg
+import pytest
+from sqlalchemy import text
+
+from quantdrift.core.errors import RetryError
+from quantdrift.storage.database import Database
+from quantdrift.storage.leader import Leadership
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 60.0
+WRITE = text("insert into policy (epoch, definition) values (:epoch, '{}')")
+# A process that leads and renews its lease, until it is stopped.
+LEADER = """
+import asyncio, sys
+from quantdrift.storage.leader import Leadership
+async def main():
+    async with Leadership(sys.argv[1], lease_s=1.0) as leadership:
+        while True:
+            print(await leadership.acquire(), flush=True)
+            await asyncio.sleep(0.1)
+asyncio.run(main())
+"""
+
+
+async def led_by(leadership: Leadership) -> None:
+    """Wait until it leads."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                if await leadership.acquire():
+                    return
+            except RetryError:
+                pass  # the former leader's transaction has not ended yet
+            await asyncio.sleep(0.05)
+
+
+async def test_a_leader_that_makes_no_progress_gives_up_the_lead(
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so, and counts as stuck until its work goes on; meanwhile another one leads."""
+    async with Leadership(postgres_dsn, lease_s=2.0, progress_s=0.5) as one, Leadership(postgres_dsn) as two:
+        assert await one.acquire()
+        assert not await two.acquire()
+        await led_by(two)
+        assert one.is_stuck
+        assert not one.leads
+        assert "made no progress for 0.5 s" in caplog.text
+        assert not await one.acquire()
+        assert not one.is_stuck
+
+
+async def test_a_leader_that_makes_progress_keeps_the_lead_through_a_long_step(postgres_dsn: str) -> None:
+    """A fold that takes longer than the lease renews it as long as it shows progress."""
+    async with Leadership(postgres_dsn, lease_s=0.5, progress_s=0.4) as one, Leadership(postgres_dsn) as two:
+        assert await one.acquire()
+        until_s = time.monotonic() + 2.0
+        while time.monotonic() < until_s:
+            one.progress()
+            await asyncio.sleep(0.01)
+        assert one.leads
+        assert not await two.acquire()
+        assert await one.acquire()
+
+
+async def test_a_stopped_process_loses_the_lead_with_its_lease(postgres_dsn: str) -> None:
+    """Its connection stays open, but Postgres ends a session that has sent nothing for so long."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LEADER, postgres_dsn, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert await process.stdout.readline() == b"True\n"
+        process.send_signal(signal.SIGSTOP)
+        async with Leadership(postgres_dsn) as standby:
+            await led_by(standby)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_what_a_former_leader_had_begun_is_not_written(
+    postgres_dsn: str, database: Database, record: asyncpg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its open transaction is ended before the next leader begins, and no later one passes the fence."""
+    caplog.set_level(logging.WARNING)
+    async with (
+        Leadership(postgres_dsn, lease_s=1.0, progress_s=0.3) as former,
+        Leadership(postgres_dsn) as leader,
+    ):
+        assert await former.acquire()
+
+        async def write_late() -> None:
+            async with database.begin() as connection:
+                await former.fence(connection)
+                await connection.execute(WRITE, {"epoch": "former"})
+                await led_by(leader)
+                assert "ended a transaction that the former leader had left open" in caplog.text
+
+        with pytest.raises(RetryError):
+            await write_late()
+        with pytest.raises(RetryError, match="does not lead any more"):
+            async with database.begin() as connection:
+                await former.fence(connection)
+        async with database.begin() as connection:
+            await leader.fence(connection)
+            await connection.execute(WRITE, {"epoch": "leader"})
+    assert [row["epoch"] for row in await record.fetch("select epoch from policy")] == ["leader"]
+    assert await record.fetchval("select term from leader") == 2
+
+
+async def test_a_leader_that_was_cut_off_is_fenced_although_it_believes_that_it_leads(
+    postgres_dsn: str, database: Database, record: asyncpg.Connection
+) -> None:
+    """Between the end of its session and its next statement it does not know; the term in the database does."""
+    async with Leadership(postgres_dsn) as former, Leadership(postgres_dsn) as leader:
+        assert await former.acquire()
+        await record.execute(
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted"
+            " and database = (select oid from pg_database where datname = current_database())"
+        )
+        await led_by(leader)
+        assert former.leads
+        with pytest.raises(RetryError, match="does not lead any more"):
+            async with database.begin() as connection:
+                await former.fence(connection)
+        assert not former.leads
+
+
+async def test_monitors_of_different_users_wait_for_the_end_of_the_transaction(
+    postgres_dsn: str, record: asyncpg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user that may not end the former leader's session says what to grant, and leads once the transaction has ended."""
+    name = f"other_{record.get_server_pid()}"
+    await record.execute(f"create role {name} login password 'other'")
+    await record.execute(f"grant select, insert, update on leader to {name}")
+    _, _, where = postgres_dsn.rpartition("@")
+    try:
+        await record.execute("insert into leader (id, term, holder) values (1, 7, 'former')")
+        async with Leadership(f"postgresql://{name}:other@{where}") as other:
+            async with record.transaction():
+                await record.fetch("select term from leader for share")
+                with pytest.raises(RetryError):
+                    await other.acquire()
+                assert "grant pg_signal_backend" in caplog.text
+                assert not other.leads
+            await led_by(other)
+    finally:
+        await record.execute(f"drop owned by {name}")
+        await record.execute(f"drop role {name}")
