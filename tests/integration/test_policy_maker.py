@@ -19,6 +19,7 @@ from quantdrift.core.sampling.policy_message import (
     encode,
 )
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.errors import ChangedError
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.monitor.sampling.demands import lowered
 from quantdrift.monitor.sampling.lag import LOOK_S
@@ -203,3 +204,29 @@ async def test_who_does_not_lead_or_has_no_budget_gives_nothing(
     async with maker(postgres_dsn, config, clock, stop=stop) as made:
         await made.turn()
     assert not await bucket.is_empty()
+
+
+async def test_a_former_leader_does_not_overwrite_a_newer_policy(
+    postgres_dsn: str, stream: Stream, bucket: Bucket
+) -> None:
+    """A monitor that wakes up with an old policy is refused; it continues from what its successor has published."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock, later = ManualClock(after(N_CALM)), ManualClock(after(N_CALM))
+    async with (
+        maker(postgres_dsn, on(stream), clock) as former,
+        maker(postgres_dsn, on(stream), later) as successor,
+    ):
+        await former.look()
+        first = await bucket.directive()
+        later.advance(first.valid_s)
+        await successor.look()
+        newer = await bucket.directive()
+        assert newer.issued_at == later.now()
+        clock.advance(first.valid_s / 2)
+        with pytest.raises(ChangedError):
+            await former.look()
+        assert await bucket.directive() == newer
+        clock.advance(first.valid_s)
+        await former.look()  # it leads again
+        assert (await bucket.directive()).issued_at == clock.now()

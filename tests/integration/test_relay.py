@@ -592,8 +592,8 @@ async def test_a_draining_relay_ends_the_connection_with_the_last_bytes_of_the_r
 
     def ask(client: socket.socket) -> bytes:
         got = b""
-        while len(got) < len(expected):
-            got += client.recv(65_536)
+        while len(got) < len(expected) and (data := client.recv(65_536)):
+            got += data
         assert client.recv(1, socket.MSG_DONTWAIT) == b""
         return got
 

@@ -82,7 +82,7 @@ class KeyValue:
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
             await create_or_update(jetstream, self._config())
-            headers = None if after is None else {Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(after)}
+            headers = None if after is None else {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
             stored = await jetstream.publish(self._subject(key), value, headers=headers)
         return int(stored.seq)
 
