@@ -1,6 +1,7 @@
 """The supervisor: the first process of the sidecar.
 
-It owns sockets, counters and children, and serves the admin port.
+It owns sockets, counters and children, and answers probes. The admin port is served by a child, so that strangers'
+requests are parsed in a process whose end costs nothing.
 
 It is not on the serving path, because relay workers accept from the listening socket themselves. It ends
 last.
@@ -27,18 +28,17 @@ from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
+from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.core.process.states import STATES_FILE, observe_states
-from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
-from quantdrift.sidecar.state.counters import Gauge
+from quantdrift.sidecar.state.counters import Gauge, Slot
 from quantdrift.sidecar.state.counts_file import CountsFile
 from quantdrift.sidecar.state.heartbeat import CAPTURE_HUNG_S, LOOK_S, WORKER_HUNG_S, Heartbeat
-from quantdrift.sidecar.state.metrics import observe
-from quantdrift.sidecar.state.pause_switch import PauseSwitch
+from quantdrift.sidecar.state.orphans import ORPHANED, Adoption, adopt
 from quantdrift.sidecar.state.process_start import ProcessStart, source_of
+from quantdrift.sidecar.state.readiness import N_OTHER_SLOTS, Readiness, supervisor_slot
+from quantdrift.sidecar.state.restarts import Restarts
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
@@ -50,10 +50,12 @@ _POLL_S = 1.0
 _SALT = "QUANTDRIFT_SAMPLING_SALT"
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - a directory of its own is made there
 _STATE_BYTES = 16 * 1024  # the configuration of a few models, to begin with
+_ADOPTED_POLL_S = 0.05
 _RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
 _CAPTURE = "quantdrift.sidecar.capture.process"
+_ADMIN = "quantdrift.sidecar.admin"
 
 
 def missing_packages(config: Config) -> list[str]:
@@ -89,8 +91,11 @@ async def serve(config: Config, secrets: Secrets | None, stop: Stop, path: Path 
         raise OperatorError("; ".join(missing))
     with ExitStack() as stack:
         relay = intake = tap = None
+        adoption = Adoption()
         if config.sidecar.listen:
-            relay = stack.enter_context(_listen("sidecar.listen", config.sidecar.listen))
+            adoption = await adopt(config.sidecar.listen)
+            stack.callback(adoption.close)
+            relay = stack.enter_context(adoption.listener or _listen("sidecar.listen", config.sidecar.listen))
         if config.intake.listen:
             intake = stack.enter_context(_listen("intake.listen", config.intake.listen))
         if config.intake.ext_proc:
@@ -104,8 +109,12 @@ async def serve(config: Config, secrets: Secrets | None, stop: Stop, path: Path 
         )
         if config.intake.tap:
             tap = _listen_tap(Path(config.intake.tap), stack)
-        sockets = _Sockets(relay, intake, tap, handoff)
-        supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets)
+        admin = stack.enter_context(_listen("sidecar.admin", config.sidecar.admin))
+        probes = None
+        if config.sidecar.probes:
+            probes = stack.enter_context(_listen("sidecar.probes", config.sidecar.probes))
+        sockets = _Sockets(relay, intake, tap, handoff, admin, probes)
+        supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets, adoption)
         return await supervisor.run(stop, None if path is None else FileWatch(path))
 
 
@@ -116,13 +125,21 @@ class _Sockets(NamedTuple):
     intake: socket.socket | None
     tap: socket.socket | None
     handoff: socket.socket
+    admin: socket.socket
+    probes: socket.socket | None
 
 
 class _Supervisor:
     def __init__(
-        self, live_config: LiveConfig, secrets: Secrets | None, directory: Path, sockets: _Sockets
+        self,
+        live_config: LiveConfig,
+        secrets: Secrets | None,
+        directory: Path,
+        sockets: _Sockets,
+        adoption: Adoption,
     ) -> None:
         config = live_config.config
+        self._adoption = adoption
         self._config = config
         self._live_config = live_config
         self._secrets = secrets
@@ -134,21 +151,16 @@ class _Supervisor:
             config.stream,
             source=source_of(os.environ),
             boot=boot,
-            n_slots=self._n_relays + 2,
+            n_slots=self._n_relays + N_OTHER_SLOTS,
             rows=live_config.rows,
         )
         self._counters = self._counts_file.counters
-        self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
-        self._telemetry = Telemetry("quantdrift-sidecar")
-        self._restarts = self._telemetry.counter(RESTARTS)
-        self._reloads = self._telemetry.counter(RELOADS)
-        observe(self._telemetry, self._counters, lambda: self._live_config, SystemClock())
+        self._own_slot = supervisor_slot(self._counters)
+        self._readiness = Readiness(self._counters)
+        self._restarts = Restarts(directory)
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
-        self._switch = PauseSwitch(directory, config.sidecar.pause_file)
-        self._telemetry.observe(PAUSED, self._switch.gauge)
-        if states := os.environ.get(STATES_FILE):
-            observe_states(self._telemetry, Path(states))
         self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets or _without_files())}
+        self._slots: dict[Child, Slot] = {}
         self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []
         if sockets.relay is not None:
@@ -159,30 +171,23 @@ class _Supervisor:
             self._workers.append(
                 self._child("intake", _INTAKE, self._n_relays, sockets.intake, tap=sockets.tap)
             )
-        self._capture = self._child("capture", _CAPTURE, self._n_relays + 1, sockets.handoff, boot=boot)
-        self._worker_heartbeats = [
-            Heartbeat(worker, self._counters.slot(index), WORKER_HUNG_S)
-            for index, worker in enumerate(self._workers)
+        self._admin = self._child("admin", _ADMIN, self._n_relays + 1, sockets.admin)
+        self._capture = self._child("capture", _CAPTURE, self._n_relays + 2, sockets.handoff, boot=boot)
+        hung_s = dict.fromkeys(self._workers, WORKER_HUNG_S)
+        self._heartbeats = [
+            Heartbeat(child, slot, hung_s.get(child, CAPTURE_HUNG_S)) for child, slot in self._slots.items()
         ]
-        self._capture_heartbeat = Heartbeat(
-            self._capture, self._counters.slot(self._n_relays + 1), CAPTURE_HUNG_S
-        )
-        self._stop = Stop()
 
     async def run(self, stop: Stop, watch: FileWatch | None) -> int:
-        self._stop = stop
-        admin = Admin(
-            "sidecar.admin",
-            self._config.sidecar.admin,
-            self._is_ready,
-            self._switch.routes(),
-            live=self._is_live,
-        )
-        await admin.start()
-        capture = asyncio.create_task(self._run_with_secrets(self._capture))
+        probes = None
+        if self._sockets.probes is not None:
+            probes = Probes(self._sockets.probes, ready=self._readiness.ready, live=self._readiness.live)
+            await probes.start()
+        admin = asyncio.create_task(self._admin.run())
+        capture = asyncio.create_task(self._run_with_secrets(self._capture, stop))
         workers = [
             asyncio.create_task(
-                worker.run() if worker.name.startswith("relay") else self._run_with_secrets(worker)
+                worker.run() if worker.name.startswith("relay") else self._run_with_secrets(worker, stop)
             )
             for worker in self._workers
         ]
@@ -198,21 +203,41 @@ class _Supervisor:
             )
         watching = asyncio.gather(
             self._watch(watch, stop),
-            self._switch.run(stop),
             self._poll_traffic_warnings(stop),
             self._watch_heartbeats(stop),
+            self._release_adopted(stop),
         )
         try:
             await stop.wait()
+            self._own_slot.set(Gauge.STOPPING, 1)
             await self._end(workers, capture)
         finally:
             watching.cancel()
-            for child in (*self._workers, self._capture):
+            for child in (*self._workers, self._capture, self._admin):
                 child.kill()
-            await asyncio.gather(watching, capture, *workers, return_exceptions=True)
-            await admin.stop()
-            self._telemetry.close()
+            await asyncio.gather(watching, capture, admin, *workers, return_exceptions=True)
+            if probes is not None:
+                probes.stop()
         return 0
+
+    async def _release_adopted(self, stop: Stop) -> None:
+        """Let the workers of a killed predecessor drain once this supervisor's own serve."""
+        while not self._readiness.ready() and not stop.is_set():
+            await stop.wait(_ADOPTED_POLL_S)
+        self._adoption.release()
+
+    async def _run_with_secrets(self, child: Child, stop: Stop) -> int:
+        """Run a child that needs the secrets, once their files can be read."""
+        while self._secrets is None:
+            if await stop.wait(_POLL_S):
+                return 0
+            with contextlib.suppress(OperatorError):
+                self._secrets = await asyncio.to_thread(load_secrets, self._config, Role.SIDECAR)
+                salt = self._environment[_SALT]  # the relay workers have it already
+                self._environment |= _secret_environment(self._secrets) | {_SALT: salt}
+                _LOG.info("the secret files can be read")
+        child.environment = dict(self._environment)
+        return await child.run()
 
     async def _watch_heartbeats(self, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
@@ -222,24 +247,11 @@ class _Supervisor:
             nonlocal looked_s
             await stop.wait(LOOK_S)
             elapsed_s, looked_s = loop.time() - looked_s, loop.time()
-            for heartbeat in (*self._worker_heartbeats, self._capture_heartbeat):
+            for heartbeat in self._heartbeats:
                 if (why := heartbeat.look(elapsed_s)) and not stop.is_set():
                     heartbeat.replace(why)
 
         await supervise("watching the heartbeats", look, stop)
-
-    async def _run_with_secrets(self, child: Child) -> int:
-        """Run a child that needs the secrets, once their files can be read."""
-        while self._secrets is None:
-            if await self._stop.wait(_POLL_S):
-                return 0
-            with contextlib.suppress(OperatorError):
-                self._secrets = await asyncio.to_thread(load_secrets, self._config, Role.SIDECAR)
-                salt = self._environment[_SALT]  # the relay workers have it already
-                self._environment |= _secret_environment(self._secrets) | {_SALT: salt}
-                _LOG.info("the secret files can be read")
-        child.environment = dict(self._environment)
-        return await child.run()
 
     async def _poll_traffic_warnings(self, stop: Stop) -> None:
         async def poll() -> None:
@@ -266,10 +278,10 @@ class _Supervisor:
                 _LOG.error(
                     "the changed configuration is refused, the previous one stays in effect: %s", error
                 )
-                self._reloads.add(1, {"result": "refused"})
+                self._own_slot.adjust(Gauge.RELOADS_REFUSED)
                 return
             self._live_config = live_config
-            self._reloads.add(1, {"result": "taken_over"})
+            self._own_slot.adjust(Gauge.RELOADS)
             _LOG.info("the changed configuration is in effect")
 
         await supervise("watching the configuration", poll, stop)
@@ -288,21 +300,9 @@ class _Supervisor:
         await asyncio.wait(workers, timeout=began_s + deadlines.relay_s - loop.time())
         for worker in self._workers:
             worker.kill()
-        self._counters.slot(self._n_relays + 1).set(Gauge.ENDS, 1)
+        self._slots[self._capture].set(Gauge.ENDS, 1)
         self._capture.terminate()
         await asyncio.wait([capture], timeout=began_s + deadlines.capture_s - loop.time())
-
-    def _is_ready(self) -> bool:
-        """Return whether a relay worker, or without a relay the intake, is serving.
-
-        Backend, stream and capture process do not matter.
-        """
-        heartbeats = self._worker_heartbeats[: self._n_relays] or self._worker_heartbeats
-        return not self._stop.is_set() and any(heartbeat.serves for heartbeat in heartbeats)
-
-    def _is_live(self) -> bool:
-        """Return the same as `_is_ready`, but true while it drains: it ends by itself."""
-        return self._stop.is_set() or self._is_ready()
 
     def _child(
         self,
@@ -325,23 +325,27 @@ class _Supervisor:
             tap_fd=None if tap is None else tap.fileno(),
             boot=boot,
             counts=str(self._counts_file.path or "") if boot else "",
+            supervisor=os.getpid(),
+            listen=self._config.sidecar.listen if module == _RELAY else "",
         )
         slot = self._counters.slot(index)
 
         def died(reason: str) -> None:
             slot.set(Gauge.SERVING, 0)
             slot.set(Gauge.BEATS, 0)
-            self._restarts.add(1, {"child": name.partition(" ")[0], "reason": reason})
+            self._restarts.add(name.partition(" ")[0], reason)
 
-        return Child(
+        child = Child(
             name,
             module,
             [start.argument],
             fds=start.fds,
             environment=self._environment,
-            orphan=signal.SIGKILL,  # an orphan would keep the port in use
+            orphan=ORPHANED if module == _RELAY else signal.SIGKILL,  # others would keep ports in use
             on_death=died,
         )
+        self._slots[child] = slot
+        return child
 
 
 def _state_directory() -> Path:

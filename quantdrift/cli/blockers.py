@@ -39,6 +39,8 @@ _HINTS: Final = {
     Loss.PROCESS_ENDED: "processes of the sidecar were killed, or crashed: see its log, and its memory limit",
     Loss.METADATA: "neither the wire nor the configuration gives names or shapes of the tensors: see models.inputs",
     Loss.TOO_COSTLY: "decoding an exchange takes more than 5 s of processor time: send fewer values, or as binary tensors",
+    Loss.UNOBSERVED: "the relay cannot read their connections: they use TLS, are not HTTP, or too many are busy at a time"
+    " (sidecar.max_connections)",
 }
 
 

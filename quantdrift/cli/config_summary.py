@@ -8,9 +8,10 @@ from quantdrift.core.sampling.rates import POLICY_VALID_S
 from quantdrift.core.slices import SliceAssigner
 from quantdrift.core.tasks import Task
 
-# Resident memory of the idle processes (58, 29 and 57 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
+# Resident memory of the idle processes (43, 47, 31 and 58 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
 # rest of the limit is computed from the bounds.
-SUPERVISOR_BYTES = 64 * MIB
+SUPERVISOR_BYTES = 48 * MIB
+ADMIN_BYTES = 64 * MIB  # with the heads that its callers may leave unfinished
 WORKER_BYTES = 40 * MIB
 # Memory of an observed connection: its buffers, and its share of the memory of the observers.
 CONNECTION_BYTES = (8 + 16) * KIB
@@ -125,7 +126,7 @@ def memory_bytes(config: Config) -> int:
     workers = bool(sidecar.listen) * sidecar.workers * (WORKER_BYTES + WAITING_BYTES + observing)
     receiving = sidecar.workers * (sidecar.max_exchange_bytes + RECEIVE_BYTES)
     capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes + receiving
-    return SUPERVISOR_BYTES + workers + _intake_bytes(config) + capture
+    return SUPERVISOR_BYTES + ADMIN_BYTES + workers + _intake_bytes(config) + capture
 
 
 def _intake_bytes(config: Config) -> int:

@@ -82,6 +82,7 @@ class Loss(StrEnum):
         "process_ended"  # relay, intake or capture: the process, or the socket, that had it is gone
     )
     TOO_COSTLY = "too_costly"  # capture: decoding it takes too much processor time
+    UNOBSERVED = "unobserved"  # relay: its connection was not observed; how many there were is an estimate
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

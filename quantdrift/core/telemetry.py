@@ -93,7 +93,13 @@ UNOBSERVED = Instrument(
     "quantdrift.sidecar.unobserved_connections",
     _OC,
     "{connection}",
-    "Connections beyond sidecar.max_connections: relayed, not observed.",
+    "Connections that found sidecar.max_connections others busy: relayed, not observed.",
+)
+UNSEEN_REQUESTS = Instrument(
+    "quantdrift.sidecar.unobserved_requests",
+    _OC,
+    "{request}",
+    "Requests on connections that are not observed, at least: counted as offered, and lost as unobserved.",
 )
 ACCEPT_PAUSES = Instrument(
     "quantdrift.sidecar.accept_pauses",
@@ -123,7 +129,7 @@ QUEUE_LIMIT = Instrument(
 )
 RESTARTS = Instrument(
     "quantdrift.sidecar.restarts",
-    _C,
+    _OC,
     "{restart}",
     "Restarts of child processes, by process and reason: hung, exit_ and the exit code, or the signal that ended it.",
 )
@@ -138,7 +144,7 @@ PAUSED = Instrument(
 )
 RELOADS = Instrument(
     "quantdrift.sidecar.reloads",
-    _C,
+    _OC,
     "{reload}",
     "Reloads of a changed configuration, by result: taken_over or refused.",
 )

@@ -38,6 +38,7 @@ REASONS = {
     "capture_error": "an error of quantdrift itself",
     "process_ended": "a process of the sidecar was killed, or crashed, while it had them",
     "metadata": "its tensors are not described: describe them in the configuration",
+    "unobserved": "the relay could not follow its connection; how many there were is an estimate",
     "unpaired": "its request or response did not arrive, or could not be matched to it",
     "no_reference": "the version has no reference",
     "schema": "its tensors do not fit the reference",

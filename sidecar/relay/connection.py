@@ -14,13 +14,15 @@ import os
 import socket
 import struct
 import termios
+import time
 from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import cast
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay.backpressure import LONG_READ_BYTES, READ_BYTES, SHARED_BUFFER, Backpressure
-from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver
+from quantdrift.sidecar.relay.observing.limit import ObserverLimit
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver, Unobserved
 from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.state.counters import Gauge
 from quantdrift.sidecar.state.traffic_warnings import connect_errno
@@ -350,6 +352,7 @@ class Relay:
         self.loop = loop
         self.connections: set[Connection] = set()
         self.backpressure = Backpressure(self._ends, scope.slot)
+        self.observed = ObserverLimit()
         self.is_observing = True
         self._empty = asyncio.Event()
         self._empty.set()
@@ -381,10 +384,13 @@ class Relay:
 
         Called about once a second.
         """
-        now_s = self.loop.time()
+        now_s, spoke_s = self.loop.time(), time.monotonic()
         n_forwarded = 0
         for connection in list(self.connections):
-            n_forwarded += connection.report()
+            n_bytes = connection.report()
+            if n_bytes:
+                connection.spoke_s = spoke_s
+                n_forwarded += n_bytes
             connection.expire(now_s)
         self.scope.slot.adjust(Gauge.FORWARDED_BYTES, n_forwarded)
         self.backpressure.rebalance(len(self.connections))
@@ -445,6 +451,8 @@ class Connection:
         Its two ends.
     backpressure
         The limits on unsent data of the worker.
+    spoke_s : float
+        When bytes last passed, to a second, on the monotonic clock.
     """
 
     __slots__ = (
@@ -462,6 +470,7 @@ class Connection:
         "backend",
         "backpressure",
         "client",
+        "spoke_s",
     )
 
     def __init__(self, relay: Relay) -> None:
@@ -474,6 +483,7 @@ class Connection:
         self._last_activity: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
         self._observer: ExchangeObserver | None = None
+        self.spoke_s = time.monotonic()
         self.backpressure = relay.backpressure
         self.client = ConnectionEnd(self)
         self.backend = ConnectionEnd(self)
@@ -492,10 +502,7 @@ class Connection:
         """Handle a connected end: start observing and connect to the backend, or start forwarding."""
         if end is self.client:
             self._relay.opened(self)
-            if self._relay.is_observing and len(self._relay.connections) <= self._relay.scope.max_connections:
-                self._guard(self._start_observing)
-            else:
-                self._relay.scope.slot.adjust(Gauge.UNOBSERVED)
+            self._guard(self._start_observing if self._relay.is_observing else self._count_only)
             self._connecting = self._relay.loop.create_task(self._connect())
         elif self.client.is_lost:
             end.abort()
@@ -579,13 +586,30 @@ class Connection:
         return n_forwarded
 
     def stop_observing(self) -> None:
-        """Remove the observer; forwarding continues."""
+        """Remove the observer; forwarding continues, and requests are counted."""
+        self._replace_observer(Loss.OBSERVER_ERROR)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether nothing is lost if its observer is dropped now: it is observed again when it speaks."""
         observer = self._observer
-        self._detach_observer()
-        if observer is not None:
-            if observer.is_active:
-                self._relay.scope.slot.adjust(Gauge.BLIND)
-            self._guard(lambda: observer.abandon(Loss.OBSERVER_ERROR))
+        return observer is not None and (
+            not observer.is_active or (observer.is_resumable and observer.is_idle)
+        )
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client, not the backend, must speak next."""
+        return self._observer is not None and self._observer.waits_for_client
+
+    def give_way(self) -> None:
+        """Drop the observer, because another connection needs one."""
+        observer = self._observer
+        if observer is not None and observer.is_active and self.can_resume:
+            self._guard(self._start_observing)
+            self._guard(lambda: observer.abandon(Loss.UNOBSERVED))  # gives its memory back
+        else:
+            self._replace_observer(Loss.UNOBSERVED)
 
     def drop_observer(self) -> None:
         """Count and log the exception of the observer, and remove it."""
@@ -614,14 +638,44 @@ class Connection:
             callee, frame = frame, frame.f_back
         return None
 
-    def _guard(self, step: Callable[[], None]) -> None:
+    def _guard(self, step: Callable[[], object]) -> None:
         try:
             step()
         except Exception:  # noqa: BLE001 - an observer on the serving path
             self.drop_observer()
 
     def _start_observing(self) -> None:
-        self._attach_observer(ProtocolDetector(self._relay.scope, self._attach_observer))
+        """Wait for the first bytes of the client, which costs little and does not count as observing."""
+        self._attach_observer(ProtocolDetector(self._relay.scope, self._observe_with))
+
+    def _observe_with(self, kind: Callable[[CaptureScope], ExchangeObserver]) -> ExchangeObserver:
+        """Observe the connection, which speaks, if the limit allows it; return the observer."""
+        relay = self._relay
+        if not relay.observed.enter(self, relay.scope.max_connections):
+            return self._count_only()
+        observer = kind(relay.scope)
+        self._attach_observer(observer)
+        return observer
+
+    def _count_only(self) -> ExchangeObserver:
+        """Count the requests of the connection instead of observing it."""
+        self._relay.scope.slot.adjust(Gauge.UNOBSERVED)
+        observer = Unobserved(self._relay.scope)
+        self._attach_observer(observer)
+        return observer
+
+    def _replace_observer(self, loss: Loss) -> None:
+        """Count the requests from now on, and drop what the observer has buffered."""
+        observer = self._observer
+        if observer is None:
+            return
+        if observer.is_active:
+            self._relay.scope.slot.adjust(Gauge.BLIND)
+        self._relay.observed.leave(self)
+        if self._is_corking:
+            self.client.cork(on=False)
+        self._attach_observer(Unobserved(self._relay.scope, observer))
+        self._guard(lambda: observer.abandon(loss))
 
     def _attach_observer(self, observer: ExchangeObserver) -> None:
         """Pass bytes to `observer` from now on."""
@@ -673,6 +727,7 @@ class Connection:
             self._is_corking = False
             self.client.cork(on=False)
         self._observer = None
+        self._relay.observed.leave(self)
         self.client.observe = self.backend.observe = ignore
         self.client.skip = self.backend.skip = skip
 

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import resource
+import signal
 import socket
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from quantdrift.sidecar.relay.listener import Listener
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.relay.watchdog import Watchdog
 from quantdrift.sidecar.state.counters import Gauge
+from quantdrift.sidecar.state.orphans import ORPHANED, Orphan
 from quantdrift.sidecar.state.process_start import ChildProcess
 from quantdrift.sidecar.state.shutdown import Deadlines
 
@@ -50,6 +52,19 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
     watchdog = Watchdog(Connection.find_observer_call, lambda: loop.call_soon(relay.stop_observing), loop)
     listening_socket = socket.socket(fileno=child.start.listen_fd)
     listener = Listener(listening_socket, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    orphan: Orphan | None = None
+
+    def orphaned() -> None:
+        nonlocal orphan
+        if orphan is None:  # the signal may come more than once
+            orphan = Orphan(listening_socket, end_orphan)
+
+    def end_orphan() -> None:
+        if not stop.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_signal_handler(ORPHANED, orphaned)
 
     async def tick() -> None:
         await ended.wait(_TICK_S)

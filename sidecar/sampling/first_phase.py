@@ -1,6 +1,7 @@
 """The first sampling phase: the stratum of an inference request, and the draw whether it is taken."""
 
 import os
+import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -217,6 +218,16 @@ class Sampler:
         for rows in self._rows.values():
             for row, stratum in zip(rows, policy.header_strata, strict=True):
                 self._rates[row] = 0.0 if paused else stratum.rate
+
+    @property
+    def rows_by_stratum(self) -> tuple[tuple[int, ...], ...]:
+        """By header stratum in the order of the policy, its rows in the table of counts: first that of no model."""
+        named = [rows for model, rows in self._rows.items() if model]
+        return tuple(zip(self._rows[""], *named, strict=True))
+
+    def takes_unseen(self, row: int) -> bool:
+        """Return whether to take a request of which no more is known than its row; a random draw."""
+        return row < len(self._rates) and random.random() < self._rates[row]  # noqa: S311 - no secret
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
         """Return the draw of the request whose head is `data[start:stop]`, taken or not."""

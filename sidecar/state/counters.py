@@ -59,6 +59,12 @@ class Gauge(IntEnum):
     UNSTORED_S = (
         34  # capture: seconds for which NATS, though connected, stored no exchange; 0: it stored the last one
     )
+    UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
+    # The supervisor writes the next ones: in the slot of the child concerned, or in that of the admin process.
+    LATE = 41  # 1 while the child gives no heartbeat
+    STOPPING = 42  # admin: 1 once the sidecar ends
+    RELOADS = 43  # admin: changed configurations that were taken over
+    RELOADS_REFUSED = 44  # admin: changed configurations that were refused
 
 
 class Denial(StrEnum):
@@ -124,7 +130,8 @@ class Counters:
     fd
         File of the table; it stays open for children to inherit.
     n_slots
-        One for each relay worker, one for the intake process, and the last one for the capture process.
+        One for each relay worker, one for the intake process, one for the admin process, and the last one for the
+        capture process.
     n_rows
         Rows of each slot.
     """
@@ -186,6 +193,8 @@ class Counters:
         """
         own = self.n_slots - 1
         taken = self.total(Count.TAKEN, n_rows)
+        unseen = _LOSS_INDEX[Loss.UNOBSERVED]  # there was nothing that a limit could refuse
+        taken -= sum(self._column(slot, unseen, n_rows) for slot in range(self.n_slots))
         caps = _LOSS_INDEX[Loss.RATE_CAP], _LOSS_INDEX[Loss.BYTE_CAP]
         refused = sum(self._column(slot, cap, n_rows) for slot in range(own) for cap in caps)
         return taken, refused

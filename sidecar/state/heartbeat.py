@@ -78,7 +78,7 @@ class Heartbeat:
     @property
     def serves(self) -> bool:
         """Whether it accepts connections, and gave a heartbeat within the last `LATE_S`."""
-        return bool(self._slot.gauge(Gauge.SERVING)) and self._silent_s < LATE_S
+        return bool(self._slot.gauge(Gauge.SERVING)) and not self._slot.gauge(Gauge.LATE)
 
     def look(self, elapsed_s: float) -> str:
         """Return why the child hangs; empty if it does not.
@@ -94,8 +94,10 @@ class Heartbeat:
             self._seen, self._silent_s = seen, 0.0
             state = None if pid is None else process_state(pid)
             self._cpu_s = state.cpu_s if state else 0.0
+            self._slot.set(Gauge.LATE, 0)
             return ""
         self._silent_s += min(elapsed_s, _MOST_CREDIT_S)
+        self._slot.set(Gauge.LATE, int(self._silent_s >= LATE_S))
         if self._silent_s < (self._hung_s if beats else _STARTING_HUNG_S):
             return ""
         return _reason(process_state(pid), self._cpu_s, self._silent_s)

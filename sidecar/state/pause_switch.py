@@ -15,8 +15,10 @@ from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.sampling.pause import MAX_BYTES, Order, Pause, PauseError, encode
 from quantdrift.core.telemetry import Labels
 from quantdrift.sidecar.state.pause import PauseFiles, PauseSource, read_pause_file, write_pause
+from quantdrift.sidecar.state.state_file import StateFile
 
 _POLL_S = 1.0
+_ORDERS = "paused-by-hand"
 
 
 class PauseSwitch:
@@ -35,9 +37,13 @@ class PauseSwitch:
     def __init__(self, directory: Path, file: str) -> None:
         self._directory = directory
         self._file = Path(file) if file else None
-        self._by_hand = Pause()
-        self._written = Pause()
+        # A predecessor of this process may have been killed: its orders stay in force.
+        self._orders = StateFile(directory / _ORDERS, Pause)
+        self._orders.refresh()
+        self._by_hand = self._orders.record or Pause()
         self._pauses = PauseFiles(directory)
+        self._pauses.refresh()
+        self._written = self._pauses.of(PauseSource.HERE)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Return the admin port's routes: `GET /pause`, `POST /pause`, `POST /resume`, each with `?model=`."""
@@ -101,6 +107,7 @@ class PauseSwitch:
 
     async def _write_and_show(self, request: web.Request) -> web.Response:
         try:
+            self._orders.write(self._by_hand)
             self._write()
         except OSError as error:
             return web.json_response(

@@ -51,6 +51,10 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
         Id of this start of the sidecar, for the capture process: 32 hexadecimal digits.
     counts
         File of the shared counters, for the capture process, which removes it at the end; empty: there is none.
+    supervisor
+        Process id of the supervisor.
+    listen
+        The relay's address as configured, for a relay worker.
     """
 
     name: str
@@ -63,6 +67,8 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     tap_fd: int | None = None
     boot: str = ""
     counts: str = ""
+    supervisor: int = 0
+    listen: str = ""
 
     @property
     def argument(self) -> str:

@@ -84,7 +84,8 @@ class TrafficWarnings:
         if n_posts < self._next_n_posts and n_blind < self._next_n_blind:
             return
         live_config = self._live_config()
-        self._has_predictions = self._counters.total(Count.OFFERED, len(live_config.rows)) > 0
+        n_offered = self._counters.total(Count.OFFERED, len(live_config.rows))
+        self._has_predictions = n_offered > self._counters.gauge(Gauge.UNSEEN_REQUESTS)
         if self._has_predictions:
             return
         if n_posts >= self._next_n_posts:

@@ -102,13 +102,38 @@ def test_ten_thousand_idle_clients_cost_little_and_keep_nobody_out(
         assert each_bytes < IDLE_BYTES
         late = stack.enter_context(running.connect())
         assert ask(late) == ask(clients[0]) == ask(clients[-1]) == answer(b"ok")
-        n_unobserved = running.count("quantdrift_sidecar_unobserved_connections_total")
-        assert n_unobserved == max(0, n_clients - Sidecar().max_connections)
+        assert running.count("quantdrift_sidecar_unobserved_connections_total") == 0
+        wait(lambda: running.count("quantdrift_sidecar_offered_total") == n_clients + 2, "all are observed")
         assert running.is_ready()
         assert running.count("quantdrift_sidecar_accept_pauses_total") == 0
         stack.close()
         wait(lambda: opened(running) == 0, "all are gone")
         assert running.workers == [worker]
+
+
+def test_idle_connections_do_not_keep_requests_from_being_observed(
+    tmp_path: Path, n_clients: int, backend: int
+) -> None:
+    """More idle clients than `sidecar.max_connections`, some of which have never spoken: every later request is observed."""
+    n_idle = min(Sidecar().max_connections + 2, n_clients - 10)
+    with (
+        sidecar(
+            tmp_path, backend, SIDECAR__MAX_CONNECTIONS=min(n_idle - 2, Sidecar().max_connections)
+        ) as running,
+        contextlib.ExitStack() as stack,
+    ):
+        idle = [stack.enter_context(running.connect()) for _ in range(n_idle)]
+        wait(lambda: opened(running) == n_idle, "they are in")
+        for client in idle[::2]:
+            assert ask(client) == answer(b"ok")
+        n_before = len(idle[::2])
+        clients = [stack.enter_context(running.connect()) for _ in range(5)]
+        for _ in range(40):
+            for client in clients:
+                assert ask(client) == answer(b"ok")
+        wait(lambda: running.count("quantdrift_sidecar_offered_total") == n_before + 200, "all are observed")
+        for name in ("unobserved_connections", "unobserved_requests", "blind_connections"):
+            assert running.count(f"quantdrift_sidecar_{name}_total") == 0
 
 
 def test_a_worker_without_files_lets_clients_wait(tmp_path: Path, backend: int) -> None:

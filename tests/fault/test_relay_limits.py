@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from quantdrift.cli.config_summary import WAITING_BYTES
+from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay import backpressure
 from quantdrift.sidecar.relay.connection import Connection, Relay
 from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.listener import Listener
+from quantdrift.sidecar.relay.observing import limit
 from quantdrift.sidecar.relay.watchdog import Watchdog
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.http2_wire import headers, settings
@@ -34,6 +36,7 @@ from tests.support.sidecar.relay_rig import (
 pytestmark = pytest.mark.fault
 
 KIB = 1024
+PARTIAL_REQUEST = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: h"
 FEW_FILES = 64 + 2 * 3  # for three clients
 
 
@@ -61,25 +64,91 @@ async def asks(client: tuple[StreamReader, StreamWriter], body: bytes) -> None:
 
 
 @on_both_loops
-async def test_connections_beyond_the_limit_pass_unobserved() -> None:
-    """They are served like the others, and counted; once there is room, the next one is observed."""
+async def test_idle_connections_give_way_to_those_that_speak() -> None:
+    """Far more connections than the limit: every request is observed, as long as few are busy at a time."""
     bench = Bench(max_connections=2)
     async with rig(bench, echo) as at:
-        clients = []
-        for n in range(4):
-            clients.append(await at.client())
-            await asks(clients[-1], b"%d" % n)
-        assert bench.slot.count(0, Count.OFFERED) == 2
-        assert bench.slot.gauge(Gauge.UNOBSERVED) == 2
-        for _, writer in clients[:3]:
+        idle = [await at.client() for _ in range(3)]
+        await until(lambda: len(at.relay.connections) == 3)
+        clients = [await at.client() for _ in range(4)]
+        for _ in range(3):
+            for client in clients:
+                await asks(client, b"x")
+                assert len(at.relay.observed) <= 2
+        assert len(bench.taken) == bench.slot.count(0, Count.OFFERED) == 12
+        assert bench.slot.gauge(Gauge.UNOBSERVED) == bench.slot.gauge(Gauge.BLIND) == 0
+        for _, writer in (*idle, *clients):
             await end(writer)
-        await until(lambda: len(at.relay.connections) == 1)
-        clients.append(await at.client())
-        await asks(clients[-1], b"again")
-        assert bench.slot.count(0, Count.OFFERED) == 3
-        assert bench.slot.gauge(Gauge.UNOBSERVED) == 2
-        for _, writer in clients[3:]:
+        await at.quiet()
+        assert len(at.relay.observed) == 0
+    assert bench.balance() == 0
+
+
+@on_both_loops
+async def test_where_all_observed_connections_are_busy_requests_are_counted_as_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clients that wait for their answers keep their observers; what others ask is served, and counted."""
+    monkeypatch.setattr(limit, "_SEARCH_S", 0.0)
+    answers = asyncio.Event()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        while head := await _head(reader):
+            body = await reader.readexactly(
+                int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+            )
+            if body == b"slow":
+                await answers.wait()
+            writer.write(answer(body))
+
+    bench = Bench(max_connections=2)
+    async with rig(bench, serve) as at:
+        busy = [await at.client() for _ in range(2)]
+        for _, writer in busy:
+            writer.write(post(b"slow"))
+        await until(lambda: bench.slot.count(0, Count.OFFERED) == 2)
+        other = await at.client()
+        for n in range(5):
+            await asks(other, b"%d" % n)
+        await asks(other, bytes(300_000))  # a long read
+        assert bench.slot.gauge(Gauge.UNOBSERVED) == 1
+        assert bench.slot.gauge(Gauge.UNSEEN_REQUESTS) == bench.lost(Loss.UNOBSERVED) == 6
+        answers.set()
+        for reader, _ in busy:
+            assert await reader.readexactly(len(answer(b"slow"))) == answer(b"slow")
+        again = await at.client()
+        await asks(again, b"observed")
+        assert len(bench.taken) == 3
+        assert bench.slot.count(0, Count.OFFERED) == 9
+        for _, writer in (*busy, other, again):
             await end(writer)
+    assert bench.balance() == 0
+
+
+@pytest.mark.parametrize(
+    "start", [b"P", PARTIAL_REQUEST, PREFACE + settings()], ids=["a byte", "a head", "HTTP/2"]
+)
+@on_both_loops
+async def test_clients_that_never_finish_a_request_do_not_keep_their_observers(
+    start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once they have been silent for a while, a connection that speaks is observed in their place."""
+    monkeypatch.setattr(limit, "QUIET_S", 0.0)
+    bench = Bench(max_connections=2)
+    async with rig(bench, echo) as at:
+        stuck = [await at.client() for _ in range(4)]
+        for _, writer in stuck:
+            writer.write(start)
+        await until(lambda: sum(c.client.n_bytes for c in at.relay.connections) == 4 * len(start))
+        client = await at.client()
+        for n in range(3):
+            await asks(client, b"%d" % n)
+        assert len(bench.taken) == 3
+        assert bench.slot.gauge(Gauge.UNOBSERVED) == 0
+        for _, writer in (*stuck, client):
+            await end(writer)
+        await at.quiet()
+    assert bench.scope.memory.n_bytes == bench.balance() == 0
 
 
 @on_both_loops
@@ -317,11 +386,12 @@ async def test_an_observer_that_does_not_come_to_an_end_is_cut_off(monkeypatch: 
                 await asks(other, b"not concerned")
                 assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == n + 1
                 await end(client[1])
-            n_offered = bench.slot.count(0, Count.OFFERED)
+            n_taken, n_unseen = len(bench.taken), bench.lost(Loss.UNOBSERVED)
             await asks(other, b"nor served otherwise now")
             fresh = await at.client()
             await asks(fresh, b"nor observed")
-            assert bench.slot.count(0, Count.OFFERED) == n_offered
+            assert len(bench.taken) == n_taken
+            assert bench.lost(Loss.UNOBSERVED) == n_unseen + 2
             for _, writer in (other, fresh):
                 await end(writer)
         finally:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Self
 
@@ -312,14 +313,18 @@ def _peak_bytes(pid: int) -> int:
     return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM"))
 
 
-def test_no_child_outlives_a_killed_supervisor(tmp_path: Path, backend: Backend) -> None:
-    """The port is free for the next one."""
+def test_relay_workers_alone_outlive_a_killed_supervisor(tmp_path: Path, backend: Backend) -> None:
+    """They serve, new clients too; a SIGTERM ends them as ever, and then the port is free."""
     with sidecar(tmp_path, backend.port) as running:
-        family = running.root.children()
-        assert len(family) == 2
+        (worker,) = running.workers
+        others = [child for child in running.root.children() if child != worker]
+        assert len(others) == 2
         running.process.kill()
         running.process.wait()
-        wait(lambda: not any(child.is_running() for child in family), "all children have ended")
+        wait(lambda: not any(child.is_running() for child in others), "all others have ended")
+        assert running.talk(post(b"x")) == answer(b"to x")
+        worker.terminate()
+        wait(lambda: not worker.is_running(), "the worker has ended")
         with pytest.raises(ConnectionRefusedError):
             running.connect()
 
@@ -337,3 +342,95 @@ def test_a_secret_file_that_cannot_be_read_stops_capture_and_not_the_relay(
         wait(lambda: len(running.captures) == 1, "the capture process")
         wait(lambda: len(running.root.children()) == 3, "the intake process")
         assert running.talk(post(b"y")) == answer(b"to y")
+
+
+def test_a_killed_supervisor_costs_no_request(tmp_path: Path, backend: Backend) -> None:
+    """Clients are served all the time; the next supervisor takes the port over, and what has begun is answered."""
+    with sidecar(tmp_path, backend.port, SIDECAR__WORKERS=2) as running, Clients(running) as clients:
+
+        def served(n: int) -> None:
+            before = clients.n_good
+            wait(lambda: clients.n_good > before + n, "clients are served")
+
+        for _ in range(2):
+            old = running.workers
+            backend.go_on.clear()
+            backend.n_waiting = 0
+            with running.connect() as waiting:
+                waiting.sendall(post(b"wait"))
+                wait(lambda: backend.n_waiting == 1, "a request is at the backend")
+                running.process.kill()
+                running.process.wait()
+                served(50)
+                running.start()
+                wait(running.is_ready, "the next one is ready")
+                served(50)
+                backend.go_on.set()
+                assert waiting.recv(KIB) == answer(b"to wait")
+            wait(lambda old=old: not any(one.is_running() for one in old), "the old workers have ended")  # type: ignore[misc]
+            served(50)
+    assert not clients.refused
+    assert not clients.wrong
+    assert clients.n_cut == 0
+
+
+def test_a_stopped_worker_of_a_killed_supervisor_is_killed(tmp_path: Path, backend: Backend) -> None:
+    """It would keep the port in use for ever."""
+    with sidecar(tmp_path, backend.port) as running:
+        (worker,) = running.workers
+        worker.suspend()
+        running.process.kill()
+        running.process.wait()
+        running.start()
+        wait(running.is_ready, "the next one is ready")
+        assert running.talk(post(b"x")) == answer(b"to x")
+        assert not worker.is_running()
+
+
+def test_the_end_of_the_admin_process_costs_no_request_and_no_count(tmp_path: Path, backend: Backend) -> None:
+    """Killed while traffic passes: every request is answered, probes too, and the metrics are the same afterwards."""
+    probes = free_port()
+    with sidecar(tmp_path, backend.port, SIDECAR__PROBES=f"127.0.0.1:{probes}") as running:
+        (worker,) = running.workers
+        for n in range(5):
+            assert running.talk(post(b"%d" % n)) == answer(b"to %d" % n)
+        assert running.get("/pause")[0] == 200
+        request = urllib.request.Request(f"http://127.0.0.1:{running.admin_port}/pause", method="POST")
+        urllib.request.urlopen(request, timeout=10).close()
+        for n in range(3):
+            (admin,) = running.admins
+            admin.kill()
+            assert running.talk(post(b"%d" % n)) == answer(b"to %d" % n)
+            with urllib.request.urlopen(f"http://127.0.0.1:{probes}/readyz", timeout=10) as said:
+                assert said.status == 200
+            wait(lambda: running.get("/metrics")[0] == 200, "the admin port answers again")
+        assert running.count("quantdrift_sidecar_offered_total") == 8
+        assert running.count("quantdrift_sidecar_restarts_total", child="admin") == 3
+        assert running.count("quantdrift_sidecar_paused", model="*") == 1
+        assert running.workers == [worker]
+        request = urllib.request.Request(f"http://127.0.0.1:{running.admin_port}/resume", method="POST")
+        urllib.request.urlopen(request, timeout=10).close()
+        assert running.count("quantdrift_sidecar_paused", model="*") == 0
+
+
+def test_strangers_at_the_admin_port_cost_the_supervisor_nothing(tmp_path: Path, backend: Backend) -> None:
+    """Unfinished heads, and requests that are never read: its memory stays, and it uses no processor time for them."""
+    probes = free_port()
+    with sidecar(tmp_path, backend.port, SIDECAR__PROBES=f"127.0.0.1:{probes}") as running:
+        before = running.root.memory_info().rss
+        busy_s = sum(running.root.cpu_times()[:2])
+        for port, sent in (
+            (running.admin_port, b"GET /livez HTTP/1.1\r\nX: " + bytes(15_000)),
+            (running.admin_port, b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n" * 400),
+            (probes, b"GET /livez HTTP/1.1\r\nX: " + bytes(1000)),
+        ):
+            with contextlib.ExitStack() as stack:
+                for _ in range(150):
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+                    client.settimeout(0.1)
+                    with contextlib.suppress(OSError):
+                        client.sendall(sent)
+                with urllib.request.urlopen(f"http://127.0.0.1:{probes}/readyz", timeout=10) as said:
+                    assert said.status == 200
+        assert running.root.memory_info().rss - before < 4 * 2**20
+        assert sum(running.root.cpu_times()[:2]) - busy_s < 1

@@ -158,15 +158,20 @@ def test_kustomize_builds_what_is_checked_here(variant: str) -> None:
 def test_ports_and_probes_are_those_of_the_configuration(
     pod: Pod, role: str, container: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Probes ask the admin port for paths that it serves; what the configuration opens is declared."""
+    """Probes ask a port that serves their paths, the sidecar's has no other; what the configuration opens is declared."""
     config = configured(pod, container, tmp_path)
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     assert ports["quantdrift"] == port_of(getattr(config, role).admin)
-    assert getattr(config, role).admin.startswith("0.0.0.0:"), "the kubelet asks from outside the pod"
+    assert getattr(config, role).admin.startswith("0.0.0.0:"), "Prometheus scrapes from outside the pod"
+    asked = "quantdrift"
+    if role == "sidecar":
+        asked = "probes"
+        assert ports[asked] == port_of(config.sidecar.probes)
+        assert config.sidecar.probes.startswith("0.0.0.0:"), "the kubelet asks from outside the pod"
     for name, path in (("startup", "/readyz"), ("readiness", "/readyz"), ("liveness", "/livez")):
         if name == "startup" and role != "sidecar":
             continue
-        assert container[f"{name}Probe"]["httpGet"] == {"path": path, "port": "quantdrift"}
+        assert container[f"{name}Probe"]["httpGet"] == {"path": path, "port": asked}
     if role == "sidecar":
         relay, intake = config.sidecar.listen, config.intake.listen
         declared = {one["containerPort"] for one in pod.spec["containers"][0]["ports"]} | set(ports.values())
@@ -261,8 +266,9 @@ def test_the_swap_sends_the_service_to_the_relay(tmp_path: Path) -> None:
 
 
 def test_the_central_policies_open_what_is_listened_on() -> None:
-    """Each port that a pod of ours declares is reachable for somebody, and no other."""
-    declared = {one["containerPort"] for pod in pods("central") for _, c in pod.roles() for one in c["ports"]}
+    """Each port that a pod of ours declares is reachable for somebody, and no other; the kubelet needs no rule."""
+    ports = [one for pod in pods("central") for _, container in pod.roles() for one in container["ports"]]
+    declared = {one["containerPort"] for one in ports if one["name"] != "probes"}
     policies = [one for one in render(DEPLOY / "central") if one["kind"] == "NetworkPolicy"]
     rules = [rule for policy in policies for rule in policy["spec"].get("ingress", [])]
     assert {port["port"] for rule in rules for port in rule["ports"]} == declared
@@ -320,7 +326,7 @@ def test_istio_leaves_metrics_and_nats_alone(tmp_path: Path) -> None:
     told = pod.metadata["annotations"]
     inbound, outbound = (f"traffic.sidecar.istio.io/exclude{way}Ports" for way in ("Inbound", "Outbound"))
     assert told == {
-        inbound: str(port_of(config.sidecar.admin)),
+        inbound: f"{port_of(config.sidecar.probes)},{port_of(config.sidecar.admin)}",
         outbound: str(port_of(config.stream.address)),
     }
 

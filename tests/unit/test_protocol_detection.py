@@ -1,10 +1,12 @@
 """The protocol of a connection, detected from the client's first bytes."""
 
+from collections.abc import Callable
+
 import pytest
 
 from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
-from quantdrift.sidecar.relay.observing.observer import ExchangeObserver
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver
 from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers
@@ -16,7 +18,12 @@ pytestmark = pytest.mark.unit
 def opened(bench: Bench, *steps: tuple[str, bytes]) -> ExchangeObserver:
     """Return who follows a connection in the end on which client (`>`) and backend (`<`) sent."""
     now: list[ExchangeObserver] = []
-    now.append(ProtocolDetector(bench.scope, now.append))
+
+    def observe(kind: Callable[[CaptureScope], ExchangeObserver]) -> ExchangeObserver:
+        now.append(kind(bench.scope))
+        return now[-1]
+
+    now.append(ProtocolDetector(bench.scope, observe))
     for direction, chunk in steps:
         (now[-1].request if direction == ">" else now[-1].response)(chunk)
     return now[-1]

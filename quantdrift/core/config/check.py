@@ -18,7 +18,7 @@ from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision_check import vision_problems
 from quantdrift.core.tasks import Task
 
-_MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})
+_MAY_BE_EMPTY = frozenset({"sidecar.listen", "sidecar.probes", "intake.listen", "intake.ext_proc"})
 _MOST_PLACES = 100_000
 _MOST_SHOWN = 100  # characters of a wrong address
 
@@ -43,6 +43,7 @@ def _addresses(config: Config) -> Iterator[str]:
         "sidecar.listen": sidecar.listen,
         "sidecar.backend": sidecar.backend,
         "sidecar.admin": sidecar.admin,
+        "sidecar.probes": sidecar.probes,
         "intake.listen": config.intake.listen,
         "intake.ext_proc": config.intake.ext_proc,
         "shadow.admin": config.shadow.admin,

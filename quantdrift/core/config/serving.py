@@ -122,7 +122,20 @@ class Sidecar(Section, frozen=True, kw_only=True):
         about("Address that clients connect to, HOST:PORT. Empty: no relay, only the inputs of [intake]."),
     ] = "0.0.0.0:8000"
     backend: Annotated[str, about("Address of the inference server, HOST:PORT.")] = "127.0.0.1:8001"
-    admin: Annotated[str, about("Address of /livez, /readyz and /metrics, HOST:PORT.")] = "0.0.0.0:9464"
+    admin: Annotated[
+        str,
+        about(
+            "Address of /metrics, the pause switch, /livez and /readyz, HOST:PORT. It is served by a process of its own. "
+            "0.0.0.0 lets a Prometheus scrape from outside."
+        ),
+    ] = "127.0.0.1:9464"
+    probes: Annotated[
+        str,
+        about(
+            "Address that answers /livez and /readyz and nothing else, HOST:PORT, for probes from outside, such as a "
+            "kubelet's. It is served by the supervisor. Empty: only the admin port answers them."
+        ),
+    ] = ""
     workers: Annotated[
         int,
         about("Relay processes that share the port: one for each core that may be used.", ge=1, le=32),
@@ -147,7 +160,8 @@ class Sidecar(Section, frozen=True, kw_only=True):
     max_connections: Annotated[
         int,
         about(
-            "Most connections that one relay worker observes at a time. Further ones are relayed but not sampled.",
+            "Most connections that one relay worker observes at a time; idle ones give way to those that send a request. "
+            "Where all are busy, requests of further ones are relayed and counted as lost.",
             ge=1,
         ),
     ] = 2048

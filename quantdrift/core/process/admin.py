@@ -1,6 +1,7 @@
 """The admin port of every process: /livez, /readyz and /metrics, served by aiohttp."""
 
 import os
+import socket
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -32,6 +33,8 @@ class Admin:
         Returns whether the process does its work, so that it need not be restarted; called at each request.
     more
         Additional routes.
+    listener
+        A socket that listens at the address already; None: the port is opened here.
     limits
         Limits for callers, which are not trusted.
     """
@@ -44,9 +47,11 @@ class Admin:
         more: Iterable[web.AbstractRouteDef] = (),
         *,
         live: Callable[[], bool] = lambda: True,
+        listener: socket.socket | None = None,
         limits: Limits = LIMITS,
     ) -> None:
         self._live = live
+        self._listener = listener
         self._shown = f"{option} {address}"
         where = read_address(address)
         self._host = where.host
@@ -72,7 +77,7 @@ class Admin:
             It cannot be opened.
         """
         try:
-            self.port = await self._http.open((self._host, self.port))
+            self.port = await self._http.open(self._listener or (self._host, self.port))
         except OSError as error:
             await self._http.close()
             code = error.errno or 0

@@ -28,7 +28,7 @@ LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 UNDECIDED_FROM = 1e-3
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
 RETIRED = "retired: nothing was compared for 30 days"
-LOST = "loss: too many of its samples were lost in the last hour"
+LOST = "loss: too many of its samples were lost or not observed in the last hour: see `quantdrift status`"
 UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
 NO_REFERENCE = "no reference: map this version to one in models.references"
 

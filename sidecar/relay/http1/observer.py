@@ -19,7 +19,7 @@ from quantdrift.sidecar.relay.observing.observer import (
     is_marked,
 )
 from quantdrift.sidecar.sampling.first_phase import SamplingKey
-from quantdrift.sidecar.state.counters import Count, Gauge
+from quantdrift.sidecar.state.counters import Count
 
 _MAX_PIPELINED = 256
 _FINAL_HEAD = re.compile(rb"HTTP/1\.1 [2-5]\d\d[ \r](?:[^\n]*\n)(?:[^\r\n][^\n]*\n)*\r\n")
@@ -63,6 +63,7 @@ class Http1Observer(ExchangeObserver):
         Whether the connection is still observed.
     """
 
+    is_resumable = True
     __slots__ = (
         "_generation",
         "_head",
@@ -103,6 +104,16 @@ class Http1Observer(ExchangeObserver):
         """Whether the connection is known to be between exchanges."""
         return self.is_active and not self._pending and self._requests.is_between_messages
 
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client, not the backend, must send something next."""
+        return not self._pending or (len(self._pending) == 1 and self._incomplete is self._pending[0])
+
+    @property
+    def last_row(self) -> int | None:
+        """Row in the table of counts of the last inference request; None: there was none."""
+        return None if self._sampling_key is None else self._sampling_key.stratum
+
     def closing(self, chunk: bytes) -> bytes:
         """Return `chunk` with `Connection: close`, if it begins with the whole head of the only response that is due.
 
@@ -122,11 +133,11 @@ class Http1Observer(ExchangeObserver):
 
     def skip_request(self, n_bytes: int) -> int:
         """Skip the next bytes of the client if their content is not needed; return how many were skipped."""
-        return self._requests.skip(n_bytes) if self.is_active else n_bytes
+        return self._requests.skip(n_bytes) if self.is_active else super().skip_request(n_bytes)
 
     def skip_response(self, n_bytes: int) -> int:
         """Skip the next bytes of the backend if their content is not needed; return how many were skipped."""
-        return self._responses.skip(n_bytes) if self.is_active else n_bytes
+        return self._responses.skip(n_bytes) if self.is_active else super().skip_response(n_bytes)
 
     def response_eof(self) -> None:
         """Handle the end of file of the backend."""
@@ -213,8 +224,9 @@ class Http1Observer(ExchangeObserver):
             if not pending.upgrade or self._incomplete is pending:
                 raise FramingError("a change of protocol that no request asked for")
             if _TO_HTTP2.search(data, start, stop):
-                self._scope.slot.adjust(Gauge.BLIND)  # it still carries exchanges, but they are not observed
-            self.abandon(Loss.FRAMING)
+                self._go_blind()  # it still carries exchanges
+            else:
+                self.abandon(Loss.FRAMING)
             self._requests.tunnel()
             return TUNNEL
         if pending.expect and self._incomplete is pending:

@@ -95,6 +95,7 @@ class Http2Observer(ExchangeObserver):
 
     __slots__ = (
         "_captured",
+        "_last_row",
         "_last_stream",
         "_max_open",
         "_open",
@@ -116,6 +117,7 @@ class Http2Observer(ExchangeObserver):
         self._max_open = _STREAMS_AT_ONCE  # open streams that the reserved memory is enough for
         self._share = MemoryShare(scope.memory)
         self._last_stream = 0  # the newest stream
+        self._last_row: int | None = None
         self._captured: dict[int, CaptureBuffer] = {}
         self._request_blocks = HeaderBlockDecoder(limit, scope.memory)
         self._response_blocks = HeaderBlockDecoder(limit, scope.memory)
@@ -147,6 +149,16 @@ class Http2Observer(ExchangeObserver):
     def is_idle(self) -> bool:
         """Whether no stream is open."""
         return self.is_active and not self._open and self._requests.is_between_messages
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client, not the backend, must send something next."""
+        return all(state == _NOTHING for state in self._open.values())
+
+    @property
+    def last_row(self) -> int | None:
+        """Row in the table of counts of the last inference request; None: there was none."""
+        return self._last_row
 
     def response_eof(self) -> None:
         """Do nothing: in HTTP/2 the end of file completes no exchange."""
@@ -184,7 +196,8 @@ class Http2Observer(ExchangeObserver):
         if request_block.sampling_key is None:
             self._scope.count_ignored(is_unknown=request_block.is_unknown)
         else:
-            slot.add(request_block.sampling_key.stratum, Count.OFFERED)
+            self._last_row = request_block.sampling_key.stratum
+            slot.add(self._last_row, Count.OFFERED)
             draw = self._scope.sampler.take(request_block.sampling_key)
             if draw is not None and not self._scope.refuses(draw.stratum):
                 buffer, head = self._start_capture(draw), request_block.head

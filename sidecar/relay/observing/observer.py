@@ -1,6 +1,9 @@
 """The base of the observers: the scope that they share, and the buffer of a sampled exchange."""
 
+import itertools
 import logging
+import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,6 +16,7 @@ from quantdrift.sidecar.handoff.frame import PIECE_BYTES, RawMeta, frame
 from quantdrift.sidecar.relay.observing.head_cache import FieldCache, HeadCache, remember
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, ResponseHead
 from quantdrift.sidecar.relay.observing.memory import BYTES_PER_CONNECTION, ObserverMemory
+from quantdrift.sidecar.relay.observing.unseen import UnseenRequests
 from quantdrift.sidecar.sampling.first_phase import Draw, Sampler, SamplingKey
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
@@ -20,6 +24,7 @@ from quantdrift.sidecar.state.routes import Routes
 
 _LOG = logging.getLogger(__name__)
 
+_SHARES_S = 1.0
 _KEY_BYTES = 1024  # longest target and fields that are cached
 _HELD_BYTES = 500  # memory of a buffered exchange in addition to its bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -68,6 +73,8 @@ class CaptureScope:
 
     __slots__ = (
         "_sampling_keys",
+        "_unseen_shares",
+        "_unseen_until_s",
         "clock",
         "field_cache",
         "generation",
@@ -120,6 +127,8 @@ class CaptureScope:
         self.request_heads: HeadCache[RequestHead] = HeadCache()
         self.response_heads: HeadCache[ResponseHead] = HeadCache()
         self._sampling_keys: dict[tuple[bytes, bytes, tuple[bytes, ...]], SamplingKey | None] = {}
+        self._unseen_shares: list[int] = []
+        self._unseen_until_s = -math.inf
 
     def sampling_key(self, head: RequestHead, data: bytes, start: int, stop: int) -> SamplingKey | None:
         """Return the sampling key of the request whose head is `data[start:stop]`.
@@ -150,6 +159,36 @@ class CaptureScope:
         self.slot.adjust(Gauge.IGNORED)
         if is_unknown:
             self.slot.adjust(Gauge.UNKNOWN_POSTS)
+
+    def count_unseen(self, row: int | None) -> None:
+        """Count a request that was not observed: as offered, and if such a request is drawn, as taken and lost.
+
+        Parameters
+        ----------
+        row
+            Row in the table of counts, where stratum and model are known. None: the request counts for no model, in one
+            of the header strata, drawn by their shares of the requests that this process has seen.
+        """
+        slot = self.slot
+        slot.adjust(Gauge.UNSEEN_REQUESTS)
+        if row is None:
+            row = self._drawn_row()
+        slot.add(row, Count.OFFERED)
+        if self.sampler.takes_unseen(row):
+            slot.add(row, Count.TAKEN)
+            slot.lose(row, Loss.UNOBSERVED)
+
+    def _drawn_row(self) -> int:
+        now_s = self.clock.monotonic_s()
+        strata = self.sampler.rows_by_stratum
+        if now_s >= self._unseen_until_s:  # adding up the whole table for each request would take too long
+            self._unseen_until_s = now_s + _SHARES_S
+            offered = (sum(self.slot.count(row, Count.OFFERED) for row in rows) for rows in strata)
+            self._unseen_shares = list(itertools.accumulate(offered))
+        if not self._unseen_shares[-1]:
+            return strata[-1][0]  # of the stratum `default`
+        (drawn,) = random.choices(strata, cum_weights=self._unseen_shares)  # noqa: S311 - no secret
+        return drawn[0]
 
     def refuses(self, stratum: int) -> bool:
         """Return whether load shedding refuses a drawn request of a stratum.
@@ -234,11 +273,16 @@ class ExchangeObserver(ABC):
         Whether the connection is still followed.
     client_may_send_anytime : bool
         Whether the client may send at any time, also between requests (HTTP/2).
+    is_resumable : bool
+        Whether, between exchanges, a new observer can take the place of this one.
+    unseen : UnseenRequests or None
+        Counts the requests once the connection can no longer be followed; None: it is followed, or carries no requests.
     """
 
-    __slots__ = ("_buffers", "_scope", "is_active")
+    __slots__ = ("_buffers", "_scope", "is_active", "unseen")
 
     client_may_send_anytime: ClassVar[bool] = False
+    is_resumable: ClassVar[bool] = False
     _requests: MessageReader
     _responses: MessageReader
 
@@ -246,11 +290,22 @@ class ExchangeObserver(ABC):
         self._scope = scope
         self._buffers: set[CaptureBuffer] = set()
         self.is_active = True
+        self.unseen: UnseenRequests | None = None
 
     @property
     @abstractmethod
     def is_idle(self) -> bool:
         """Whether the connection is known to be between exchanges."""
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client, not the backend, must send something next."""
+        return self.is_idle
+
+    @property
+    def last_row(self) -> int | None:
+        """Row in the table of counts of the last inference request; None: there was none."""
+        return None
 
     def closing(self, chunk: bytes) -> bytes:
         """Return bytes of the backend as a draining relay forwards them: with the end of the connection announced.
@@ -266,6 +321,9 @@ class ExchangeObserver(ABC):
                 self._requests.feed(chunk)
             except FramingError as error:
                 self._on_framing_error(error)
+                self.skip_request(0)
+        elif self.unseen is not None:
+            self.unseen.request()
 
     def response(self, chunk: bytes) -> None:
         """Take bytes from the backend."""
@@ -274,14 +332,20 @@ class ExchangeObserver(ABC):
                 self._responses.feed(chunk)
             except FramingError as error:
                 self._on_framing_error(error)
+        elif self.unseen is not None:
+            self.unseen.response(chunk)
 
     def skip_request(self, n_bytes: int) -> int:
         """Skip the next bytes of the client if their content is not needed; return how many were skipped."""
-        return 0 if self.is_active else n_bytes
+        if self.is_active:
+            return 0
+        if self.unseen is not None:
+            self.unseen.request()
+        return n_bytes
 
     def skip_response(self, n_bytes: int) -> int:
         """Skip the next bytes of the backend if their content is not needed; return how many were skipped."""
-        return 0 if self.is_active else n_bytes
+        return 0 if self.is_active or (self.unseen is not None and self.unseen.waits) else n_bytes
 
     @abstractmethod
     def response_eof(self) -> None:
@@ -299,7 +363,18 @@ class ExchangeObserver(ABC):
 
     def _on_framing_error(self, error: FramingError) -> None:
         _LOG.debug("stopped observing a connection: %s", error)
+        self._go_blind()
+
+    def _go_blind(self, n_skipped: int = 0) -> None:
+        """Stop following a connection that may still carry requests, and count them from now on.
+
+        Parameters
+        ----------
+        n_skipped
+            Turns of client and backend that come first and are no requests.
+        """
         self._scope.slot.adjust(Gauge.BLIND)
+        self.unseen = UnseenRequests(self._scope.count_unseen, self.last_row, n_skipped)
         self.abandon(Loss.FRAMING)
 
     def _start_capture(self, draw: Draw) -> CaptureBuffer:
@@ -368,6 +443,38 @@ class ExchangeObserver(ABC):
         )
         self._scope.send_frame(buffer.draw.stratum, frame(meta, [*buffer.request, *buffer.response]))
         self._release(buffer)
+
+
+class Unobserved(ExchangeObserver):
+    """Takes the place of an observer where a connection is not observed: it counts the requests.
+
+    Parameters
+    ----------
+    scope
+        Shared by the worker's observers.
+    before
+        The observer until now; None: there was none.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, scope: CaptureScope, before: ExchangeObserver | None = None) -> None:
+        super().__init__(scope)
+        self.is_active = False
+        if before is None:
+            self.unseen = UnseenRequests(scope.count_unseen)
+        elif before.is_active:
+            self.unseen = UnseenRequests(scope.count_unseen, before.last_row)
+        else:
+            self.unseen = before.unseen
+
+    @property
+    def is_idle(self) -> bool:
+        """False: it is not known."""
+        return False
+
+    def response_eof(self) -> None:
+        """Do nothing: no exchange is followed."""
 
 
 def is_marked(wanted: Sequence[bytes]) -> bool:

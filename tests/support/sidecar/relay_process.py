@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+from quantdrift.sidecar.state.orphans import orphans
 from tests.support.sidecar.relay_rig import answer
 
 DEADLINE_S = 30.0
@@ -106,14 +107,17 @@ class SidecarProcess:
             "STREAM__URL": f"nats://127.0.0.1:{free_port()}",
             **options,
         }
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "quantdrift", "sidecar", "-c", str(path)],
-            env={
-                **os.environ,
-                "TMPDIR": temporary,
-                **{f"QUANTDRIFT__{name}": str(value) for name, value in settings.items()},
-            },
-        )
+        self._command = [sys.executable, "-m", "quantdrift", "sidecar", "-c", str(path)]
+        self._environment = {
+            **os.environ,
+            "TMPDIR": temporary,
+            **{f"QUANTDRIFT__{name}": str(value) for name, value in settings.items()},
+        }
+        self.start()
+
+    def start(self) -> None:
+        """Start it, also again."""
+        self.process = subprocess.Popen(self._command, env=self._environment)
         self.root = psutil.Process(self.process.pid)
 
     @property
@@ -125,6 +129,11 @@ class SidecarProcess:
     def captures(self) -> list[psutil.Process]:
         """The capture process that runs now, if one does."""
         return self._children("quantdrift.sidecar.capture.process")
+
+    @property
+    def admins(self) -> list[psutil.Process]:
+        """The process of the admin port that runs now, if one does."""
+        return self._children("quantdrift.sidecar.admin")
 
     def get(self, path: str) -> tuple[int, str]:
         """Return what the admin port answers; status 0 where it does not."""
@@ -202,4 +211,6 @@ def started(running: SidecarProcess) -> Iterator[SidecarProcess]:
     finally:
         running.process.kill()
         running.process.wait()
+        for pid in orphans(f"127.0.0.1:{running.port}"):
+            os.kill(pid, signal.SIGKILL)
     wait(lambda: not any(child.is_running() for child in family), "all children have ended")

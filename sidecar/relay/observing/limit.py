@@ -1,0 +1,110 @@
+"""The limit on the connections of a relay worker that are observed at a time."""
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+QUIET_S = 10.0  # a client that leaves a request unfinished for so long gives way
+# A search looks at every observed connection: searches take a tenth of the time at most, and rest after one found nobody.
+_SEARCH_SHARE = 0.1
+_MOST_CREDIT_S = 0.05  # what they may take at once
+_SEARCH_S = 0.1
+
+
+class Observed(Protocol):
+    """The operations of an observed connection that the limit uses.
+
+    Attributes
+    ----------
+    spoke_s
+        When bytes last passed, to about a second, on the monotonic clock.
+    """
+
+    spoke_s: float
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether nothing is lost if its observer is dropped now: it is observed again when it speaks."""
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether the client, not the backend, must speak next."""
+
+    def give_way(self) -> None:
+        """Drop the observer, because another connection needs one."""
+
+
+class ObserverLimit:
+    """The observed connections, at most a number of them: idle ones give way to those that speak.
+
+    Of the connections between two exchanges the one that has been idle longest gives way; it is observed again with its
+    next request. If there is none, a connection gives way whose client has left a request unfinished for `QUIET_S`, or
+    whose protocol has a state that cannot be made again (HTTP/2); it is not observed again. A connection whose backend
+    has yet to answer never gives way.
+
+    Parameters
+    ----------
+    now_s
+        Returns the time, as `spoke_s` is counted.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._observed: set[Observed] = set()
+        self._found: list[Observed] = []  # by the last search, whom to drop first at the end
+        self._search_from_s = 0.0
+        self._credit_s, self._credited_s = _MOST_CREDIT_S, now_s()
+
+    def __len__(self) -> int:
+        """Return how many connections are observed."""
+        return len(self._observed)
+
+    def enter(self, connection: Observed, limit: int) -> bool:
+        """Let a connection that speaks be observed; return whether there is an observer for it.
+
+        Parameters
+        ----------
+        limit
+            Most connections that may be observed.
+        """
+        if connection not in self._observed:
+            while len(self._observed) >= limit:
+                if not self._make_way():
+                    return False
+            self._observed.add(connection)
+        return True
+
+    def leave(self, connection: Observed) -> None:
+        """Remove a connection."""
+        self._observed.discard(connection)
+
+    def _make_way(self) -> bool:
+        """Drop one observer; return whether one was dropped."""
+        if self._drop_one():
+            return True
+        began_s = self._now_s()
+        self._credit_s = min(_MOST_CREDIT_S, self._credit_s + (began_s - self._credited_s) * _SEARCH_SHARE)
+        self._credited_s = began_s
+        if began_s < self._search_from_s or self._credit_s <= 0:
+            return False
+        idle = [one for one in self._observed if one.can_resume]
+        quiet = [one for one in self._observed if self._is_quiet(one) and not one.can_resume]
+        for found in (quiet, idle):
+            found.sort(key=lambda one: one.spoke_s, reverse=True)
+        self._found = quiet + idle
+        self._credit_s -= self._now_s() - began_s
+        if not self._found:
+            self._search_from_s = began_s + _SEARCH_S
+        return self._drop_one()
+
+    def _drop_one(self) -> bool:
+        while self._found:
+            connection = self._found.pop()
+            if connection in self._observed and (connection.can_resume or self._is_quiet(connection)):
+                self._observed.discard(connection)
+                connection.give_way()
+                return True
+        return False
+
+    def _is_quiet(self, connection: Observed) -> bool:
+        return connection.spoke_s <= self._now_s() - QUIET_S and connection.waits_for_client
