@@ -321,7 +321,7 @@ class _Flood:
             b"POST /v2/models/m/infer HTTP/1.1\r\n" + head,
             b"POST /v1/exchanges HTTP/1.1\r\n" + head,
         )
-        data = struct.pack("!IBI", len(_PIECE) << 8, 0, 1) + _PIECE
+        data_frame = struct.pack("!IBI", len(_PIECE) << 8, 0, 1) + _PIECE
         message = b"\0" + _MESSAGE_BYTES.to_bytes(4, "big")
         first = struct.pack("!IBI", len(message) << 8, 0, 1) + message
         tap = struct.pack("!IB", 16_000_000, 1)
@@ -332,7 +332,7 @@ class _Flood:
             (self._ports.relay, relay + long, _PIECE, 0.05),
             (self._ports.intake, intake, b"x-a: b\r\n", 0.2),
             (self._ports.intake, intake + long, _PIECE, 0.1),
-            (self._ports.ext_proc, envoy, data, 0.2),
+            (self._ports.ext_proc, envoy, data_frame, 0.2),
             (self._ports.ext_proc, b"", b"", 0.05),
             (self._ports.admin, b"GET /metrics HTTP/1.1\r\n", b"x-a: b\r\n", 0.1),
             (self._ports.tap, tap, _PIECE, 0.05),
