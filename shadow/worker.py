@@ -25,7 +25,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
-from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.process.run import Stop, exit_at_once, supervise
 from quantdrift.core.slices import ValueRules
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.lag import StreamLag
@@ -395,7 +395,7 @@ def _open_if_reachable(references: References, model: Model) -> None:
 def _exit(reason: str) -> None:
     """End the process at once: its messages in flight were not acknowledged, and are delivered again."""
     _LOG.error("%s. The shadow worker ends with exit code 1; samples wait in the stream", reason)
-    os._exit(1)  # a thread that hangs could not be waited for
+    exit_at_once(1)  # a thread that hangs could not be waited for
 
 
 async def _connected(

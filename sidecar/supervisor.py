@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +49,9 @@ _LOG = logging.getLogger(__name__)
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _POLL_S = 1.0
 _SALT = "QUANTDRIFT_SAMPLING_SALT"
+_HMAC_KEY = "QUANTDRIFT_HMAC_KEY"
+_TOKEN = "QUANTDRIFT_INTAKE_TOKEN"  # noqa: S105 - the name of a variable
+_SECRETS = frozenset({_SALT, _HMAC_KEY, _TOKEN})
 _IN_MEMORY = "/dev/shm"  # noqa: S108 - a directory of its own is made there
 _STATE_BYTES = 16 * 1024  # the configuration of a few models, to begin with
 _ADOPTED_POLL_S = 0.05
@@ -340,7 +344,7 @@ class _Supervisor:
             module,
             [start.argument],
             fds=start.fds,
-            environment=self._environment,
+            environment=_allowed(self._environment, module),
             orphan=ORPHANED if module == _RELAY else signal.SIGKILL,  # others would keep ports in use
             on_death=died,
         )
@@ -390,6 +394,12 @@ def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
         ) from error
 
 
+def _allowed(environment: Mapping[str, str], module: str) -> dict[str, str]:
+    """Return the environment of a child without the secrets that it does not need."""
+    hidden = {_ADMIN: _SECRETS, _RELAY: _SECRETS - {_SALT}}.get(module, frozenset())
+    return {name: value for name, value in environment.items() if name not in hidden}
+
+
 def _without_files() -> Secrets:
     """Return the secrets of a sidecar that are not in files."""
     return Secrets(salt=os.environ.get(_SALT, "").encode())
@@ -402,8 +412,8 @@ def _secret_environment(secrets: Secrets) -> dict[str, str]:
     """
     return {
         _SALT: secrets.salt.decode() or random.token_hex(16),
-        "QUANTDRIFT_HMAC_KEY": secrets.hmac_key.decode(),
-        "QUANTDRIFT_INTAKE_TOKEN": secrets.intake_token,
+        _HMAC_KEY: secrets.hmac_key.decode(),
+        _TOKEN: secrets.intake_token,
     }
 
 

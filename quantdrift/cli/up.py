@@ -13,12 +13,11 @@ import os
 import secrets
 import signal
 import socket
-import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -33,6 +32,7 @@ from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
 from quantdrift.core.process.nats_server import server_url, stored_token
+from quantdrift.core.process.output import background
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 
@@ -252,7 +252,7 @@ class _Process:
         is_last = self._last_error.read(line)
         is_repeated = self._outage.is_down and self._clock.monotonic_s() < self._shows_output_from_s
         if not is_last and not is_repeated:
-            _write_line(sys.stderr, line)
+            background(2).write(line + b"\n")
 
 
 class _SidecarLock:
@@ -506,13 +506,7 @@ class _Supervisor:
 
 def _print(line: bytes) -> None:
     """Write a line to stdout: processes that must not end with the terminal do not inherit it."""
-    _write_line(sys.stdout, line)
-
-
-def _write_line(file: TextIO, line: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more, or the disk below it is full
-        file.buffer.write(line + b"\n")
-        file.buffer.flush()
+    background(1).write(line + b"\n")
 
 
 def _without_dsn(environment: Mapping[str, str]) -> dict[str, str]:

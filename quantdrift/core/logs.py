@@ -1,5 +1,6 @@
 """Logging to stderr: one line per event, as text or JSON, without payloads or secrets."""
 
+import contextlib
 import logging
 import sys
 import traceback
@@ -9,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.process.output import background
 from quantdrift.core.text import plain_lines
 
 MOST: Final = 20  # warnings of one kind
@@ -93,6 +95,21 @@ class Sparse(logging.Filter):
 
 def _add(record: logging.LogRecord, text: str) -> None:
     record.msg, record.args = f"{record.getMessage()} ({text})", None
+
+
+def log_in_background() -> None:
+    """Let a thread write the logs of this process, which then never waits for whoever reads them."""
+
+    def note(text: str) -> str:
+        return handler.format(logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None))
+
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+            with contextlib.suppress(OSError):  # it has no file descriptor
+                output = background(sys.stderr.fileno())
+                output.note = note
+                handler.setStream(output)
+            break
 
 
 def setup_logs(level: str, *, as_json: bool, role: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -434,3 +435,43 @@ def test_strangers_at_the_admin_port_cost_the_supervisor_nothing(tmp_path: Path,
                     assert said.status == 200
         assert running.root.memory_info().rss - before < 4 * 2**20
         assert sum(running.root.cpu_times()[:2]) - busy_s < 1
+
+
+def test_logs_that_nobody_reads_hold_nobody_up(tmp_path: Path, backend: Backend) -> None:
+    """The pipe of its logs is full from the start, as where a container's log reader has stopped."""
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(1 << 12))
+        os.set_blocking(writer, True)
+        with sidecar(tmp_path, backend.port, stderr=writer, TELEMETRY__LOG_LEVEL="debug") as running:
+            for _ in range(3):
+                assert running.talk(post(b"x")) == answer(b"to x")
+            (worker,) = running.workers
+            worker.kill()
+            wait(lambda: running.workers not in ([], [worker]), "a new worker")
+            assert running.talk(post(b"y")) == answer(b"to y")
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_no_process_has_secrets_that_it_does_not_need(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Relay workers need the salt of the sampling; the admin process, which strangers reach, needs none."""
+    secrets = {
+        "QUANTDRIFT_HMAC_KEY": "k" * 32,
+        "QUANTDRIFT_INTAKE_TOKEN": "t" * 32,
+        "QUANTDRIFT_SAMPLING_SALT": "s" * 32,
+    }
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    with sidecar(tmp_path, backend.port) as running:
+        wait(lambda: len(running.captures) == 1 and len(running.admins) == 1, "all processes")
+        (worker,), (admin,), (capture,) = running.workers, running.admins, running.captures
+        assert secrets.keys() & worker.environ().keys() == {"QUANTDRIFT_SAMPLING_SALT"}
+        assert secrets.keys() & admin.environ().keys() == set()
+        assert secrets.keys() <= capture.environ().keys()

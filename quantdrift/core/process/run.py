@@ -5,11 +5,13 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Final
+from typing import Final, NoReturn
 
 from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.logs import log_in_background
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.heartbeat import EVERY_S, Heartbeat
+from quantdrift.core.process.output import drain
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 30.0
@@ -58,7 +60,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
 
         def on_signal(number: int) -> None:
             if stop.is_set():
-                os._exit(128 + number)
+                exit_at_once(128 + number)
             _LOG.info("%s received: finishing", signal.Signals(number).name)
             stop.set()
             loop.call_later(grace_s, _give_up, grace_s)
@@ -69,11 +71,15 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
             _keep_beating(loop, heartbeat)
         return await main(stop)
 
+    log_in_background()
     try:
-        import uvloop  # noqa: PLC0415 - missing on some platforms, where asyncio works too
-    except ImportError:  # pragma: no cover
-        return asyncio.run(supervised())
-    return int(uvloop.run(supervised()))
+        try:
+            import uvloop  # noqa: PLC0415 - missing on some platforms, where asyncio works too
+        except ImportError:  # pragma: no cover
+            return asyncio.run(supervised())
+        return int(uvloop.run(supervised()))
+    finally:
+        drain()
 
 
 def _keep_beating(loop: asyncio.AbstractEventLoop, heartbeat: Heartbeat) -> None:
@@ -83,7 +89,13 @@ def _keep_beating(loop: asyncio.AbstractEventLoop, heartbeat: Heartbeat) -> None
 
 def _give_up(grace_s: float) -> None:
     _LOG.error("not finished %g s after the signal: exiting", grace_s)
-    os._exit(1)
+    exit_at_once(1)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """End the process as it is, after its last log lines."""
+    drain()
+    os._exit(code)
 
 
 async def supervise(

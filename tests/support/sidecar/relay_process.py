@@ -91,9 +91,12 @@ def running_backend() -> Iterator[Backend]:
 
 
 class SidecarProcess:
-    """A running `quantdrift sidecar`, with no NATS server anywhere."""
+    """A running `quantdrift sidecar`, with no NATS server anywhere; its options, and `stderr` for a file of its logs."""
 
     def __init__(self, directory: Path, temporary: str, backend_port: int, **options: object) -> None:
+        stderr = options.pop("stderr", None)
+        assert stderr is None or isinstance(stderr, int)
+        self._stderr = stderr
         self.port, self.admin_port = free_port(), free_port()
         self.temporary = temporary
         path = directory / "config.toml"
@@ -117,7 +120,7 @@ class SidecarProcess:
 
     def start(self) -> None:
         """Start it, also again."""
-        self.process = subprocess.Popen(self._command, env=self._environment)
+        self.process = subprocess.Popen(self._command, env=self._environment, stderr=self._stderr)
         self.root = psutil.Process(self.process.pid)
 
     @property
