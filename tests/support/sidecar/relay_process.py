@@ -38,6 +38,13 @@ def wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+def alive(process: psutil.Process) -> bool:
+    """Return whether a process runs; one that has ended and that nobody has waited for does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Backend(socketserver.ThreadingTCPServer):
     """Answers requests whose body is `wait` when it is told to, all others at once."""
 
@@ -216,4 +223,4 @@ def started(running: SidecarProcess) -> Iterator[SidecarProcess]:
         running.process.wait()
         for pid in orphans(f"127.0.0.1:{running.port}"):
             os.kill(pid, signal.SIGKILL)
-    wait(lambda: not any(child.is_running() for child in family), "all children have ended")
+    wait(lambda: not any(map(alive, family)), "all children have ended")
