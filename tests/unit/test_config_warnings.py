@@ -266,6 +266,7 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
         for resource in reader.get_metrics_data().resource_metrics  # type: ignore[union-attr]  # there is one
         for scope in resource.scope_metrics
         for metric in scope.metrics
+        if metric.name == "quantdrift.shadow.doubts"
         for point in metric.data.data_points
         if isinstance(point, NumberDataPoint)
     ]
