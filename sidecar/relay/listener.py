@@ -41,7 +41,7 @@ class Listener:
         self._loop = relay.loop
         self._max_clients = max(1, (n_files - _OWN_FILES) // _FILES_PER_CLIENT)
         self._connecting: set[asyncio.Task[None]] = set()
-        self._is_paused = False
+        self._is_paused = self._has_left = False
         self._retry_timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -49,9 +49,16 @@ class Listener:
         self._retry_timer = None
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
+    def leave(self) -> None:
+        """Stop accepting at once: another process accepts the clients that are waiting, from the same socket."""
+        self._has_left = True
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+        self._loop.remove_reader(self._listener.fileno())
+
     def close(self) -> None:
         """Accept the clients that are waiting, then stop. Open connections stay."""
-        while self._retry_timer is None and self._accept():
+        while self._retry_timer is None and not self._has_left and self._accept():
             pass
         if self._retry_timer is not None:
             self._retry_timer.cancel()

@@ -60,8 +60,10 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
         if orphan is None:  # the signal may come more than once
             orphan = Orphan(listening_socket, end_orphan)
 
-    def end_orphan() -> None:
+    def end_orphan(*, taken_over: bool) -> None:
         if not stop.is_set():
+            if taken_over:
+                listener.leave()
             os.kill(os.getpid(), signal.SIGTERM)
 
     loop.add_signal_handler(ORPHANED, orphaned)

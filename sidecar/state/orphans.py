@@ -15,9 +15,9 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -51,6 +51,13 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+class End(Protocol):
+    """Lets a worker drain."""
+
+    def __call__(self, *, taken_over: bool) -> None:
+        """Drain."""
+
+
 class Orphan:
     """A relay worker without a supervisor, seen from inside.
 
@@ -59,12 +66,12 @@ class Orphan:
     listener
         The listening socket that it gives to a new supervisor.
     end
-        Called once when the worker is to drain.
+        Called once when the worker is to drain, with `taken_over`: whether a new supervisor's workers accept.
     orphan_s
         After so long without a new supervisor it drains.
     """
 
-    def __init__(self, listener: socket.socket, end: Callable[[], None], orphan_s: float = ORPHAN_S) -> None:
+    def __init__(self, listener: socket.socket, end: "End", orphan_s: float = ORPHAN_S) -> None:
         self._listener = listener
         self._end = end
         self._loop = asyncio.get_running_loop()
@@ -84,14 +91,14 @@ class Orphan:
             return
         self._loop.add_reader(self._offer.fileno(), self._accept)
 
-    def close(self) -> None:
+    def close(self, *, taken_over: bool = False) -> None:
         """Withdraw the offer and drain."""
         self._timer.cancel()
         for connection in (self._offer, *self._connections):
             self._loop.remove_reader(connection.fileno())
             connection.close()
         self._connections.clear()
-        self._end()
+        self._end(taken_over=taken_over)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -117,7 +124,7 @@ class Orphan:
         with contextlib.suppress(OSError):
             said = connection.recv(1)
         if said == _DRAIN:
-            self.close()
+            self.close(taken_over=True)
             return
         self._loop.remove_reader(connection.fileno())  # that supervisor has ended, too: another one may come
         self._connections.discard(connection)

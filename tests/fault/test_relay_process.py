@@ -26,6 +26,7 @@ from tests.support.sidecar.relay_rig import answer, post
 pytestmark = pytest.mark.fault
 
 KIB = 1024
+CLOSE = b"Connection: close\r\n"
 MODELS = '[{"name": "digits"}]'
 
 
@@ -68,6 +69,7 @@ class Clients:
                         got += data
                 except OSError:
                     pass  # its worker was killed: reset, or not connected any more
+            got = got.replace(CLOSE, b"", 1)  # of a relay worker that drains
             if got == answer(b"to " + body):
                 self.n_good += 1
             elif answer(b"to " + body).startswith(got):
@@ -278,7 +280,8 @@ def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
         f"SIDECAR__{name.upper()}": getattr(bounds, name) for name in ("max_exchange_bytes", "max_held_bytes")
     }
     with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS=MODELS, **options) as running:
-        family = [running.root, running.workers[0], running.captures[0]]
+        wait(lambda: len(running.captures) == len(running.admins) == 1, "all processes run")
+        family = [running.root, running.workers[0], running.captures[0], running.admins[0]]
 
         def flood(n_each: int) -> None:
             clients = [
@@ -299,10 +302,10 @@ def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
             lambda: running.count("quantdrift_sidecar_lost_total", reason="queue_full") > 0, "it was a flood"
         )
         peaks = [_peak_bytes(process.pid) for process in family]
-        assert [*running.workers, *running.captures] == family[1:]
+        assert [*running.workers, *running.captures, *running.admins] == family[1:]
         assert running.count("quantdrift_sidecar_taken_total") == 160
     limit_bytes = memory_bytes(Config(sidecar=bounds))
-    _, relay_bytes, capture_bytes = peaks
+    _, relay_bytes, capture_bytes, _ = peaks
     assert sum(peaks) < limit_bytes
     assert relay_bytes < WORKER_BYTES + WAITING_BYTES + bounds.max_held_bytes + bounds.handoff_bytes
     assert capture_bytes < CAPTURE_BYTES + bounds.queue_bytes + 20 * bounds.max_exchange_bytes
@@ -347,7 +350,8 @@ def test_a_secret_file_that_cannot_be_read_stops_capture_and_not_the_relay(
 
 def test_a_killed_supervisor_costs_no_request(tmp_path: Path, backend: Backend) -> None:
     """Clients are served all the time; the next supervisor takes the port over, and what has begun is answered."""
-    with sidecar(tmp_path, backend.port, SIDECAR__WORKERS=2) as running, Clients(running) as clients:
+    options = {"SIDECAR__WORKERS": 2, "SIDECAR__DRAIN_DELAY_S": 2}
+    with sidecar(tmp_path, backend.port, **options) as running, Clients(running) as clients:
 
         def served(n: int) -> None:
             before = clients.n_good

@@ -17,7 +17,7 @@ async def test_a_worker_gives_its_socket_to_one_supervisor_after_the_other() -> 
     """One that ends before it serves leaves the worker as it was; one that serves lets it drain."""
     ended: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        orphan = Orphan(listener, lambda: ended.append(True))
+        orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over))
         first = Adoption()
         assert await asyncio.to_thread(first.ask, os.getpid())
         assert first.listener is not None
@@ -42,28 +42,29 @@ async def test_a_worker_that_drains_says_so() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.close()
     ended: list[bool] = []
-    orphan = Orphan(listener, lambda: ended.append(True))
+    orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over))
     adoption = Adoption()
     assert await asyncio.to_thread(adoption.ask, os.getpid())
     assert adoption.listener is None
     orphan.close()
     adoption.release()
-    assert ended == [True]
+    assert ended == [False]
 
 
 async def test_without_a_new_supervisor_a_worker_drains_after_a_while() -> None:
     """Nothing keeps a port for ever."""
     ended: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        orphan = Orphan(listener, lambda: ended.append(True), orphan_s=0.1)
+        orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over), orphan_s=0.1)
         await until(lambda: bool(ended))
+        assert ended == [False]
         del orphan
 
 
 async def test_a_stranger_with_the_name_of_a_worker_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process id or its user is another one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        orphan = Orphan(listener, lambda: None)
+        orphan = Orphan(listener, lambda **_: None)
         with monkeypatch.context() as planted:
             planted.setattr(orphans, "_name", lambda _: f"\0quantdrift-relay-{os.getpid()}")
             assert not await asyncio.to_thread(Adoption().ask, 1)
