@@ -39,6 +39,7 @@ REASONS = {
     "process_ended": "a process of the sidecar was killed, or crashed, while it had them",
     "metadata": "its tensors are not described: describe them in the configuration",
     "unobserved": "the relay could not follow its connection; how many there were is an estimate",
+    "too_costly": "decoding it takes more processor time than one exchange may use",
     "unpaired": "its request or response did not arrive, or could not be matched to it",
     "no_reference": "the version has no reference",
     "schema": "its tensors do not fit the reference",
