@@ -82,9 +82,10 @@ def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Co
     """Set up logging under the command's name; return the configuration and the secrets of `role`."""
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
-    if data is not None and role is not Role.SIDECAR and not os.environ.get("QUANTDRIFT_DSN"):
-        os.environ["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
-    return config, load_secrets(config, role)
+    environment = dict(os.environ)
+    if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
+        environment["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
+    return config, load_secrets(config, role, environment)
 
 
 def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
