@@ -102,7 +102,7 @@ async def _finish(relay: Relay, sender: FrameSender, deadlines: Deadlines) -> No
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    child = ChildProcess.begin(arguments)
+    child = ChildProcess.begin(arguments, serves=True)
     config = child.live_config_file.current.config
     # Secret files are not read again, and a relay worker does not need the key of hashed attributes.
     secrets = Secrets(salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())

@@ -4,6 +4,7 @@ Relay workers import this module, so it must stay light.
 """
 
 import asyncio
+import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
 
+BEHIND_NICE: Final = 5
+"""Niceness of the processes that are not on the serving path."""
 BEAT_S: Final = 0.5
 """Time between two heartbeats of a child process."""
 
@@ -113,14 +116,18 @@ class ChildProcess:
         asyncio.get_running_loop().call_later(BEAT_S, self.beat)
 
     @classmethod
-    def begin(cls, arguments: Sequence[str] | None = None) -> Self:
+    def begin(cls, arguments: Sequence[str] | None = None, *, serves: bool = False) -> Self:
         """Return this process, with its logs set up.
 
         Parameters
         ----------
         arguments
             Of its command; None: those of this process.
+        serves
+            Whether it is on the serving path. All others give way to it, and to the model, where processors are scarce.
         """
+        if arguments is None and not serves:
+            os.nice(BEHIND_NICE)  # before any thread: each inherits it
         (argument,) = sys.argv[1:] if arguments is None else arguments
         child = cls(msgspec.json.decode(argument, type=ProcessStart))
         telemetry = child.live_config_file.current.config.telemetry
