@@ -28,11 +28,11 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.output import background
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
 from quantdrift.core.process.nats_server import server_url, stored_token
-from quantdrift.core.process.output import background
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 

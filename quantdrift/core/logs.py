@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.clock import Clock, SystemClock
-from quantdrift.core.process.output import background
+from quantdrift.core.output import background
 from quantdrift.core.text import plain_lines
 
 MOST: Final = 20  # warnings of one kind
@@ -22,6 +22,7 @@ class _Formatter(logging.Formatter):
     """Writes no control characters, and of an exception where it was raised: its message may quote users' data."""
 
     def format(self, record: logging.LogRecord) -> str:
+        record.exc_text = None  # another handler may have put its own form of the exception there
         return plain_lines(super().format(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name is of the standard library

@@ -52,7 +52,7 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 def config(server: tuple[subprocess.Popen[str], int], nats_url: str) -> Config:
     """Return a configuration whose reference is at that server."""
     url = f"http://127.0.0.1:{server[1]}"
-    reference = Reference(runtime=Runtime.OIP_HTTP, url=url, timeout_s=0.5)
+    reference = Reference(runtime=Runtime.OIP_HTTP, url=url, timeout_s=2.0)
     model = Model(name="digits", top_k=2, references=(reference,))
     return worker_config(nats_url, [model], ack_wait_s=2.0, max_deliveries=2)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from quantdrift.core.process.output import BackgroundOutput
+from quantdrift.core.output import BackgroundOutput
 
 pytestmark = pytest.mark.unit
 

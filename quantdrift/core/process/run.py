@@ -9,9 +9,9 @@ from typing import Final, NoReturn
 
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.logs import log_in_background
+from quantdrift.core.output import drain
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.heartbeat import EVERY_S, Heartbeat
-from quantdrift.core.process.output import drain
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 30.0

@@ -22,12 +22,17 @@ from quantdrift.sidecar.state.orphans import orphans
 from tests.support.sidecar.relay_rig import answer
 
 DEADLINE_S = 30.0
+_given_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        return int(unused.getsockname()[1])
+    """Return a port that nobody listens on, and that was not returned before."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = int(unused.getsockname()[1])
+        if port not in _given_ports:
+            _given_ports.add(port)
+            return port
 
 
 def wait(condition: Callable[[], bool], what: str) -> None:
