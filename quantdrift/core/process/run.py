@@ -1,10 +1,12 @@
 """Main loop of a process: an event loop, a stop that SIGTERM sets, a deadline after it, and supervised tasks."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Final, NoReturn
 
 from quantdrift.core.errors import QuantdriftError
@@ -14,6 +16,7 @@ from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.heartbeat import EVERY_S, Heartbeat
 
 _LOG = logging.getLogger(__name__)
+_STDERR: Final = 2
 _LONGEST_PAUSE_S = 30.0
 
 GRACE_S: Final = 25.0
@@ -71,6 +74,7 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
             _keep_beating(loop, heartbeat)
         return await main(stop)
 
+    keep_files_private()
     log_in_background()
     try:
         try:
@@ -80,6 +84,18 @@ def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -
         return int(uvloop.run(supervised()))
     finally:
         drain()
+
+
+def keep_files_private() -> None:
+    """Let no child inherit the files that this process got from its parent, unless they are handed on by name.
+
+    A child that outlives this process would keep the locks on them.
+    """
+    with contextlib.suppress(OSError):  # there is no /proc
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # the one of the listing is closed by now
+                if int(entry.name) > _STDERR:
+                    os.set_inheritable(int(entry.name), False)
 
 
 def _keep_beating(loop: asyncio.AbstractEventLoop, heartbeat: Heartbeat) -> None:
