@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,11 +88,9 @@ def test_an_exchange_that_costs_too_much_is_lost_and_the_next_one_is_handled(
     desk, counters = desk_of(Config(models=MODELS))
     tensor = '{"name":"x","shape":[1],"datatype":"FP32","data":[1]}'
     many = ('{"inputs":[' + ",".join([tensor] * 20_000) + "]}").encode()
-    begun_s = time.thread_time()
     handle(desk, request=many)
-    whole_s = time.thread_time() - begun_s
     assert counters.slot(1).lost_count(0, Loss.TOO_COSTLY) == 0
-    monkeypatch.setattr(cost, "LIMIT_S", whole_s / 4)
+    monkeypatch.setattr(cost, "LIMIT_S", 1e-4)
     handle(desk, request=many)
     assert counters.slot(1).lost_count(0, Loss.TOO_COSTLY) == 1
     monkeypatch.undo()
