@@ -12,6 +12,7 @@ from benchmarks.storm.exchanges import DRIFTING, LENGTH, N_ITEMS, SCANNERS, Aske
 
 ANSWER_S: Final = 5.0
 """A client gives up after this time."""
+_LAST: Final = b"Connection: close\r\n"  # the only thing that a sidecar writes itself: in the last response of a connection
 DRIFTING_SHARE: Final = 0.15
 # The share of flips over all slices is the same before the drift and after it, so that one slice alone has changed.
 FLIPS: Final = 0.24  # of the drifting slice, from the onset on; of all others none
@@ -55,7 +56,7 @@ class Traffic:
     Attributes
     ----------
     answered
-        Requests that were answered with exactly the right bytes: the numbers.
+        Requests that were answered with exactly the right bytes, but for a `Connection: close`: the numbers.
     failures
         All others that were sent.
     drifts_from_s
@@ -184,4 +185,6 @@ class _Connection:
         head = await reader.readuntil(b"\r\n\r\n")
         length = LENGTH.search(head)
         body = await reader.readexactly(int(length[1]) if length else 0)
-        return None if head + body == self._exchanges.answer(asked.id) else Cause.DIFFERENT
+        if (last := head.replace(_LAST, b"", 1)) != head:
+            self.close()  # as HTTP/1.1 demands: the sidecar ends
+        return None if last + body == self._exchanges.answer(asked.id) else Cause.DIFFERENT

@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -115,7 +115,7 @@ class _Process:
 
     Parameters
     ----------
-    module, arguments, environment, final, fds
+    module, arguments, environment, final
         As for `Child`.
     clock
         Measures outages.
@@ -132,20 +132,22 @@ class _Process:
         *,
         clock: Clock,
         final: int | None = None,
-        fds: Sequence[int] = (),
         on_stdout: Callable[[bytes], None] | None = None,
     ) -> None:
         self.name = name
         self.is_up = False
         self._clock = clock
-        self._has_run = False
         self._heartbeat = Heartbeat.create()
         self._last_error = LastError()
         self._restarts: Counter[str] = Counter()
         self._shows_output_from_s = 0.0
         longest_pause_s = _LONGEST_PAUSE_S
         on_output = {1: on_stdout or _print, 2: self._pass_on}
+        orphan = signal.SIGTERM
         if name == "sidecar":
+            # If this process is killed, so is the sidecar's supervisor. Its relay workers go on serving without it, and
+            # the next `quantdrift up` takes the port over from them. A SIGTERM would close the port.
+            orphan = signal.SIGKILL
             # The sidecar inherits our output: the serving path must never wait for this process to read.
             longest_pause_s, on_output = _SIDECAR_PAUSE_S, {}
         self._outage = Outage(name, longest_pause_s, clock)
@@ -154,7 +156,8 @@ class _Process:
             module,
             arguments,
             environment={**environment, VARIABLE: str(self._heartbeat.fd)},
-            fds=(self._heartbeat.fd, *fds),
+            fds=(self._heartbeat.fd,),
+            orphan=orphan,
             final=final,
             longest_pause_s=longest_pause_s,
             on_end=self._ended,
@@ -162,23 +165,10 @@ class _Process:
         )
         self._running: asyncio.Task[int] | None = None
 
-    def start(self, after: Callable[[], Awaitable[None]] | None = None) -> "asyncio.Task[int]":
-        """Run it, and restart it whenever it ends, until `end`.
-
-        Parameters
-        ----------
-        after
-            What must return before its first start.
-        """
-
-        async def run() -> int:
-            if after is not None:
-                await after()
-            self._heartbeat.beat()
-            self._has_run = True
-            return await self.child.run()
-
-        self._running = asyncio.create_task(run())
+    def start(self) -> "asyncio.Task[int]":
+        """Run it, and restart it whenever it ends, until `end`."""
+        self._heartbeat.beat()
+        self._running = asyncio.create_task(self.child.run())
         return self._running
 
     @property
@@ -212,7 +202,7 @@ class _Process:
         A sidecar is only reported: its relay workers serve without it, and would end with it.
         """
         silent_s, limit_s = self._heartbeat.age_s(), SILENT_S.get(self.name)
-        if not self._has_run or limit_s is None or silent_s < limit_s:
+        if self._running is None or limit_s is None or silent_s < limit_s:
             return
         if self.name != "sidecar":
             self.child.replace(f"did nothing for {silent_s:.0f} s and was killed")
@@ -228,8 +218,6 @@ class _Process:
         if self._running is None:
             return
         self.child.terminate()
-        if not self._has_run:
-            self._running.cancel()
         await asyncio.wait([self._running], timeout=within_s)
         if not self._running.done():
             _LOG.error("%s did not stop within %g s and is killed", self.name, within_s)
@@ -255,72 +243,6 @@ class _Process:
             background(2).write(line + b"\n")
 
 
-class _SidecarLock:
-    """A lock on the data directory that the sidecar inherits, so that the kernel knows when the sidecar has ended.
-
-    After `kill -9` of this command its sidecar drains for some seconds, and keeps its ports. The next `quantdrift up`
-    must not take them for ports of a stranger.
-
-    Parameters
-    ----------
-    data
-        The data directory. Its own lock needs no room on the disk.
-    wait_s
-        Longest wait for the end of the sidecar that has the lock; it is killed then.
-    """
-
-    def __init__(self, data: Path, wait_s: float) -> None:
-        self._wait_s = wait_s
-        self.fd = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
-
-    async def taken(self) -> None:
-        """Return once no earlier sidecar runs and this process has the lock."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        is_logged = False
-        while not self._try():
-            if not is_logged:
-                is_logged = True
-                _LOG.warning(
-                    "the sidecar of an earlier `quantdrift up` with this data directory is still finishing its"
-                    " connections: waiting up to %g s for its ports",
-                    self._wait_s,
-                )
-            if loop.time() - began_s > self._wait_s:
-                self._kill_owners()
-                began_s = loop.time()
-            await asyncio.sleep(_POLL_S)
-
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self.fd)
-
-    def _try(self) -> bool:
-        try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _kill_owners(self) -> None:
-        """Kill the sidecar that has the directory open: it was asked to end when its parent died."""
-        directory = os.fstat(self.fd)
-        for link in Path("/proc").glob("[0-9]*/fd/*"):
-            pid = int(link.parts[2])
-            with contextlib.suppress(OSError):
-                found = link.stat()
-                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if (
-                    b"sidecar" in arguments
-                    and pid != os.getpid()
-                    and (found.st_dev, found.st_ino) == (directory.st_dev, directory.st_ino)
-                ):
-                    _LOG.error(
-                        "the sidecar of an earlier `quantdrift up` (process %d) hangs and is killed", pid
-                    )
-                    os.kill(pid, signal.SIGKILL)
-
-
 class _Supervisor:
     def __init__(
         self, config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop
@@ -337,7 +259,6 @@ class _Supervisor:
         self._servers: list[_Process] = []
         self._choose_addresses()
         self._migration: _Process | None = None
-        self._sidecar_lock = _SidecarLock(data, config.sidecar.grace_s + _KILLED_S)
         self._names = [name for name in _ROLES if not only or name in only]
         self._roles: dict[str, _Process] = {}
         self._states: dict[str, PartState] = {}
@@ -347,7 +268,7 @@ class _Supervisor:
         tasks = []
         try:
             if "sidecar" in self._names:
-                sidecar = self._role("sidecar").start(after=self._sidecar_lock.taken)
+                sidecar = self._role("sidecar").start()
                 sidecar.add_done_callback(lambda _: self._stop.set())
             for server in self._servers:
                 server.start()
@@ -365,7 +286,6 @@ class _Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._end()
-            self._sidecar_lock.close()
             (self._data / STATES).unlink(missing_ok=True)
         return code
 
@@ -428,9 +348,8 @@ class _Supervisor:
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
-        fds = (self._sidecar_lock.fd,) if name == "sidecar" else ()
         self._roles[name] = _Process(
-            name, "quantdrift", arguments, environment, clock=self._clock, final=final, fds=fds
+            name, "quantdrift", arguments, environment, clock=self._clock, final=final
         )
         return self._roles[name]
 

@@ -71,17 +71,30 @@ class Up:
             f'[monitor]\nadmin = "127.0.0.1:{admins[2]}"\n{config}'
         )
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")}
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, *program, "up", "-c", self.config, "--data", self.data],
-                stdout=output if stdout is None else stdout,
-                stderr=output,
-                env={**kept, **environment},
-            )
+        self._program, self._stdout, self._environment = program, stdout, {**kept, **environment}
+        self.process = self._started()
         self._asked = threading.Thread(target=self._ask)
         self._over = threading.Event()
         self.n_answered = 0
         self.refused: list[str] = []
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._output.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, *self._program, "up", "-c", self.config, "--data", self.data],
+                stdout=output if self._stdout is None else self._stdout,
+                stderr=output,
+                env=self._environment,
+            )
+
+    def kill(self) -> None:
+        """Kill it, and start it again after some more requests have been answered."""
+        self.process.kill()
+        self.process.wait()
+        before, until = self.n_answered, time.monotonic() + DEADLINE_S
+        while self.n_answered < before + 20 and not self.refused and time.monotonic() < until:
+            time.sleep(0.01)
+        self.process = self._started()
 
     def said(self) -> str:
         """Return everything that it and its children have written."""
@@ -144,7 +157,8 @@ class Up:
     def _ask(self) -> None:
         while not self._over.is_set():
             body = b"%d" % self.n_answered
-            if (got := self._answer(body)) != answer(b"to " + body):
+            # A worker that is relieved says in its last answer that the connection ends.
+            if (got := self._answer(body)).replace(b"Connection: close\r\n", b"") != answer(b"to " + body):
                 self.refused.append(repr(got))
                 return
             self.n_answered += 1
@@ -212,6 +226,16 @@ def test_nothing_that_happens_behind_it_ends_the_serving_path(memory_path: Path)
         up.child("quantdrift", "shadow", "--config").kill()
         up.serves()
         # Its end is asked for while the database hangs.
+
+
+def test_killed_and_started_again_it_has_answered_every_request(memory_path: Path) -> None:
+    """Its relay workers go on without it, and the next one takes the port from them while requests arrive."""
+    with _up(memory_path, "") as up:
+        for n in (1, 2):
+            up.wait_for_line("quantdrift is up", n=n)
+            up.kill()
+            up.wait_for_line("took over 127.0.0.1", n=n)
+            up.serves()
 
 
 async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the_stream(
