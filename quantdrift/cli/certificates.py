@@ -64,11 +64,12 @@ def _make(files: ServerCertificate) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     now = datetime.now(UTC)
     authority_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     authority, server = (
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         for name in ("quantdrift up on this host", "an embedded server of quantdrift up")
     )
 
@@ -98,7 +99,7 @@ def _make(files: ServerCertificate) -> None:
         files.certificate: unsigned(server, server_key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(authority_key, hashes.SHA256()),
     }
     for path, certificate in signed.items():

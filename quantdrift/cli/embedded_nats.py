@@ -13,7 +13,7 @@ from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tls import ServerCertificate
 
 if TYPE_CHECKING:
-    from quantdrift.core.config.schema import Config
+    from quantdrift.core.config.schema import Config, Stream
 
 
 def access(directory: Path, name: str) -> Access:
@@ -80,14 +80,15 @@ def at_data(config: "Config", data: Path | None, role: NatsRole = NatsRole.OPERA
         return config
     if not (data / "nats.url").exists() and (data / "dsn").exists():
         return config
-    directory = data / "nats"
-    stream = msgspec.structs.replace(
-        config.stream,
-        url=embedded_address(data, "nats.url"),
-        ca_file=str(_authority(directory)),
-        credentials_file=str(_key(directory, role)),
-    )
+    stream = at_server(config.stream, data / "nats", embedded_address(data, "nats.url"), role)
     return msgspec.structs.replace(config, stream=stream)
+
+
+def at_server(stream: "Stream", directory: Path, url: str, role: NatsRole) -> "Stream":
+    """Return the options of the connection to the server in `directory`, with the key of a role."""
+    return msgspec.structs.replace(
+        stream, url=url, ca_file=str(_authority(directory)), credentials_file=str(_key(directory, role))
+    )
 
 
 def _key(directory: Path, role: NatsRole) -> Path:

@@ -260,6 +260,7 @@ class _Supervisor:
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._nats: tuple[Path, str] | None = None  # directory and address of the embedded server
+        self._nats_works = asyncio.Event()
         self._choose_addresses()
         self._steps: list[_Process] = []  # what is done once and ends
         self._names = [name for name in _ROLES if not only or name in only]
@@ -280,6 +281,8 @@ class _Supervisor:
                 "checking readiness": self._watch,
                 "watching for processes that hang": self._watch_silence,
             }
+            if self._nats is not None:
+                work["setting up NATS"] = self._set_up_nats
             tasks = [asyncio.create_task(supervise(name, step, self._stop)) for name, step in work.items()]
             await self._stop.wait()
             if "sidecar" in self._names and sidecar.done():
@@ -345,6 +348,8 @@ class _Supervisor:
             server.mark_down(report.problem, "it is still read from")
             return
         server.mark_up()
+        if server.name == "nats":
+            self._nats_works.set()
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
             self._dsn.set_result(report.address)
@@ -366,15 +371,18 @@ class _Supervisor:
         """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
-        steps = [self._step("db upgrade", [], self._environment)]
-        if self._nats is not None:
-            keys = ["--keys", str(key_directory(self._nats[0])), "--apply"]
-            environment = {**_without_dsn(self._environment), **variables(*self._nats)}
-            steps.append(self._step("setup nats", keys, environment))
-        await asyncio.gather(*steps)
+        await self._step("db upgrade", [], self._environment)
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
+        await self._stop.wait()
+
+    async def _set_up_nats(self) -> None:
+        """Create or update streams and buckets at the embedded server: only the administrator may."""
+        assert self._nats is not None
+        await self._nats_works.wait()
+        keys = ["--keys", str(key_directory(self._nats[0])), "--apply"]
+        await self._step("setup nats", keys, {**_without_dsn(self._environment), **variables(*self._nats)})
         await self._stop.wait()
 
     async def _step(self, command: str, options: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from quantdrift.cli.embedded import Report
-from quantdrift.cli.embedded_nats import variables
+from quantdrift.cli.embedded_nats import at_server
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import MIB, Config, Stream
 from quantdrift.core.errors import RetryError
@@ -135,11 +135,7 @@ async def opened(stream: Stream, role: NatsRole) -> Queue:
 
 async def as_role(directory: Path, port: int, role: NatsRole) -> Queue:
     """Return a connection to an embedded server with the key of a role."""
-    found = {
-        name.removeprefix("QUANTDRIFT__STREAM__").lower(): value
-        for name, value in variables(directory, server_url(port), role).items()
-    }
-    return await opened(Stream(max_bytes=SMALL_STREAM, **found), role)
+    return await opened(at_server(Stream(max_bytes=SMALL_STREAM), directory, server_url(port), role), role)
 
 
 async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None:
