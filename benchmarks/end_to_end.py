@@ -39,11 +39,13 @@ from examples.digits.scans import Scanner, Scans
 from examples.digits.services import VERSION, Services, services
 from examples.digits.traffic import Traffic, encode
 from examples.otlp_receiver import OtlpReceiver
+from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.codec import encode as encode_record
 from quantdrift.core.config import Config, load
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.drift.delay import Allowance, flips, simulate
 
 _DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"
@@ -228,8 +230,8 @@ def _bare(path: Path, images: np.ndarray, batch: int) -> tuple[np.ndarray, float
 
 
 async def _publish(running: Services, config: Config, images: np.ndarray, logits: np.ndarray) -> None:
-    url = (running.data / "nats.url").read_text(encoding="utf-8").strip()
-    queue = await Queue.connect(msgspec.structs.replace(config.stream, url=url), client_name="benchmark")
+    stream = at_data(config, running.data, NatsRole.SIDECAR).stream
+    queue = await Queue.connect(stream, client_name="benchmark", role=NatsRole.SIDECAR)
     policy = policy_of(config.sampling, "benchmark")
     sampling = Sampling(
         policy=policy,

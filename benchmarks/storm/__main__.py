@@ -41,10 +41,12 @@ from benchmarks.storm.faults import FAULTS, Fault, Kind, Storm
 from benchmarks.storm.stack import Stack, running
 from benchmarks.storm.table import SLICE, Outcome, goals_of, show
 from benchmarks.storm.traffic import Traffic
-from quantdrift.core.config.schema import Sidecar, Stream
+from quantdrift.cli.embedded_nats import at_data
+from quantdrift.core.config.schema import Config, Sidecar
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.rights import NatsRole
 
 _N_CONNECTIONS: Final = 8
 _POLL_S: Final = 1.0
@@ -252,8 +254,8 @@ async def _drained(stack: Stack, traffic: Traffic, plan: Plan, outcome: Outcome)
 
 
 async def _waiting(stack: Stack) -> int:
-    url = (stack.data / "nats.url").read_text(encoding="utf-8").strip()
-    queue = await Queue.connect(Stream(url=url), client_name="storm")
+    stream = at_data(Config(), stack.data).stream
+    queue = await Queue.connect(stream, client_name="storm", role=NatsRole.OPERATOR)
     try:
         return (await read_backlog(queue)).n_messages
     finally:

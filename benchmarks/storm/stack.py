@@ -138,7 +138,7 @@ class Kept:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=self._environment | self._addresses,
+                    env=self._environment,
                     start_new_session=True,
                 )
 
@@ -152,12 +152,11 @@ class Kept:
         self.start()
 
     def _present(self) -> dict[str, str]:
-        """Return the addresses of its servers as they are now, as variables."""
+        """Return the addresses of its servers as they are now, by file."""
         if self._servers is None:
             return {}
-        names = {"QUANTDRIFT_DSN": "dsn", "QUANTDRIFT__STREAM__URL": "nats.url"}
         try:
-            texts = {name: (self._servers / file).read_text("utf-8").strip() for name, file in names.items()}
+            texts = {file: (self._servers / file).read_text("utf-8").strip() for file in ("dsn", "nats.url")}
         except OSError:
             return self._addresses
         return texts if all(texts.values()) else self._addresses  # empty: written on a full disk
@@ -273,8 +272,8 @@ class Stack:
             ("candidate", ["benchmarks.storm.candidate", str(self.ports["candidate"])], plain),
             ("reference", ["examples.oip_server", *model], plain),
             ("up", ["quantdrift", "up", *options], environment),
-            ("shadow2", ["quantdrift", "shadow", *options[:2]], environment | second),
-            ("monitor2", ["quantdrift", "monitor", *options[:2]], environment | second),
+            ("shadow2", ["quantdrift", "shadow", *options], environment | second),
+            ("monitor2", ["quantdrift", "monitor", *options], environment | second),
         ):
             servers = self.data if name.endswith("2") else None
             self._kept[name] = Kept(name, arguments, given, self.logs / f"{name}.log", servers)

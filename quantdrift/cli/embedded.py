@@ -4,13 +4,13 @@
 blocks only this process. The server ends when this process ends, and this process ends when the server does not answer:
 `quantdrift up` starts both again, with the data as they are.
 
-    python -m quantdrift.cli.embedded postgres|nats DIRECTORY PORT
+    python -m quantdrift.cli.embedded postgres DIRECTORY PORT
+    python -m quantdrift.cli.embedded nats DIRECTORY PORT STREAM
 
 It writes a `Report` to stdout once the server answers, and whenever the server begins or ceases to work. Errors go to
 stderr. SIGTERM stops both in order.
 """
 
-import os
 import shutil
 import signal
 import sys
@@ -31,7 +31,6 @@ from quantdrift.core.process.nats_server import MAX_PAYLOAD_BYTES, NatsServer
 if TYPE_CHECKING:
     from quantdrift.storage.server.postgres import PostgresServer
 
-TOKEN: Final = "QUANTDRIFT_NATS_TOKEN"  # noqa: S105 - the name of a variable
 HUNG_S: Final = 30.0
 """Time after which a server that does not answer, or says that it cannot work, is ended and started again."""
 ROOM_BYTES: Final = 4 * MAX_PAYLOAD_BYTES
@@ -76,10 +75,11 @@ def main(arguments: Sequence[str]) -> int:
         raise _EndedError
 
     signal.signal(signal.SIGTERM, on_sigterm)
-    kind, directory, port = arguments
-    server = _server(kind, Path(directory))
+    kind, directory, port, *stream = arguments
     heartbeat = Heartbeat.of_parent()
+    server: NatsServer | PostgresServer | None = None
     try:
+        server = _server(kind, Path(directory), *stream)
         server.start(int(port))
         watch = _Watch(server, Path(directory))
         while server.alive():
@@ -97,7 +97,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"quantdrift: {server.last_error()}\n")
         return 1
     finally:
-        server.stop()
+        if server is not None:
+            server.stop()
 
 
 class _Watch:
@@ -163,9 +164,11 @@ class _Watch:
         sys.stdout.buffer.flush()
 
 
-def _server(kind: str, directory: Path) -> "NatsServer | PostgresServer":
+def _server(kind: str, directory: Path, stream: str = "") -> "NatsServer | PostgresServer":
     if kind == "nats":
-        return NatsServer(directory, token=os.environ.get(TOKEN))
+        from quantdrift.cli.embedded_nats import access
+
+        return NatsServer(directory, access=access(directory, stream))
     from quantdrift.storage.server.postgres import PostgresServer
 
     return PostgresServer(directory, stop_timeout_s=_STOP_S)

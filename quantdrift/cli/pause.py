@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, JSON, emit, span_of, user_name
-from quantdrift.cli.policy import at_data
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError

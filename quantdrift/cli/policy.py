@@ -6,7 +6,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, JSON, embedded_address, emit
+from quantdrift.cli.embedded_nats import at_data
+from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
@@ -110,27 +111,6 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
         (stratum.name, f"{number(100 * stratum.rate, 4)}%") for stratum in contents.message.policy.body_strata
     ]
     click.echo("\n" + columns(("body stratum", "replayed (at most the taken rate)"), rows=totals))
-
-
-def at_data(config: Config, data: Path | None) -> Config:
-    """Return the configuration with the address of the embedded NATS server of `quantdrift up`, if it has one.
-
-    Parameters
-    ----------
-    data
-        Data directory of `quantdrift up`; None: leave the configuration as it is.
-
-    Raises
-    ------
-    OperatorError
-        It is not the data directory of a running `quantdrift up`.
-    """
-    if data is None:
-        return config
-    if not (data / "nats.url").exists() and (data / "dsn").exists():
-        return config
-    stream = msgspec.structs.replace(config.stream, url=embedded_address(data, "nats.url"))
-    return msgspec.structs.replace(config, stream=stream)
 
 
 async def _read(config: Config) -> BucketContents:

@@ -48,12 +48,13 @@ def shadow(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
-    from quantdrift.cli.policy import at_data
+    from quantdrift.cli.embedded_nats import at_data
     from quantdrift.core.process.run import GRACE_S, run
+    from quantdrift.core.stream.rights import NatsRole
     from quantdrift.shadow.worker import serve
 
     config, secrets = prepare(config_path, Role.SHADOW, data)
-    config = at_data(config, data)
+    config = at_data(config, data, NatsRole.SHADOW)
     os.nice(NICE)  # before any thread: each inherits it
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 
@@ -70,12 +71,13 @@ def monitor(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
-    from quantdrift.cli.policy import at_data
+    from quantdrift.cli.embedded_nats import at_data
     from quantdrift.core.process.run import GRACE_S, run
+    from quantdrift.core.stream.rights import NatsRole
     from quantdrift.monitor.service import serve
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    config = at_data(config, data)
+    config = at_data(config, data, NatsRole.MONITOR)
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 
 

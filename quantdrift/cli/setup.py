@@ -63,7 +63,7 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
         if as_json:
             emit({"streams": changed})
         else:
-            click.echo(f"up to date: {', '.join(changed)}")
+            click.echo(f"streams and buckets at NATS are up to date: {', '.join(changed)}")
     elif as_json:
         allowed = {role: rights(config.stream.name, role) for role in NatsRole}
         emit({role: {"nkey": key, "permissions": allowed[role]} for role, key in public_keys.items()})

@@ -14,9 +14,9 @@ import click
 import msgspec
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of
+from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
 from quantdrift.cli.output import columns
-from quantdrift.cli.policy import at_data
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config

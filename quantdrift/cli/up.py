@@ -22,7 +22,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from quantdrift.cli.embedded import TOKEN, Report
+from quantdrift.cli.embedded import Report
+from quantdrift.cli.embedded_nats import access, key_directory, variables
 from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
@@ -32,9 +33,10 @@ from quantdrift.core.output import background
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
-from quantdrift.core.process.nats_server import server_url, stored_token
+from quantdrift.core.process.nats_server import server_url
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState
+from quantdrift.core.stream.rights import NatsRole
 
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
@@ -257,8 +259,10 @@ class _Supervisor:
         self._environment = dict(os.environ) | {INSTANCE: self._instance} | states
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
+        self._nats: tuple[Path, str] | None = None  # directory and address of the embedded server
+        self._nats_works = asyncio.Event()
         self._choose_addresses()
-        self._migration: _Process | None = None
+        self._steps: list[_Process] = []  # what is done once and ends
         self._names = [name for name in _ROLES if not only or name in only]
         self._roles: dict[str, _Process] = {}
         self._states: dict[str, PartState] = {}
@@ -277,6 +281,8 @@ class _Supervisor:
                 "checking readiness": self._watch,
                 "watching for processes that hang": self._watch_silence,
             }
+            if self._nats is not None:
+                work["setting up NATS"] = self._set_up_nats
             tasks = [asyncio.create_task(supervise(name, step, self._stop)) for name, step in work.items()]
             await self._stop.wait()
             if "sidecar" in self._names and sidecar.done():
@@ -297,8 +303,8 @@ class _Supervisor:
         }
         for name, role in self._roles.items():
             await role.end(grace_s[name] + _KILLED_S)
-        if self._migration is not None:
-            await self._migration.end(_KILLED_S)
+        for step in self._steps:
+            await step.end(_KILLED_S)
         await asyncio.gather(*(server.end(SERVERS_GRACE_S - 2 * _KILLED_S) for server in self._servers))
 
     def _choose_addresses(self) -> None:
@@ -318,18 +324,22 @@ class _Supervisor:
             self._dsn.set_result(self._environment.get("QUANTDRIFT_DSN", ""))
         stream = self._config.stream
         if stream.url == Stream().url and not (stream.url_file or stream.credentials_file):
-            token, port = _token(self._data / "nats"), _free_port()
-            url = server_url(token, port)
+            directory, port = self._data / "nats", _free_port()
             nats = _Process(
                 "nats",
                 "quantdrift.cli.embedded",
-                ["nats", str(self._data / "nats"), str(port)],
-                _without_dsn(self._environment) | {TOKEN: token},
+                ["nats", str(directory), str(port), stream.name],
+                _without_dsn(self._environment),
                 clock=self._clock,
                 on_stdout=lambda line: self._reported(nats, "nats.url", line),
             )
-            self._environment["QUANTDRIFT__STREAM__URL"] = url
+            self._nats = directory, server_url(port)
             self._servers.append(nats)
+            # Now if possible: the sidecar connects before the server runs. Otherwise the server's process makes them.
+            try:
+                access(directory, stream.name)
+            except (OSError, OperatorError) as error:
+                _LOG.error("the keys of the embedded NATS cannot be made yet: %s", error)
 
     def _reported(self, server: _Process, file: str, line: bytes) -> None:
         report = msgspec.json.decode(line, type=Report)
@@ -338,6 +348,8 @@ class _Supervisor:
             server.mark_down(report.problem, "it is still read from")
             return
         server.mark_up()
+        if server.name == "nats":
+            self._nats_works.set()
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
             self._dsn.set_result(report.address)
@@ -345,6 +357,8 @@ class _Supervisor:
     def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
         environment = self._environment if name != "sidecar" else _without_dsn(self._environment)
+        if self._nats is not None:
+            environment = {**environment, **variables(*self._nats, NatsRole(name))}
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
@@ -357,20 +371,33 @@ class _Supervisor:
         """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
-        self._migration = _Process(
-            "db upgrade",
-            "quantdrift",
-            ["db", "upgrade", *self._arguments],
-            self._environment,
-            clock=self._clock,
-            final=0,
-        )
-        await asyncio.shield(self._migration.start())
-        self._migration.mark_up()
+        await self._step("db upgrade", [], self._environment)
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
         await self._stop.wait()
+
+    async def _set_up_nats(self) -> None:
+        """Create or update streams and buckets at the embedded server: only the administrator may."""
+        assert self._nats is not None
+        await self._nats_works.wait()
+        keys = ["--keys", str(key_directory(self._nats[0])), "--apply"]
+        await self._step("setup nats", keys, {**_without_dsn(self._environment), **variables(*self._nats)})
+        await self._stop.wait()
+
+    async def _step(self, command: str, options: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Run a command until it has succeeded once."""
+        step = _Process(
+            command,
+            "quantdrift",
+            [*command.split(), *options, *self._arguments],
+            environment,
+            clock=self._clock,
+            final=0,
+        )
+        self._steps.append(step)
+        await asyncio.shield(step.start())
+        step.mark_up()
 
     async def _watch(self) -> None:
         """Check which processes are ready, and print the addresses once all of them are."""
@@ -408,8 +435,7 @@ class _Supervisor:
 
     def _write_states(self) -> None:
         """Write the states of all processes to the data directory if one has changed; `quantdrift status` reads them."""
-        migration = () if self._migration is None else (self._migration,)
-        states = {part.name: part.state for part in (*self._servers, *migration, *self._roles.values())}
+        states = {part.name: part.state for part in (*self._servers, *self._steps, *self._roles.values())}
         if states != self._states:
             self._states = states
             _write(self._data / STATES, msgspec.json.encode(states).decode())
@@ -440,14 +466,6 @@ def _write(path: Path, secret: str) -> None:
         _LOG.error(
             "%s cannot be written (%s): commands with --data cannot find the server", path, error.strerror
         )
-
-
-def _token(directory: Path) -> str:
-    """Return the secret of the embedded NATS: the stored one, or a new one if the disk cannot be read or written."""
-    try:
-        return stored_token(directory)
-    except OSError:
-        return secrets.token_hex(24)
 
 
 def _free_port() -> int:

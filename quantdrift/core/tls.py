@@ -20,6 +20,23 @@ _WANTED: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
 _REFUSED: Final = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
 
 
+class ServerCertificate(msgspec.Struct, frozen=True, kw_only=True):
+    """Files in PEM form: the authority that clients trust, and the server's certificate with its key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    @classmethod
+    def in_directory(cls, directory: Path) -> "ServerCertificate":
+        """Return the names of the files in `directory`, whether they exist or not."""
+        return cls(
+            authority=directory / "ca.pem",
+            certificate=directory / "server.pem",
+            key=directory / "server.key",
+        )
+
+
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
     """The certificates for connections to one kind of server, with their option names for messages.
 

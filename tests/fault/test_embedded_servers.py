@@ -15,14 +15,16 @@ import msgspec
 import psutil
 import pytest
 
-from quantdrift.cli.embedded import TOKEN, Report
+from quantdrift.cli.embedded import Report
+from quantdrift.cli.embedded_nats import at_server
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import MIB, Config, Stream
 from quantdrift.core.errors import RetryError
-from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.process.nats_server import NatsServer, server_url
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.sidecar.capture import publisher as publishing
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.state.counters import Counters, Gauge
@@ -48,13 +50,13 @@ SMALL_STREAM = 8_000_000
 class Runner:
     """A running `quantdrift.cli.embedded`."""
 
-    def __init__(self, kind: str, directory: Path, port: int, token: str = "") -> None:
-        environment = {TOKEN: token} if token else {}
+    def __init__(self, kind: str, directory: Path, port: int) -> None:
+        stream = [Stream().name] if kind == "nats" else []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER, kind, str(directory), str(port)],
+            [sys.executable, "-c", RUNNER, kind, str(directory), str(port), *stream],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", **environment},
+            env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin"},
         )
 
     def report(self) -> Report:
@@ -121,10 +123,19 @@ async def publishes(queue: Queue, *, large: bool = False) -> bool:
 
 async def connected(url: str) -> Queue:
     """Return a connection that does not wait long for an acknowledgement, with its streams."""
-    stream = Stream(url=url, max_bytes=SMALL_STREAM)
-    queue = await Queue.connect(stream, client_name="test", publish_timeout_s=2.0)
+    queue = await opened(Stream(url=url, max_bytes=SMALL_STREAM), NatsRole.ADMIN)
     await queue.ensure()
     return queue
+
+
+async def opened(stream: Stream, role: NatsRole) -> Queue:
+    """Return a connection that does not wait long for an acknowledgement."""
+    return await Queue.connect(stream, client_name="test", role=role, publish_timeout_s=2.0)
+
+
+async def as_role(directory: Path, port: int, role: NatsRole) -> Queue:
+    """Return a connection to an embedded server with the key of a role."""
+    return await opened(at_server(Stream(max_bytes=SMALL_STREAM), directory, server_url(port), role), role)
 
 
 async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None:
@@ -132,12 +143,14 @@ async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None
 
     A server that nobody starts again acknowledges nothing for ever.
     """
-    token, port = secrets.token_hex(8), free_port()
-    with Runner("nats", disk / "nats", port, token) as runner:
+    port = free_port()
+    with Runner("nats", disk / "nats", port) as runner:
         assert not runner.report().problem
-        queue = await connected(f"nats://quantdrift:{token}@127.0.0.1:{port}")
+        reader = await as_role(disk / "nats", port, NatsRole.SHADOW)
+        await reader.ensure()
+        queue = await as_role(disk / "nats", port, NatsRole.SIDECAR)
         assert await publishes(queue)
-        consumer = await queue.consumer("exchange", ack_wait_s=30)
+        consumer = await reader.consumer("exchange", ack_wait_s=30)
         stuffing = fill(disk)
         assert not await publishes(queue, large=True)
         problem = runner.report().problem
@@ -146,12 +159,13 @@ async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None
         assert len(await consumer.fetch(1, max_bytes=1000, timeout_s=5)) == 1, "it can still be read"
         stuffing.unlink()
         assert "no space left on device" in runner.error()
-    with Runner("nats", disk / "nats", port, token) as runner:
+    with Runner("nats", disk / "nats", port) as runner:
         assert not runner.report().problem
         async with asyncio.timeout(DEADLINE_S):
             while not await publishes(queue, large=True):
                 await queue.wait_connected()
         await queue.close()
+        await reader.close()
 
 
 async def test_nats_started_on_a_full_disk_takes_the_stream_once_there_is_room(disk: Path) -> None:
@@ -201,7 +215,7 @@ async def test_a_nats_that_stores_nothing_after_a_full_disk_is_named_by_metric_a
 
 def test_a_nats_that_hangs_is_ended_with_its_process(memory_path: Path) -> None:
     """It lives and does not answer."""
-    with Runner("nats", memory_path / "nats", free_port(), secrets.token_hex(8)) as runner:
+    with Runner("nats", memory_path / "nats", free_port()) as runner:
         runner.report()
         server = runner.server()
         server.suspend()
@@ -249,7 +263,7 @@ def test_a_postgres_that_hangs_and_lost_its_owner_is_killed_by_the_next_one(memo
 
 def test_a_nats_that_hangs_does_not_outlive_its_owner(memory_path: Path) -> None:
     """It would keep the port, and write to the store of its successor later."""
-    with Runner("nats", memory_path / "nats", free_port(), secrets.token_hex(8)) as runner:
+    with Runner("nats", memory_path / "nats", free_port()) as runner:
         runner.report()
         server = runner.server()
         server.suspend()

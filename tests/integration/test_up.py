@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+import msgspec
 import psutil
 import pytest
 
+from quantdrift.cli.embedded_nats import at_data
+from quantdrift.core.config.load import load
+from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.admin import INSTANCE_HEADER
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.rights import NatsRole
 from tests.support.commands import invoked
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
@@ -119,6 +125,7 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
             "postgres",
             "nats",
             "db upgrade",
+            "setup nats",
             "sidecar",
             "shadow",
             "monitor",
@@ -273,3 +280,33 @@ def test_the_detectors_are_compiled_before_it_is_up_and_that_is_said(
     assert "compiling the detectors' loops (once per machine and release" in begun
     assert "compiled in " in ended
     assert lines() == []
+
+
+async def test_each_process_has_its_own_key_at_the_embedded_nats_and_tls(
+    memory_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The key that the sidecar has cannot read what sidecars captured, nobody gets in without one, and nothing is plain."""
+    config = _config(memory_path)
+    with _up(config, memory_path / "data") as process:
+        keys = {
+            role: [
+                child.environ().get("QUANTDRIFT__STREAM__CREDENTIALS_FILE")
+                for child in _family(process)
+                if role in child.cmdline()
+            ]
+            for role in ("sidecar", "shadow", "monitor")
+        }
+        directory = memory_path / "data" / "nats"
+        assert keys == {role: [str(directory / "keys" / f"{role}.nk")] for role in keys}
+        assert {file.stat().st_mode & 0o777 for file in (directory / "keys").iterdir()} == {0o600}
+        assert (directory / "tls" / "server.key").stat().st_mode & 0o777 == 0o600
+        found = at_data(load(config), memory_path / "data", NatsRole.SIDECAR).stream
+        assert found.url.startswith("tls://")
+        sidecar = await Queue.connect(found, client_name="test", role=NatsRole.SIDECAR)
+        with pytest.raises(QuantdriftError):
+            await sidecar.consumer("exchange", ack_wait_s=30)
+        assert "permissions violation" in caplog.text
+        await sidecar.close()
+        for change in ({"credentials_file": ""}, {"ca_file": ""}):
+            with pytest.raises(QuantdriftError):
+                await Queue.connect(msgspec.structs.replace(found, **change), client_name="test")

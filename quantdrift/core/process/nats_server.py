@@ -4,6 +4,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -16,11 +17,14 @@ from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.child import ending_with_parent, exit_text
 from quantdrift.core.process.log_file import keep_small
+from quantdrift.core.tls import ServerCertificate
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 USER: Final = "quantdrift"
 _WATCHER: Final = "watcher"  # the user of the system account, which asks for the server's health
 _HEALTH: Final = "$SYS.REQ.SERVER.PING.HEALTHZ"
+_HOST: Final = "127.0.0.1"
+_HANDSHAKE_S: Final = 20  # the server's own 2 s are too few for a busy machine
 _START_S = 20.0
 _STOP_S = 10.0
 _LOG_BYTES = 4096
@@ -55,6 +59,21 @@ class _HealthAnswer(msgspec.Struct, frozen=True):
     error: _HealthError | None = None
 
 
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may do what at a server, over TLS.
+
+    Parameters
+    ----------
+    users
+        Users with their rights, as nats-server writes them in its configuration: `users: [...]`.
+    certificate
+        What the server identifies itself with.
+    """
+
+    users: str
+    certificate: ServerCertificate
+
+
 class NatsServer:
     """An embedded NATS server with JetStream.
 
@@ -64,12 +83,13 @@ class NatsServer:
     Parameters
     ----------
     directory
-        Its configuration, token, log and store; created if missing, readable only by the owner.
+        Its configuration, password, log and store; created if missing, readable only by the owner.
     store_bytes
         Limit of all streams together. None: the size of the file system. The server's own default is three quarters of
         what is free at its start: next to nothing for ever if it starts on a full disk.
-    token
-        The secret of clients. None: the one in `directory`, which is created if missing.
+    access
+        Users and their rights, over TLS. None: one user may do everything, with the secret in `directory`, which is
+        created if missing, and in plaintext.
 
     Attributes
     ----------
@@ -77,9 +97,11 @@ class NatsServer:
         Its log file.
     """
 
-    def __init__(self, directory: Path, *, store_bytes: int | None = None, token: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, store_bytes: int | None = None, access: Access | None = None
+    ) -> None:
         self.directory = directory
-        self._given_token = token
+        self._access = access
         self._store_bytes = store_bytes
         self.log = directory / "nats.log"
         self._log_begins = 0
@@ -110,7 +132,12 @@ class NatsServer:
         config = self.directory / "nats.conf"
         config.touch(mode=0o600)
         text = _configuration(
-            self.directory, port or self.port, name, self._token(), store_bytes=self._store_bytes
+            self.directory,
+            port or self.port,
+            name,
+            stored_token(self.directory),
+            store_bytes=self._store_bytes,
+            access=self._access,
         )
         config.write_text(text, "utf-8")
         keep_small(self.log)
@@ -138,8 +165,10 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """The address for clients with the token; it stays the same after restarts."""
-        return server_url(self._token(), self.port)
+        """The address for clients; it stays the same after restarts. Without `access` it has the secret of clients."""
+        if self._access is not None:
+            return server_url(self.port)
+        return f"nats://{USER}:{stored_token(self.directory)}@{_HOST}:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -164,11 +193,11 @@ class NatsServer:
             It does not accept the connection.
         """
         deadline_s = time.monotonic() + timeout_s
-        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
+        with self._connect(timeout_s) as connection:
             login = {
                 "verbose": False,
                 "user": _WATCHER,
-                "pass": self._token(),
+                "pass": stored_token(self.directory),
                 "lang": "python",
                 "version": "1",
             }
@@ -220,9 +249,17 @@ class NatsServer:
             process.kill()
             process.wait()
 
-    def _token(self) -> str:
-        """Return the secret of clients: without access to the directory nobody can read the payloads."""
-        return self._given_token or stored_token(self.directory)
+    def _connect(self, timeout_s: float) -> socket.socket:
+        connection = socket.create_connection((_HOST, self.port), timeout=timeout_s)
+        if self._access is None:
+            return connection
+        try:
+            _read_line(connection)  # INFO, in plaintext; after it the server expects the handshake
+            context = ssl.create_default_context(cafile=self._access.certificate.authority)
+            return context.wrap_socket(connection, server_hostname=_HOST)
+        except BaseException:
+            connection.close()
+            raise
 
     def __enter__(self) -> Self:
         self.start()
@@ -232,13 +269,13 @@ class NatsServer:
         self.stop()
 
 
-def server_url(token: str, port: int) -> str:
-    """Return the address for clients of the server on a port of this machine."""
-    return f"nats://{USER}:{token}@127.0.0.1:{port}"
+def server_url(port: int) -> str:
+    """Return the address of a server with `access` on a port of this machine."""
+    return f"tls://{_HOST}:{port}"
 
 
 def stored_token(directory: Path) -> str:
-    """Return the secret for clients of the server in `directory`; it is created if missing.
+    """Return the password of the server in `directory`; it is created if missing.
 
     Raises
     ------
@@ -271,26 +308,44 @@ def find_program() -> Path:
     )
 
 
-def _configuration(data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None) -> str:
-    text = msgspec.json.encode
+def _configuration(
+    data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None, access: Access | None
+) -> str:
+    def text(value: str | Path) -> bytes:
+        return msgspec.json.encode(str(value))
+
+    users = f'users: [ {{ user: "{USER}", password: "{token}" }} ]' if access is None else access.users
     limit = shutil.disk_usage(data_dir).total if store_bytes is None else store_bytes
     # sync_interval limits the loss at a power failure (default: two minutes). Syncing at every write would cost a disk
     # flush per exchange. A killed server loses nothing, because the kernel has the pages.
     return f"""\
 server_name: {text(name).decode()}
-host: "127.0.0.1"
+host: "{_HOST}"
 port: {port or -1}
-ports_file_dir: {text(str(data_dir)).decode()}
+ports_file_dir: {text(data_dir).decode()}
 max_payload: {MAX_PAYLOAD_BYTES}
-authorization {{ users: [ {{ user: "{USER}", password: "{token}" }} ] }}
+authorization {{ {users} }}
+{"" if access is None else _tls(access.certificate)}
 accounts {{ SYS {{ users: [ {{ user: "{_WATCHER}", password: "{token}" }} ] }} }}
 system_account: SYS
 jetstream {{
-  store_dir: {text(str(data_dir / "store")).decode()}
+  store_dir: {text(data_dir / "store").decode()}
   sync_interval: "10s"
   max_file_store: {limit}
 }}
 """
+
+
+def _tls(certificate: ServerCertificate) -> str:
+    files = {"cert_file": certificate.certificate, "key_file": certificate.key}
+    names = (f"{option}: {msgspec.json.encode(str(file)).decode()}" for option, file in files.items())
+    return f"tls {{ {', '.join(names)}, timeout: {_HANDSHAKE_S} }}"
+
+
+def _read_line(connection: socket.socket) -> None:
+    """Read one line, and no byte of what follows it."""
+    while connection.recv(1) not in {b"\n", b""}:
+        pass
 
 
 def _problem(lines: BinaryIO, n_bytes: int) -> str:
@@ -310,7 +365,7 @@ def _port_if_ready(data_dir: Path, pid: int, name: str) -> int | None:
     try:
         ports = msgspec.json.decode((data_dir / f"nats-server_{pid}.ports").read_bytes(), type=_Ports)
         port = int(ports.nats[0].rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        with socket.create_connection((_HOST, port), timeout=1) as connection:
             line = connection.makefile("rb").readline()
         info = msgspec.json.decode(line.removeprefix(b"INFO "), type=_Info)
     except (OSError, msgspec.MsgspecError, IndexError):
