@@ -2,12 +2,15 @@
 
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from quantdrift.core.config.schema import Stream
+from quantdrift.core.config.schema import Shadow, Stream, Telemetry
 from quantdrift.core.errors import OperatorError
+
+if TYPE_CHECKING:
+    import grpc
 
 # How long closing a connection waits for the server's close_notify.
 SHUTDOWN_S: Final = 1.0
@@ -39,13 +42,27 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_stream(cls, stream: Stream) -> "Tls":
         """Return the certificates of the connections to NATS."""
+        return cls._of(stream, "stream")
+
+    @classmethod
+    def of_shadow(cls, shadow: Shadow) -> "Tls":
+        """Return the certificates of the connections to the servers of references, copies and rechecks."""
+        return cls._of(shadow, "shadow")
+
+    @classmethod
+    def of_telemetry(cls, telemetry: Telemetry) -> "Tls":
+        """Return the certificates of the connections to the collector."""
+        return cls._of(telemetry, "telemetry")
+
+    @classmethod
+    def _of(cls, section: Stream | Shadow | Telemetry, name: str) -> "Tls":
         return cls(
-            ca_file=stream.ca_file,
-            certificate_file=stream.certificate_file,
-            key_file=stream.key_file,
-            ca_option="stream.ca_file",
-            certificate_option="stream.certificate_file",
-            key_option="stream.key_file",
+            ca_file=section.ca_file,
+            certificate_file=section.certificate_file,
+            key_file=section.key_file,
+            ca_option=f"{name}.ca_file",
+            certificate_option=f"{name}.certificate_file",
+            key_option=f"{name}.key_file",
         )
 
     def context(self) -> ssl.SSLContext:
@@ -82,6 +99,29 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
                     f" certificate in PEM form, and in {self.key_option} the key that belongs to it, without a passphrase"
                 ) from error
         return context
+
+    def grpc_credentials(self) -> "grpc.ChannelCredentials":
+        """Read the files and return the credentials of a gRPC channel, which always checks the server's name.
+
+        Without `ca_file` the authorities that the gRPC library contains are trusted.
+
+        Raises
+        ------
+        OperatorError
+            A file cannot be read or used; the message names its option.
+        """
+        import grpc  # noqa: PLC0415 - a sidecar does not need it
+
+        self.context()  # the library would not say which file is wrong
+
+        def read(file: str) -> bytes | None:
+            return Path(file).read_bytes() if file else None
+
+        key = self.key_file or self.certificate_file
+        try:
+            return grpc.ssl_channel_credentials(read(self.ca_file), read(key), read(self.certificate_file))
+        except OSError as error:  # replaced just now
+            raise OperatorError(f"{self.ca_option}, {self.certificate_option}: {error}") from error
 
     def in_words(self, error: ssl.SSLError) -> str:
         """Return why a handshake failed and what to do, in words."""

@@ -27,7 +27,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
-from quantdrift.core.telemetry import headers_read_again
+from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
@@ -84,9 +84,7 @@ class OtlpEvents:
         self._endpoint = telemetry.otlp_endpoint
         self._resource = resource
         self._scope = InstrumentationScope("quantdrift")
-        self._exporter = headers_read_again(OTLPLogExporter, secrets)(
-            endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
-        )
+        self._exporter = otlp_exporter(OTLPLogExporter, telemetry, secrets, timeout_s=TIMEOUT_S)
 
     def send(self, event: WaitingEvent) -> str:
         """Return an empty string if the collector accepted the event, else the reason."""
