@@ -89,6 +89,7 @@ class OipGrpc:
         self._timeout_s = reference.timeout_s
         self._token = RequestHeaders(request)
         self._channel = self._open()
+        self._is_stale = False
 
     def server(self) -> ServerMetadata:
         """Return what `ServerMetadata` answers."""
@@ -156,6 +157,10 @@ class OipGrpc:
         return grpc.secure_channel(self._target, self._tls.grpc_credentials(), _OPTIONS)
 
     def _ask(self, method: str, request: Message, kind: type[Answer]) -> Answer:
+        if self._is_stale:  # a new channel reads the certificates again: they may have been renewed
+            self._channel.close()
+            self._channel = self._open()
+            self._is_stale = False
         call: Any = self._channel.unary_unary(
             _SERVICE + method,
             request_serializer=type(request).SerializeToString,
@@ -170,9 +175,7 @@ class OipGrpc:
             if code is grpc.StatusCode.UNAVAILABLE:
                 # Only words of the client's own library: a server's words may quote the request.
                 why = next((words for words in _AWAY if words in details.lower()), "no connection")
-                if self._tls is not None:  # a new channel has the certificates of now
-                    self._channel.close()
-                    self._channel = self._open()
+                self._is_stale = self._tls is not None
                 raise RetryError(f"{self._where} is away: {why}") from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error
