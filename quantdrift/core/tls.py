@@ -1,8 +1,10 @@
 """TLS to a server: the certificates in use, and error messages for failed handshakes."""
 
+import socket
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -19,6 +21,9 @@ _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
 _MISNAMED: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})  # an issuer is missing, or is not one of ours
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+_PROBE_S: Final = 2.0
+_HTTPS: Final = 443
 _WANTED: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
 _REFUSED: Final = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
 
@@ -123,6 +128,29 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:  # replaced just now
             raise OperatorError(f"{self.ca_option}, {self.certificate_option}: {error}") from error
 
+    def grpc_problem(self, url: str, timeout_s: float = _PROBE_S) -> str:
+        """Return why the TLS handshake with a gRPC server fails, in words; empty if it succeeds, or nobody answers.
+
+        The gRPC library does not say it. Nothing but a handshake is sent.
+        """
+        where = urlsplit(url)
+        host = where.hostname or ""
+        try:
+            context = self.context()
+            context.set_alpn_protocols(["h2"])
+            with (
+                socket.create_connection((host, where.port or _HTTPS), timeout_s) as connection,
+                context.wrap_socket(connection, server_hostname=host) as encrypted,
+            ):
+                encrypted.recv(1)  # in TLS 1.3 the server refuses a client's certificate after the handshake
+        except ssl.SSLError as error:
+            return self.in_words(error)
+        except OperatorError as error:
+            return str(error)
+        except OSError:  # a timeout too
+            return ""
+        return ""
+
     def in_words(self, error: ssl.SSLError) -> str:
         """Return why a handshake failed and what to do, in words."""
         if isinstance(error.__cause__, ssl.SSLError):
@@ -140,6 +168,8 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
                 f"the server refuses our certificate ({reason}): {self.certificate_option} must name one that is valid"
                 " and signed by an authority that the server trusts"
             )
+        if reason in _NO_TLS:
+            return f"the server does not answer in TLS ({reason}): set TLS up at the server"
         return f"the TLS handshake failed ({reason or type(error).__name__})"
 
     def _mistrust(self, error: ssl.SSLCertVerificationError) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import struct
@@ -20,6 +21,7 @@ from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricsData
+from opentelemetry.sdk.resources import Resource
 
 from quantdrift.core import open_inference_pb2 as wire
 from quantdrift.core.config.load import Secrets
@@ -34,9 +36,11 @@ from quantdrift.core.config.schema import (
     Telemetry,
 )
 from quantdrift.core.errors import QuantdriftError, RetryError
+from quantdrift.core.records import Verdict
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
+from quantdrift.monitor.outbox import OtlpEvents
 from quantdrift.shadow.replay.candidate_noise import _open
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference, runtime_request
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer
@@ -44,6 +48,7 @@ from quantdrift.shadow.runtimes.remote.oip_grpc import OipGrpc
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
+from quantdrift.storage.monitor.outbox import WaitingEvent
 from tests.support.certificates import Authority, Pair
 
 pytestmark = pytest.mark.integration
@@ -251,9 +256,9 @@ def spans(port: int, trust: Trust) -> None:
     _export(OTLPSpanExporter, [], port, trust)
 
 
-def _refer(runtime: Runtime, scheme: str, port: int, trust: Trust) -> None:
+def _refer(runtime: Runtime, scheme: str, port: int, trust: Trust, *, timeout_s: float = LIMIT_S) -> None:
     task = {"task": "embedding"} if runtime is Runtime.OPENAI else {}
-    reference = Reference(runtime=runtime, url=f"{scheme}://127.0.0.1:{port}", timeout_s=LIMIT_S)
+    reference = Reference(runtime=runtime, url=f"{scheme}://127.0.0.1:{port}", timeout_s=timeout_s)
     model = msgspec.convert({"name": "digits", **task}, Model)
     config = Config(shadow=Shadow(**trust.options))
     open_reference(runtime_request(config, model, reference, SECRET)).close()
@@ -474,6 +479,34 @@ def test_the_token_of_the_environment_is_not_sent_in_plaintext_over_a_network(tm
         )
         client = HttpServer(RuntimeRequest(model=Model(name="digits"), reference=reference, token=SECRET))
         assert client._token.headers().get("authorization", "") == expected
+
+
+def test_a_grpc_client_says_what_is_wrong_with_the_handshake(
+    ours: Authority, servers: dict[str, Pair | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library says `failed to connect`; the message names the cause and the option, for a reference and for an event."""
+    monkeypatch.setattr("quantdrift.monitor.outbox.TIMEOUT_S", LIMIT_S)
+    event = WaitingEvent(
+        id=1, attempts=0, at_us=1, from_verdict=Verdict.OK, to_verdict=Verdict.FIRING, details={}
+    )
+    wrong = {
+        "misnamed": (servers["misnamed"], None, "connect with a name in the certificate"),
+        "untrusted": (servers["untrusted"], None, "ca_file .* must contain the authority that signed it"),
+        "expired": (servers["expired"], None, "renew it at the server"),
+        "no client certificate": (
+            ours.sign("strict"),
+            ours,
+            r"set (shadow|telemetry)\.certificate_file and (shadow|telemetry)\.key_file",
+        ),
+    }
+    for pair, authority, said in wrong.values():
+        with Listener(pair, authority=authority) as listener:
+            with pytest.raises(RetryError, match=said):
+                _refer(Runtime.OIP_GRPC, "grpcs", listener.port, Trust(ca=ours.file), timeout_s=20)
+            telemetry = Telemetry(otlp_endpoint=f"https://127.0.0.1:{listener.port}", ca_file=str(ours.file))
+            exporter = OtlpEvents(telemetry, Secrets(), Resource.create({}))
+            assert re.search(said, exporter.send(event))
+            exporter.close()
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(ours: Authority, tmp_path: Path) -> None:

@@ -45,16 +45,14 @@ def connection_problems(config: Config) -> Iterator[str]:
         yield from stream_problems(config.stream, "stream.url")
     for option, text, schemes in _urls(config):
         try:
-            problem = read_server_url(text, *schemes).problem(option)
+            server = read_server_url(text, *schemes)
         except AddressError as error:
-            problem = f"{option} is not the address of a server: {error}"
-        if problem:
+            yield f"{option} is not the address of a server: {error}"
+            continue
+        if problem := server.problem(option):
             yield problem
-    telemetry = config.telemetry
-    if telemetry.ca_file or telemetry.certificate_file:
-        with_tls = telemetry.otlp_endpoint.lower().startswith("https://")
-        if telemetry.otlp_endpoint and not with_tls:
-            yield "telemetry.ca_file and telemetry.certificate_file need a telemetry.otlp_endpoint that begins with https://"
+        elif option.startswith("telemetry.") and not server.is_encrypted and _has_files(config.telemetry):
+            yield f"{option} is plaintext, which contradicts telemetry.ca_file and telemetry.certificate_file: write https://"
 
 
 def stream_problems(stream: Stream, option: str) -> Iterator[str]:
@@ -109,6 +107,10 @@ def encrypted_words(*, ca_file: str, certificate_file: str) -> str:
     by = ca_file or "the public authorities"
     own = ", with a client certificate" if certificate_file else ""
     return f"encrypted, server verified by {by}{own}"
+
+
+def _has_files(section: Telemetry) -> bool:
+    return bool(section.ca_file or section.certificate_file)
 
 
 def _protection(server: ServerUrl, section: Stream | Shadow | Telemetry, *, is_encrypted: bool) -> str:

@@ -55,13 +55,13 @@ class HttpServer:
             raise
         except _BROKEN_OFF as error:
             if not reused:
-                raise RetryError(f"{self._where} is away: {error!r}") from error
+                raise self._away(error) from error
         try:
             return self._once(method, path, body, everything)
         except TimeoutError:
             raise
         except _BROKEN_OFF as error:
-            raise RetryError(f"{self._where} is away: {error!r}") from error
+            raise self._away(error) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -91,11 +91,12 @@ class HttpServer:
             )
         try:
             self._connection.connect()
-        except ssl.SSLError as error:
-            why = self._tls.in_words(error) if self._tls else str(error)
-            raise RetryError(f"{self._where} is not reachable: {why}") from error
         except OSError as error:  # refused, no such name, no route, no handshake, and no answer at all
-            raise RetryError(f"{self._where} is away: {error!r}") from error
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> RetryError:
+        why = self._tls.in_words(error) if self._tls and isinstance(error, ssl.SSLError) else repr(error)
+        return RetryError(f"{self._where} is away: {why}")
 
 
 def refuse(status: int, body: bytes) -> None:

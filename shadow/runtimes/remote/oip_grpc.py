@@ -175,7 +175,9 @@ class OipGrpc:
             if code is grpc.StatusCode.UNAVAILABLE:
                 # Only words of the client's own library: a server's words may quote the request.
                 why = next((words for words in _AWAY if words in details.lower()), "no connection")
-                self._is_stale = self._tls is not None
+                if self._tls is not None:
+                    self._is_stale = True
+                    why = self._tls.grpc_problem(self._where) or why
                 raise RetryError(f"{self._where} is away: {why}") from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error
