@@ -400,6 +400,44 @@ def every_name_is_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
 
 
+def _without_tls(client: Callable[[int, Trust], None], port: int) -> None:
+    """Run a client with an address as it was common: without any word of TLS, and to a name."""
+    where, headers = f"server.example:{port}", Secrets(otlp_headers={"x-token": SECRET})
+    if client is nats:
+        asyncio.run(Queue.connect(Stream(url=f"nats://quant:{SECRET}@{where}"), client_name="test"))
+    elif client is engine:
+        asyncio.run(Database(f"postgresql://quant:{SECRET}@{where}/q").ping())
+    elif client is leader:
+        asyncio.run(Leadership(f"postgresql://quant:{SECRET}@{where}/q").acquire())
+    elif client is events:
+        telemetry = Telemetry(otlp_endpoint=f"http://{where}")
+        otlp_exporter(OTLPLogExporter, telemetry, headers, timeout_s=LIMIT_S).export([])
+    else:
+        runtime, scheme = {
+            oip_http: (Runtime.OIP_HTTP, "http"),
+            oip_grpc: (Runtime.OIP_GRPC, "grpc"),
+            openai: (Runtime.OPENAI, "http"),
+        }[client]
+        reference = Reference(runtime=runtime, url=f"{scheme}://{where}", timeout_s=LIMIT_S)
+        open_reference(runtime_request(Config(), Model(name="digits"), reference, SECRET))
+
+
+@pytest.mark.usefixtures("every_name_is_this_machine")
+@pytest.mark.parametrize(
+    "client", [nats, engine, leader, events, oip_http, oip_grpc, openai], ids=lambda client: client.__name__
+)
+def test_an_address_without_tls_to_another_machine_sends_nothing(
+    client: Callable[[int, Trust], None],
+) -> None:
+    """Even a client that was made without the checks of the configuration refuses it, and says why."""
+    with (
+        Listener(None, CLIENTS[client]) as listener,
+        pytest.raises(QuantdriftError, match=r"plaintext over a network|TLS is asked for|has no sslmode"),
+    ):
+        _without_tls(client, listener.port)
+    assert listener.in_plaintext == b""
+
+
 @pytest.mark.usefixtures("every_name_is_this_machine")
 def test_a_server_that_another_one_announces_gets_nothing_in_plaintext() -> None:
     """A NATS server on this machine names one elsewhere; the password does not follow."""
@@ -411,7 +449,9 @@ def test_a_server_that_another_one_announces_gets_nothing_in_plaintext() -> None
                 stream = Stream(url=f"nats://quant:{SECRET}@127.0.0.1:{listener.port}")
                 async with asyncio.timeout(30):
                     queue = await Queue.connect(stream, client_name="test")
-                    while not elsewhere.n_connections or not listener.n_connections > 1:
+                    while not elsewhere.in_plaintext and not (
+                        elsewhere.n_connections and listener.n_connections > 1
+                    ):
                         await asyncio.sleep(0.01)
                 await queue.close()
 
