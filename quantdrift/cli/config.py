@@ -98,7 +98,8 @@ def _with_nats_address(config: Config) -> tuple[Config, list[str]]:
     file = config.stream.url_file
     if file and not Path(file).exists():
         return config, [f"stream.url_file {file} does not exist here: the connection to NATS is not checked"]
-    return msgspec.structs.replace(config, stream=current_stream(config.stream)), []
+    stream = msgspec.structs.replace(current_stream(config.stream), url_file="")
+    return msgspec.structs.replace(config, stream=stream), []
 
 
 def _postgres(config: Config) -> list[Connection]:

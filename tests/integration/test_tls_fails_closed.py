@@ -229,7 +229,7 @@ def leader(port: int, trust: Trust) -> None:
 
 def migrations(port: int, trust: Trust) -> None:
     """Migrate."""
-    asyncio.run(upgrade(trust.dsn(port), progress=str))
+    asyncio.run(upgrade(trust.dsn(port), progress=lambda _: None))
 
 
 def _export(exporter: type[Any], data: object, port: int, trust: Trust) -> None:
@@ -413,11 +413,13 @@ def _without_tls(client: Callable[[int, Trust], None], port: int) -> None:
         telemetry = Telemetry(otlp_endpoint=f"http://{where}")
         otlp_exporter(OTLPLogExporter, telemetry, headers, timeout_s=LIMIT_S).export([])
     else:
-        runtime, scheme = {
-            oip_http: (Runtime.OIP_HTTP, "http"),
-            oip_grpc: (Runtime.OIP_GRPC, "grpc"),
-            openai: (Runtime.OPENAI, "http"),
-        }[client]
+        runtimes = {
+            oip_http.__name__: Runtime.OIP_HTTP,
+            oip_grpc.__name__: Runtime.OIP_GRPC,
+            openai.__name__: Runtime.OPENAI,
+        }
+        runtime = runtimes[client.__name__]
+        scheme = "grpc" if runtime is Runtime.OIP_GRPC else "http"
         reference = Reference(runtime=runtime, url=f"{scheme}://{where}", timeout_s=LIMIT_S)
         open_reference(runtime_request(Config(), Model(name="digits"), reference, SECRET))
 

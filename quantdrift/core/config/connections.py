@@ -81,14 +81,14 @@ def stream_problems(stream: Stream, option: str) -> Iterator[str]:
 
 
 def connections(config: Config) -> list[Connection]:
-    """Return every configured connection but that to Postgres, whose address is a secret."""
+    """Return every connection whose address is in the configuration itself, and not in a file or a secret."""
     stream, telemetry = config.stream, config.telemetry
     found = [
         Connection(
             to=f"NATS {server.shown}",
             protection=_protection(server, stream, is_encrypted=stream.requires_tls),
         )
-        for server in stream.servers
+        for server in ([] if stream.url_file else stream.servers)
     ]
     for option, text, schemes in _urls(config):
         section = telemetry if option.startswith("telemetry.") else config.shadow
