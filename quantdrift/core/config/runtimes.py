@@ -121,7 +121,7 @@ def _copy(model: Model, reference: Reference) -> Iterator[str]:
             "[models.references.copy]: `versions` is empty: name the candidate versions that it is a copy of, "
             "because its scores are wrong for any other"
         )
-    if (copy.path, copy.url, copy.model) == (reference.path, reference.url, reference.model):
+    if copy.where(model.name) == reference.where(model.name):
         yield "[models.references.copy] is the reference itself: it must be a copy of the candidate"
 
 
