@@ -31,6 +31,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.lag import StreamLag
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.telemetry import Telemetry
+from quantdrift.core.tls import Tls
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.expired import ExpiredCount
 from quantdrift.shadow.pipeline.fair_share import FairShare, terms_of
@@ -146,7 +147,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             if has_schema is None or queue is None:
                 return 0
             health.database_answered()
-            rechecks = Rechecks(config.models, clock)
+            rechecks = Rechecks(config.models, clock, tls=Tls.of_shadow(config.shadow))
             try:
                 await _work(
                     config=config,

@@ -1,5 +1,6 @@
 """The Postgres address: its parts, its TLS settings, and the one function that opens a connection."""
 
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -9,6 +10,8 @@ import msgspec
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from quantdrift.core.config.address import is_loopback
+from quantdrift.core.config.connections import encrypted_words
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.tls import Tls
 
@@ -54,13 +57,13 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         """Read an address; `sslmode`, `sslrootcert`, `sslcert` and `sslkey` mean what they mean to libpq.
 
         Where one of the three files is given without `sslmode`, the mode is `verify-full`. Without any of the four, the
-        driver decides: it tries TLS, unchecked, and falls back to plaintext.
+        server must be on this machine; then the driver tries TLS, unchecked, and falls back to plaintext.
 
         Raises
         ------
         OperatorError
-            It is not of the form `postgresql://user:password@host:port/name`, has unknown parameters, or its
-            `sslmode` would fall back to plaintext.
+            It is not of the form `postgresql://user:password@host:port/name`, has unknown parameters, its `sslmode` would
+            fall back to plaintext, or it has none and the server is not on this machine.
         """
         try:
             url = make_url(dsn, keep_blank_values=True)
@@ -74,11 +77,17 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         _refuse_unknown(url.query)
         asked = {name: _single(url.query, name) for name in _TLS if name in url.query}
         mode = _mode(asked)
-        return cls(
+        address = cls(
             url=url.difference_update_query(_TLS).set(drivername="postgresql+asyncpg"),
             tls=_tls(mode, asked) if mode not in {"", "disable"} else None,
             plaintext=mode == "disable",
         )
+        if not mode and not address.is_local:
+            raise OperatorError(
+                f"the Postgres address has no sslmode, and {address.where} is not this machine: write sslmode=verify-full and"
+                " sslrootcert=FILE, or sslmode=disable if something else encrypts this connection, such as a service mesh"
+            )
+        return address
 
     def __repr__(self) -> str:
         return "Address(...)"
@@ -89,6 +98,25 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         (_, arguments) = self.url.get_dialect()().create_connect_args(self.url)
         arguments.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
         return dict(arguments)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every server is on this machine: a Unix socket, `localhost` or a loopback address."""
+        return all(host.startswith("/") or is_loopback(host) for host in self._hosts)
+
+    @property
+    def protection(self) -> str:
+        """How the connection is protected, in words."""
+        if self.tls is None:
+            return (
+                "plaintext on this machine"
+                if self.is_local
+                else "PLAINTEXT over a network, as sslmode=disable says"
+            )
+        if not self.tls.verified:
+            return "encrypted, server NOT VERIFIED: sslmode=require names no sslrootcert"
+        words = encrypted_words(ca_file=self.tls.ca_file, certificate_file=self.tls.certificate_file)
+        return words if self.tls.named else f"{words}, its name is not checked (sslmode=verify-ca)"
 
     async def connect(self, **options: Any) -> asyncpg.Connection:
         """Connect the driver; certificates are read for each connection, so that renewed ones are used.
@@ -133,10 +161,16 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def where(self) -> str:
         """HOST:PORT of the server, or what the driver makes of an address without them."""
         found = self.arguments
-        hosts, ports = found.get("host", "localhost"), found.get("port", 5432)
+        hosts, ports = found.get("host", ", ".join(self._hosts)), found.get("port", 5432)
         if isinstance(hosts, list) and isinstance(ports, list):  # the driver tries one after the other
             return ", ".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
         return f"{hosts}:{ports}"
+
+    @property
+    def _hosts(self) -> list[str]:
+        """The hosts that the driver connects to; without one in the address, those of PGHOST."""
+        hosts = self.arguments.get("host") or os.environ.get("PGHOST") or "localhost"
+        return hosts if isinstance(hosts, list) else hosts.split(",")
 
 
 class Connector:

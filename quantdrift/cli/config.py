@@ -12,7 +12,8 @@ import msgspec
 from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.cli.output import explained
 from quantdrift.core.config.address import read_address
-from quantdrift.core.config.load import load
+from quantdrift.core.config.connections import Connection
+from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
@@ -42,6 +43,8 @@ def config_() -> None:
 def config_check(config_path: Path, requests_per_s: float | None, references: bool, as_json: bool) -> None:
     """Check the configuration and show its effects: references, slices, sampling rates, memory.
 
+    It lists the connections to servers, and which of them are encrypted.
+
     Exit code 2 if it is invalid; all errors are listed at once. The command imports your own adapters, which runs
     their code. If the backend is on this machine it tries to connect, and adds a note if nothing listens there.
 
@@ -57,8 +60,12 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     for model in config.models:
         if model.adapter:
             load_adapter(model.adapter)
+    config, missing = _with_nats_address(config)
     explanation = explain(config, requests_per_s)
-    missing = [
+    explanation = msgspec.structs.replace(
+        explanation, connections=[*explanation.connections, *_postgres(config)]
+    )
+    missing += [
         f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
         for model in config.models
         for path in dict.fromkeys(
@@ -82,6 +89,29 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         emit(explanation)
     else:
         click.echo(explained(explanation, config_path))
+
+
+def _with_nats_address(config: Config) -> tuple[Config, list[str]]:
+    """Return the configuration with the address that `stream.url_file` contains, and a note if it is not on this machine."""
+    from quantdrift.core.stream.config import current_stream
+
+    file = config.stream.url_file
+    if file and not Path(file).exists():
+        return config, [f"stream.url_file {file} does not exist here: the connection to NATS is not checked"]
+    stream = msgspec.structs.replace(current_stream(config.stream), url_file="")
+    return msgspec.structs.replace(config, stream=stream), []
+
+
+def _postgres(config: Config) -> list[Connection]:
+    """Return the connection to Postgres, if its address is known here; a wrong address raises `OperatorError`."""
+    from quantdrift.storage.address import Address
+
+    try:
+        secrets = load_secrets(config, Role.MIGRATE)
+    except OperatorError:  # only the shadow and the monitor have the address
+        return []
+    address = Address.of(secrets.dsn)
+    return [Connection(to=f"Postgres {address.where}", protection=address.protection)]
 
 
 def _unanswered(config: Config) -> list[str]:

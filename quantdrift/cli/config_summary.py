@@ -2,6 +2,7 @@
 
 import msgspec
 
+from quantdrift.core.config.connections import Connection, connections
 from quantdrift.core.config.schema import KIB, MIB, Config, Runtime
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.sampling.rates import POLICY_VALID_S
@@ -70,6 +71,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         Expected false pages of the whole fleet: a bound.
     notes
         Settings that are allowed but may be wrong.
+    connections
+        Every configured connection to a server, and how it is protected.
     checked
         Precision, opset and digest of the references that were opened, by path.
     """
@@ -81,6 +84,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     pages_per_30_days: float
     notes: list[str]
+    connections: list[Connection] = []
     checked: dict[str, str] = {}
 
 
@@ -112,6 +116,7 @@ def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
         memory_bytes=memory_bytes(config),
         pages_per_30_days=config.monitor.pages_per_30_days,
         notes=_notes(config),
+        connections=connections(config),
     )
 
 

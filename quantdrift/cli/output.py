@@ -74,6 +74,8 @@ def explained(explanation: Explanation, path: Path) -> str:
         f"hard cap: {explanation.max_replays_per_s:g} replays/s per sidecar",
         f"false pages: at most {explanation.pages_per_30_days:g} expected in 30 days, whole fleet",
         f"sidecar memory limit: {explanation.memory_bytes / 2**20:.0f} MiB",
+        "connections:",
+        *(f"  {connection.to}: {connection.protection}" for connection in explanation.connections),
     ]
     if explanation.notes:
         lines += ["", "Notes:", *(f"  - {note}" for note in explanation.notes)]

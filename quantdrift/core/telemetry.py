@@ -4,11 +4,11 @@ Names have no unit and no `_total`; units are UCUM. The unit of a pure number is
 Prometheus exporters turn `1` into a suffix `_ratio`, others do not. No instrument is declared anywhere else.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +18,13 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 
+from quantdrift.core.config.address import read_server_url
 from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Telemetry as TelemetryOptions
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.tls import Tls
+
+_LOG = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
@@ -450,22 +456,55 @@ def _expect(instrument: Instrument, kind: Kind) -> None:
         raise TypeError(f"{instrument.name} is declared as a {instrument.kind}")
 
 
-def headers_read_again(exporter: type[Any], secrets: Secrets) -> Callable[..., Any]:
-    """Return a function that makes an OTLP (gRPC) exporter, which reads the collector's headers for each export.
+def otlp_exporter(
+    exporter: type[Any], telemetry: TelemetryOptions, secrets: Secrets, *, timeout_s: float
+) -> Any:
+    """Return an OTLP (gRPC) exporter to the configured collector.
 
-    The library reads them once, so that a new token would need a restart.
+    It reads the collector's headers for each export and the certificates for each new channel, so that renewed ones need no
+    restart. The library reads them once. Its environment variables for TLS (OTEL_EXPORTER_OTLP_INSECURE and the others) have
+    no effect, because one of them would allow plaintext to an https:// address.
 
     Parameters
     ----------
     exporter
         The library's exporter of logs, metrics or spans.
+    telemetry
+        Names the collector and the certificates.
     secrets
         The headers, and their file.
-    """
+    timeout_s
+        Longest export, with its retries.
 
-    class WithCurrentHeaders(exporter):  # type: ignore[misc]  # the base is an argument
+    Raises
+    ------
+    OperatorError
+        The address is not allowed, or a file of a certificate cannot be used.
+    """
+    server = read_server_url(telemetry.otlp_endpoint, "https", "http")
+    if problem := server.problem("telemetry.otlp_endpoint"):
+        raise OperatorError(problem)
+    tls = Tls.of_telemetry(telemetry)
+
+    class Exporter(exporter):  # type: ignore[misc]  # the base is an argument
+        def _initialize_channel_and_stub(self) -> None:
+            if server.is_encrypted:
+                try:
+                    self._credentials = tls.grpc_credentials()
+                except OperatorError as error:  # the former certificates may still be good
+                    _LOG.warning("%s", error)
+            super()._initialize_channel_and_stub()
+
         def export(self, *arguments: Any, **options: Any) -> Any:
             self._headers = tuple(secrets.current_otlp_headers().items())
             return super().export(*arguments, **options)
 
-    return partial(WithCurrentHeaders, headers=secrets.current_otlp_headers())
+    return Exporter(
+        endpoint=server.url,
+        insecure=not server.is_encrypted,
+        credentials=tls.grpc_credentials() if server.is_encrypted else None,
+        headers=secrets.current_otlp_headers(),
+        timeout=timeout_s,
+        # A proxy from the environment would get what is meant for this machine, in plaintext.
+        channel_options=() if server.is_encrypted else (("grpc.enable_http_proxy", 0),),
+    )

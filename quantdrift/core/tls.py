@@ -1,13 +1,18 @@
 """TLS to a server: the certificates in use, and error messages for failed handshakes."""
 
+import socket
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
-from quantdrift.core.config.schema import Stream
+from quantdrift.core.config.schema import Shadow, Stream, Telemetry
 from quantdrift.core.errors import OperatorError
+
+if TYPE_CHECKING:
+    import grpc
 
 # How long closing a connection waits for the server's close_notify.
 SHUTDOWN_S: Final = 1.0
@@ -16,6 +21,9 @@ _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
 _MISNAMED: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})  # an issuer is missing, or is not one of ours
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
+_PROBE_S: Final = 2.0
+_HTTPS: Final = 443
 _WANTED: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
 _REFUSED: Final = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
 
@@ -56,13 +64,27 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of_stream(cls, stream: Stream) -> "Tls":
         """Return the certificates of the connections to NATS."""
+        return cls._of(stream, "stream")
+
+    @classmethod
+    def of_shadow(cls, shadow: Shadow) -> "Tls":
+        """Return the certificates of the connections to the servers of references, copies and rechecks."""
+        return cls._of(shadow, "shadow")
+
+    @classmethod
+    def of_telemetry(cls, telemetry: Telemetry) -> "Tls":
+        """Return the certificates of the connections to the collector."""
+        return cls._of(telemetry, "telemetry")
+
+    @classmethod
+    def _of(cls, section: Stream | Shadow | Telemetry, name: str) -> "Tls":
         return cls(
-            ca_file=stream.ca_file,
-            certificate_file=stream.certificate_file,
-            key_file=stream.key_file,
-            ca_option="stream.ca_file",
-            certificate_option="stream.certificate_file",
-            key_option="stream.key_file",
+            ca_file=section.ca_file,
+            certificate_file=section.certificate_file,
+            key_file=section.key_file,
+            ca_option=f"{name}.ca_file",
+            certificate_option=f"{name}.certificate_file",
+            key_option=f"{name}.key_file",
         )
 
     def context(self) -> ssl.SSLContext:
@@ -100,6 +122,52 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
                 ) from error
         return context
 
+    def grpc_credentials(self) -> "grpc.ChannelCredentials":
+        """Read the files and return the credentials of a gRPC channel, which always checks the server's name.
+
+        Without `ca_file` the authorities that the gRPC library contains are trusted.
+
+        Raises
+        ------
+        OperatorError
+            A file cannot be read or used; the message names its option.
+        """
+        import grpc  # noqa: PLC0415 - a sidecar does not need it
+
+        self.context()  # the library would not say which file is wrong
+
+        def read(file: str) -> bytes | None:
+            return Path(file).read_bytes() if file else None
+
+        key = self.key_file or self.certificate_file
+        try:
+            return grpc.ssl_channel_credentials(read(self.ca_file), read(key), read(self.certificate_file))
+        except OSError as error:  # replaced just now
+            raise OperatorError(f"{self.ca_option}, {self.certificate_option}: {error}") from error
+
+    def grpc_problem(self, url: str, timeout_s: float = _PROBE_S) -> str:
+        """Return why the TLS handshake with a gRPC server fails, in words; empty if it succeeds, or nobody answers.
+
+        The gRPC library does not say it. Nothing but a handshake is sent.
+        """
+        where = urlsplit(url)
+        host = where.hostname or ""
+        try:
+            context = self.context()
+            context.set_alpn_protocols(["h2"])
+            with (
+                socket.create_connection((host, where.port or _HTTPS), timeout_s) as connection,
+                context.wrap_socket(connection, server_hostname=host) as encrypted,
+            ):
+                encrypted.recv(1)  # in TLS 1.3 the server refuses a client's certificate after the handshake
+        except ssl.SSLError as error:
+            return self.in_words(error)
+        except OperatorError as error:
+            return str(error)
+        except OSError:  # a timeout too
+            return ""
+        return ""
+
     def in_words(self, error: ssl.SSLError) -> str:
         """Return why a handshake failed and what to do, in words."""
         if isinstance(error.__cause__, ssl.SSLError):
@@ -117,6 +185,8 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
                 f"the server refuses our certificate ({reason}): {self.certificate_option} must name one that is valid"
                 " and signed by an authority that the server trusts"
             )
+        if reason in _NO_TLS:
+            return f"the server does not answer in TLS ({reason}): set TLS up at the server"
         return f"the TLS handshake failed ({reason or type(error).__name__})"
 
     def _mistrust(self, error: ssl.SSLCertVerificationError) -> str:

@@ -25,9 +25,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from quantdrift.core.config import Secrets
+from quantdrift.core.config.address import read_server_url
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
-from quantdrift.core.telemetry import headers_read_again
+from quantdrift.core.telemetry import otlp_exporter
+from quantdrift.core.tls import Tls
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
@@ -82,11 +84,11 @@ class OtlpEvents:
 
     def __init__(self, telemetry: Telemetry, secrets: Secrets, resource: Resource) -> None:
         self._endpoint = telemetry.otlp_endpoint
+        is_encrypted = read_server_url(telemetry.otlp_endpoint, "https", "http").is_encrypted
+        self._tls = Tls.of_telemetry(telemetry) if is_encrypted else None
         self._resource = resource
         self._scope = InstrumentationScope("quantdrift")
-        self._exporter = headers_read_again(OTLPLogExporter, secrets)(
-            endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
-        )
+        self._exporter = otlp_exporter(OTLPLogExporter, telemetry, secrets, timeout_s=TIMEOUT_S)
 
     def send(self, event: WaitingEvent) -> str:
         """Return an empty string if the collector accepted the event, else the reason."""
@@ -95,7 +97,8 @@ class OtlpEvents:
         )
         if self._exporter.export([record]) is LogRecordExportResult.SUCCESS:
             return ""
-        return f"the collector at {self._endpoint} did not accept it"
+        why = self._tls.grpc_problem(self._endpoint) if self._tls else ""
+        return f"the collector at {self._endpoint} did not accept it{f': {why}' if why else ''}"
 
     def close(self) -> None:
         """Cancel an export in progress."""

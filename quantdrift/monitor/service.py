@@ -26,7 +26,7 @@ from quantdrift.core.telemetry import (
     FOLD_TIME,
     FOLDED,
     Telemetry,
-    headers_read_again,
+    otlp_exporter,
 )
 from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
@@ -318,9 +318,7 @@ def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
     telemetry = config.telemetry
     if not telemetry.otlp_endpoint:
         return []
-    exporter = headers_read_again(OTLPMetricExporter, secrets)(
-        endpoint=telemetry.otlp_endpoint, timeout=TIMEOUT_S
-    )
+    exporter = otlp_exporter(OTLPMetricExporter, telemetry, secrets, timeout_s=TIMEOUT_S)
     return [
         PeriodicExportingMetricReader(
             exporter,

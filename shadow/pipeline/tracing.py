@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
-from quantdrift.core.telemetry import headers_read_again
+from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.shadow.replay.exchange import PreparedExchange
 
 NAME = "quantdrift.replay"
@@ -59,9 +59,7 @@ class OtlpSpans:
             OTLPSpanExporter,
         )
 
-        exporter = headers_read_again(OTLPSpanExporter, secrets)(
-            endpoint=telemetry.otlp_endpoint, timeout=_TIMEOUT_S
-        )
+        exporter = otlp_exporter(OTLPSpanExporter, telemetry, secrets, timeout_s=_TIMEOUT_S)
         provider = TracerProvider(resource=resource, sampler=ALWAYS_ON, shutdown_on_exit=False)
         provider.add_span_processor(
             BatchSpanProcessor(exporter, max_queue_size=256, max_export_batch_size=64)

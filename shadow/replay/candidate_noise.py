@@ -15,11 +15,13 @@ from typing import Final, Protocol
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.schema import Model, Reference, Runtime
+from quantdrift.core.config.address import without_mark
+from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.logs import of_model
 from quantdrift.core.records import MARK, Side
 from quantdrift.core.slices import SliceKey
+from quantdrift.core.tls import Tls
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
 from quantdrift.shadow.replay.replay import recheck_outputs
@@ -100,10 +102,20 @@ class Rechecks:
         For the rate of requests.
     timeout_s
         Longest wait for an answer.
+    tls
+        Certificates for the connections to replicas.
     """
 
-    def __init__(self, models: Iterable[Model], clock: Clock, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        models: Iterable[Model],
+        clock: Clock,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        tls: Tls = Tls.of_shadow(Shadow()),  # noqa: B008 - it is frozen
+    ) -> None:
         self._timeout_s = timeout_s
+        self._tls = tls
         self._models = {model.name: model for model in models if model.recheck.url}
         self._clock = clock
         self._next_s = dict.fromkeys(self._models, 0.0)
@@ -174,7 +186,7 @@ class Rechecks:
         transport = self._transports.get(exchange.model)
         if transport is None:
             transport = self._transports[exchange.model] = _open(
-                self._models[exchange.model], self._timeout_s
+                self._models[exchange.model], self._timeout_s, self._tls
             )
         answer = transport.infer(exchange.inputs, names)
         again = recheck_outputs(request.entry, answer, names)
@@ -213,10 +225,10 @@ def _rows(outputs: Outputs, picked: list[int]) -> Outputs:
     return {name: output[picked] for name, output in outputs.items()}
 
 
-def _open(model: Model, timeout_s: float) -> Transport:
+def _open(model: Model, timeout_s: float, tls: Tls) -> Transport:
     """Return the transport to the replica of a model. The gRPC library is imported only if it is needed."""
     recheck = model.recheck
-    http = recheck.url.startswith(_HTTP)
+    http = without_mark(recheck.url).startswith(_HTTP)
     reference = Reference(
         runtime=Runtime.OIP_HTTP if http else Runtime.OIP_GRPC,
         url=recheck.url,
@@ -225,7 +237,7 @@ def _open(model: Model, timeout_s: float) -> Transport:
         timeout_s=timeout_s,
         token_file=recheck.token_file,
     )
-    request = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"})
+    request = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"}, tls=tls)
     if http:
         transport: Transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_http").OipHttp(
             request

@@ -8,8 +8,9 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clusters import space_of
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.tls import Tls
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.tf32 import disable_tf32
 
@@ -47,6 +48,8 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
         Bearer token for a server, if `reference.token_file` is empty.
     headers
         Further headers of every request to a server, in lower case.
+    tls
+        Certificates for the connections to a server.
     is_copy
         Whether it is a replica of the candidate, which may be quantised, and not a reference.
     """
@@ -61,6 +64,7 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
     is_copy: bool = False
+    tls: Tls = Tls.of_shadow(Shadow())
 
     def __repr__(self) -> str:
         return f"RuntimeRequest({self.reference.where(self.model.name)})"
@@ -78,6 +82,7 @@ def runtime_request(config: Config, model: Model, reference: Reference, token: s
         gpu_bytes=gpu_share(config, reference),
         engine_cache=config.shadow.engine_cache,
         token=token,
+        tls=Tls.of_shadow(config.shadow),
     )
 
 

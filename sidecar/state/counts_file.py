@@ -310,7 +310,7 @@ def _directory(*, make: bool = False) -> Path:
 
 def _key(stream: Stream) -> str:
     """Return a name for the stream that stays the same if a password, or the port of an embedded server, changes."""
-    servers = [_server(url.strip()) for url in stream.url.split(",")]
+    servers = [_server(server.url) for server in stream.servers]
     return hashlib.sha256("\n".join((stream.name, *sorted(servers))).encode()).hexdigest()[:16]
 
 

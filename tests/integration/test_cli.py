@@ -127,6 +127,35 @@ def test_every_command_prints_all_mistakes_of_a_configuration(
     ]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [("config", "check"), ("up",), ("sidecar",), ("shadow",), ("monitor",), ("db", "upgrade")],
+    ids=lambda one: one[0],
+)
+def test_no_command_starts_with_an_address_in_plaintext_to_another_machine(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    """Neither in the configuration nor in the address of Postgres; exit code 2, and no password in the message."""
+    address = "nats://u:hunter2@nats.example:4222"
+    said = (
+        "QUANTDRIFT__STREAM__URL: stream.url is `nats://nats.example:4222`, which is plaintext over a network"
+    )
+    dsn = "postgresql://u:hunter2@db.example/q"
+    (tmp_path / "config.toml").write_text("")
+    done = invoked(*command, directory=tmp_path, QUANTDRIFT__STREAM__URL=address)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "hunter2" not in done.stderr
+    if command[0] not in {
+        "up",
+        "sidecar",
+    }:  # a sidecar never has the address, and `up` gives it to its children
+        done = invoked(*command, directory=tmp_path, QUANTDRIFT_DSN=dsn)
+        assert done.returncode == 2, done.stderr
+        assert "has no sslmode, and db.example:5432 is not this machine" in done.stderr
+        assert "hunter2" not in done.stderr
+
+
 def test_commands_say_of_a_slice_that_alerts_what_its_page_said(postgres_dsn: str, tmp_path: Path) -> None:
     """The figures that decided, in the page's own words, and no exponent; its recent mean of 0.4 % is within its budget."""
     event = event_with(

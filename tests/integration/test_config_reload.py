@@ -27,7 +27,7 @@ def offered(running: SidecarProcess, stratum: str) -> float:
 def test_rates_and_strata_follow_on_an_open_connection(
     tmp_path: Path, backend: Backend, nats_url: str
 ) -> None:
-    """One connection outlives three configurations, a broken one among them; counts keep their names."""
+    """One connection outlives five configurations, two refused ones among them; counts keep their names."""
     path = tmp_path / "config.toml"
     with sidecar(
         tmp_path, backend.port, STREAM__URL=nats_url, STREAM__NAME=f"t-{secrets.token_hex(6)}"
@@ -59,6 +59,11 @@ def test_rates_and_strata_follow_on_an_open_connection(
         path.write_text("broken")
         wait(
             lambda: running.count("quantdrift_sidecar_reloads_total", result="refused") == 1, "it is refused"
+        )
+        path.write_text('[telemetry]\notlp_endpoint = "http://collector.example:4317"\n')
+        wait(
+            lambda: running.count("quantdrift_sidecar_reloads_total", result="refused") == 2,
+            "plaintext to another machine is refused too",
         )
         n_faint = offered(running, "faint")
         ask()

@@ -244,7 +244,11 @@ def test_the_oldest_release_that_can_work_with_the_schema_is_a_known_one() -> No
             RetryError,
             "at 127.0.0.1:1 is not available: connection refused",
         ),
-        (lambda _: "postgresql://u:p@host.invalid:1/x", RetryError, "at host.invalid:1 is not available: "),
+        (
+            lambda _: "postgresql://u:p@host.invalid:1/x?sslmode=disable",
+            RetryError,
+            "at host.invalid:1 is not available: ",
+        ),
         (
             lambda _: "postgresql://u:secret@127.0.0.1:port/x",
             OperatorError,

@@ -11,6 +11,7 @@ from quantdrift.storage.address import Address
 pytestmark = pytest.mark.unit
 
 PLACE = "postgresql://u:hunter2@h:5433/d"
+HERE = "postgresql://u:hunter2@localhost:5433/d"
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,8 @@ def test_the_modes_mean_what_they_mean_to_libpq(query: str, verified: bool, name
 
 
 def test_without_any_word_of_tls_the_driver_decides() -> None:
-    """That is the plain address; `disable` is said to the driver."""
-    plain = Address.of(PLACE)
+    """That is the plain address of a server on this machine; `disable` is said to the driver."""
+    plain = Address.of(HERE)
     assert (plain.tls, plain.plaintext) == (None, False)
     disabled = Address.of(f"{PLACE}?sslmode=disable")
     assert (disabled.tls, disabled.plaintext) == (None, True)
@@ -70,7 +71,9 @@ def test_without_any_word_of_tls_the_driver_decides() -> None:
 
 def test_the_parts_are_the_same_on_every_way() -> None:
     """Password and hosts are read once; the address shows nothing of itself."""
-    address = Address.of("postgres://u:p%40ss@/d?host=a:1&host=b:2&target_session_attrs=primary")
+    address = Address.of(
+        "postgres://u:p%40ss@/d?host=a:1&host=b:2&target_session_attrs=primary&sslmode=disable"
+    )
     assert address.arguments == {
         "user": "u",
         "password": "p@ss",
@@ -87,3 +90,43 @@ def test_a_key_needs_its_certificate(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[stream]\nkey_file = "key.pem"\n')
     with pytest.raises(OperatorError, match=r"stream\.key_file is set without stream\.certificate_file"):
         load(tmp_path / "config.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("address", "is_local"),
+    [
+        ("postgresql://u:hunter2@db.example/d", False),
+        ("postgresql://u:hunter2@10.0.0.1/d", False),
+        ("postgresql://u:hunter2@127.0.0.1.example/d", False),
+        ("postgresql://u:hunter2@localhost.example/d", False),
+        ("postgresql://u:hunter2@127.0.0.1/d?host=db.example", False),
+        ("postgresql://u:hunter2@/d?host=localhost:1&host=db.example:2", False),
+        ("postgresql://u:hunter2@LOCALHOST/d", True),
+        ("postgresql://u:hunter2@127.0.0.9/d", True),
+        ("postgresql://u:hunter2@[::1]:5432/d", True),
+        ("postgresql://u:hunter2@/d?host=/run/postgresql", True),
+        ("postgresql:///d", True),
+    ],
+)
+def test_without_sslmode_only_a_server_on_this_machine_is_allowed(
+    address: str,
+    is_local: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message says what to write, and shows no password; `sslmode=disable` allows plaintext by name."""
+    monkeypatch.delenv("PGHOST", raising=False)
+    if is_local:
+        assert Address.of(address).protection == "plaintext on this machine"
+        return
+    with pytest.raises(OperatorError, match="is not this machine: write sslmode=verify-full") as raised:
+        Address.of(address)
+    assert "hunter2" not in str(raised.value)
+    disabled = Address.of(f"{address}{'&' if '?' in address else '?'}sslmode=disable")
+    assert "PLAINTEXT" in disabled.protection
+
+
+def test_a_host_from_the_environment_of_libpq_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver reads PGHOST where the address names no host."""
+    monkeypatch.setenv("PGHOST", "db.example")
+    with pytest.raises(OperatorError, match=r"db\.example:5432 is not this machine"):
+        Address.of("postgresql:///d")

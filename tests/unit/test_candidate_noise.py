@@ -224,11 +224,11 @@ def test_a_replica_must_say_which_versions_it_serves() -> None:
     """Another version's answers would be taken for noise, and hide a bad release."""
     config = Config(models=(Model(name="digits", recheck=Recheck(url="http://h:1")),))
     assert "recheck.versions is empty" in "\n".join(problems(config))
-    assert not problems(Config(models=(model_at("http://h:1"),)))
+    assert not problems(Config(models=(model_at("https://h:1"),)))
 
 
 @pytest.mark.unit
 def test_generated_text_is_not_asked_for_again() -> None:
     """The protocol tells no scores: every request would fail."""
-    model = msgspec.structs.replace(model_at("http://h:1"), task=Task.GENERATION)
+    model = msgspec.structs.replace(model_at("https://h:1"), task=Task.GENERATION)
     assert "scores of generated text" in "\n".join(problems(Config(models=(model,))))

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from quantdrift.cli.main import main
 
 
-def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, list(arguments), env={"QUANTDRIFT_DSN": "", "QUANTDRIFT_DATA": ""})
+def _run(*arguments: str, dsn: str = "") -> Result:
+    return CliRunner().invoke(main, list(arguments), env={"QUANTDRIFT_DSN": dsn, "QUANTDRIFT_DATA": ""})
 
 
 def _commands(
@@ -83,6 +83,38 @@ def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     record = json.loads(_run("config", "check", "--config", str(path), "--json").output)
     assert record["models"][0]["slices"] == ["all"]
     assert record["memory_bytes"] > 2**28
+
+
+@pytest.mark.integration
+def test_config_check_lists_which_connections_are_encrypted(tmp_path: Path) -> None:
+    """Addresses in files that are here belong to them; an address that is not allowed ends the check with 2."""
+    path, file = tmp_path / "config.toml", tmp_path / "nats.url"
+    path.write_text(
+        '[stream]\nurl_file = "nats.url"\nca_file = "/tls/ca.pem"\n'
+        '[telemetry]\notlp_endpoint = "http+plaintext://collector:4317"\n'
+    )
+    file.write_text("tls://u:hunter2@nats.example:4222\n")
+    dsn = "postgresql://u:hunter2@db.example/q"
+    said = _run("config", "check", "--config", str(path), dsn=f"{dsn}?sslmode=require")
+    assert said.exit_code == 0
+    for line in (
+        "  NATS tls://nats.example:4222: encrypted, server verified by /tls/ca.pem\n",
+        "  telemetry.otlp_endpoint http+plaintext://collector:4317: PLAINTEXT over a network, as the address says\n",
+        "  Postgres db.example:5432: encrypted, server NOT VERIFIED: sslmode=require names no sslrootcert\n",
+    ):
+        assert line in said.output
+    assert "hunter2" not in said.output
+    record = json.loads(_run("config", "check", "--config", str(path), "--json").output)
+    assert record["connections"][0]["to"] == "NATS tls://nats.example:4222"
+    file.unlink()
+    note = "nats.url does not exist here: the connection to NATS is not checked"
+    without = _run("config", "check", "--config", str(path))
+    assert note in without.output
+    assert "  NATS " not in without.output
+    refused = _run("config", "check", "--config", str(path), dsn=dsn)
+    assert refused.exit_code == 2
+    assert "the Postgres address has no sslmode, and db.example:5432 is not this machine" in refused.output
+    assert "hunter2" not in refused.output
 
 
 @pytest.mark.integration

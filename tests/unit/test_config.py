@@ -41,7 +41,7 @@ def test_the_first_lines_of_the_annotated_file_are_a_configuration(tmp_path: Pat
     config = load(_file(tmp_path, text), {})
     assert config.model("digits") is not None
     assert config.storage.dsn_file == "/etc/quantdrift/dsn"
-    assert config.telemetry.otlp_endpoint == "http://otel-collector:4317"
+    assert config.telemetry.otlp_endpoint == "https://otel-collector:4317"
     assert [rule.header for rule in config.slices] == list(config.capture.headers)
 
 
@@ -120,9 +120,9 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
             "`onnx` and task `generation` do not go together: use runtime `transformers` or `openai`",
         ),
         (_copied('versions = ["7"]'), "needs `url` or `path`"),
-        (_copied('url = "http://vllm-int8:8000"'), "`versions` is empty"),
+        (_copied('url = "https://vllm-int8:8000"'), "`versions` is empty"),
         (_copied('path = "fp32"\nversions = ["7"]'), "is the reference itself"),
-        (_copied('path = "int8"\nurl = "http://t"\nversions = ["7"]'), "give only one of `url` and `path`"),
+        (_copied('path = "int8"\nurl = "https://t"\nversions = ["7"]'), "give only one of `url` and `path`"),
         (_copied('path = "int8"\nmodel = "n"\nversions = ["7"]'), "belong to `url`, not to `path`"),
         (MODEL + '[models.references.copy]\npath = "p"\nversions = ["7"]', r"copy\] belongs to task `gen"),
         (MODEL + "[models.generation]\ntop = 5", r"models\.generation\] belongs to task `generation`"),
@@ -133,11 +133,11 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         ),
         (MODEL + "timeout_s = 5.0", "`timeout_s` belongs to runtime `oip-http` or `oip-grpc`"),
         (MODEL + 'runtime = "oip-http"\nurl = "http://triton:8000"', "`path` belongs to runtime `onnx` or"),
-        (_remote("oip-http", "grpc://triton:8001"), "`oip-http` needs `url`, http://HOST:PORT or https"),
-        (_remote("oip-grpc", "http://triton:8000"), "`oip-grpc` needs `url`, grpc://HOST:PORT or grpcs"),
+        (_remote("oip-http", "grpc://triton:8001"), "`oip-http` needs `url`, https://HOST:PORT or http:"),
+        (_remote("oip-grpc", "http://triton:8000"), "`oip-grpc` needs `url`, grpcs://HOST:PORT or grpc:"),
         (_remote("oip-grpc", ""), "needs `url`"),
         (
-            _remote("openai", "http://t").replace('name = "m"', 'name = "m"\ntask = "embedding"', 1)
+            _remote("openai", "https://t").replace('name = "m"', 'name = "m"\ntask = "embedding"', 1)
             + 'canaries = "c.safetensors"',
             "embeddings of texts at a server cannot have canaries",
         ),
@@ -148,7 +148,7 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (MODEL + 'output = "fp32"', "name the candidate's output in `models.output` too"),
         (MODEL + "output_zero_point = 3", "needs `output_scale`"),
         (_remote("oip-http", "http://user:word@triton"), "url"),
-        (_remote("oip-http", "http://t") + "compile = true", "`compile` belongs to runtime `torch`"),
+        (_remote("oip-http", "https://t") + "compile = true", "`compile` belongs to runtime `torch`"),
         (_torch("m.pt", told=_told("BYTES")), "cannot take BYTES"),
         (_torch("m.pt", told=_told(shape="[]")), "no description of its shape"),
     ],
@@ -169,9 +169,9 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
         _torch("m.safetensors.index.json", 'factory = "a.b:c"', told=_told()),
         _torch("m.anything", told=_told()),
         _remote("oip-http", "https://triton.models:8000/prefix") + 'model = "d"\ntoken_file = "token"',
-        _remote("oip-http", "http://t") + 'allow_reduced_precision = ["float16"]',
-        _remote("oip-grpc", "grpc://triton:8001") + 'model_version = "3"\ntimeout_s = 2.5',
-        _copied('url = "http://vllm-int8:8000"\nmodel = "n"\nversions = ["7"]\nprecision = "awq"'),
+        _remote("oip-http", "https://t") + 'allow_reduced_precision = ["float16"]',
+        _remote("oip-grpc", "grpcs://triton:8001") + 'model_version = "3"\ntimeout_s = 2.5',
+        _copied('url = "https://vllm-int8:8000"\nmodel = "n"\nversions = ["7"]\nprecision = "awq"'),
         _copied('path = "int8"\nversions = ["7"]'),
     ],
 )
@@ -470,12 +470,12 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
 
 def test_a_reference_server_without_canaries_is_reported(tmp_path: Path) -> None:
     """Of a server nothing can be proven: without canaries it may hold any model. A file is what it is."""
-    server = '[[models]]\nname = "m"\n[[models.references]]\nruntime = "oip-http"\nurl = "http://t:8000"\n'
+    server = '[[models]]\nname = "m"\n[[models.references]]\nruntime = "oip-http"\nurl = "https://t:8000"\n'
     held = server + 'canaries = "c.safetensors"\n'
     file = '[[models]]\nname = "m"\n[[models.references]]\npath = "m.onnx"\n'
     told = [
         any(
-            "http://t:8000/m has no canaries" in note
+            "https://t:8000/m has no canaries" in note
             for note in explain(load(_file(tmp_path, text), {})).notes
         )
         for text in (server, held, file)
@@ -540,7 +540,7 @@ def test_only_the_shadow_gets_the_token_of_a_reference(tmp_path: Path) -> None:
 
 def test_where_a_reference_is_names_file_or_model(tmp_path: Path) -> None:
     """As it is shown, and as the record has it."""
-    text = MODEL + _remote("oip-http", "http://t:1/").replace('"m"', '"n"') + 'model = "fp32"'
+    text = MODEL + _remote("oip-http", "http+plaintext://t:1/").replace('"m"', '"n"') + 'model = "fp32"'
     plan = explain(load(_file(tmp_path, text), {}))
     assert [set(model.references.values()) for model in plan.models] == [
         {str(tmp_path / "m.onnx")},

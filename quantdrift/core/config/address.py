@@ -1,7 +1,11 @@
-"""Network addresses in options, HOST:PORT, with one parser for all code that listens or connects."""
+"""Network addresses in options, HOST:PORT or the URL of a server, with one parser for all code that listens or connects."""
 
 import ipaddress
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -11,6 +15,11 @@ _HOST = re.compile(r"[^\s/?#@,:\[\]`'\"\\]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _CREDENTIALS = re.compile(r"[^@/]*@")
 _PORT = re.compile(r"[0-9]{1,9}")
+PLAINTEXT: Final = "+plaintext"
+"""Follows the scheme of an address where plaintext over a network is intended: `nats+plaintext://HOST:PORT`."""
+_ENCRYPTED: Final[Mapping[str, str]] = MappingProxyType(
+    {"nats": "tls", "ws": "wss", "http": "https", "grpc": "grpcs"}
+)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -153,3 +162,101 @@ def _is_one(form: str) -> bool:
     except AddressError:
         return False
     return True
+
+
+class ServerUrl(msgspec.Struct, frozen=True, kw_only=True):
+    """The URL of a server that quantdrift connects to.
+
+    Plaintext is allowed to this machine, and where the scheme says so (`http+plaintext://`). Everything else is encrypted.
+
+    Parameters
+    ----------
+    url
+        The URL as libraries understand it, with its credentials and without `+plaintext`.
+    scheme
+        Such as `tls` or `http`, in lower case and without `+plaintext`.
+    host
+        A name or an IP address; IPv6 without brackets.
+    is_plaintext_by_name
+        Whether the scheme ends with `+plaintext`.
+    """
+
+    url: str
+    scheme: str
+    host: str
+    is_plaintext_by_name: bool
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the scheme requires TLS."""
+        return self.scheme in _ENCRYPTED.values()
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is `localhost` or a loopback address."""
+        return is_loopback(self.host)
+
+    @property
+    def may_be_plaintext(self) -> bool:
+        """Whether a connection without TLS is allowed."""
+        return not self.is_encrypted and (self.is_plaintext_by_name or self.is_loopback)
+
+    @property
+    def shown(self) -> str:
+        """The URL as it was written, without credentials: for logs and messages."""
+        scheme, _, rest = self.url.partition("://")
+        mark = PLAINTEXT if self.is_plaintext_by_name else ""
+        return f"{scheme}{mark}://{_CREDENTIALS.sub('', rest, count=1)}"
+
+    def problem(self, option: str) -> str:
+        """Return what is wrong with the URL in `option` and what to write; empty if it is allowed."""
+        place = self.shown.partition("://")[2]
+        if self.is_encrypted and self.is_plaintext_by_name:
+            return f"{option} is `{self.shown}`, which contradicts itself: write {self.scheme}://{place}"
+        if self.is_encrypted or self.may_be_plaintext:
+            return ""
+        return (
+            f"{option} is `{self.shown}`, which is plaintext over a network: write {_ENCRYPTED[self.scheme]}://{place}, or "
+            f"{self.scheme}{PLAINTEXT}://{place} if something else encrypts this connection, such as a service mesh"
+        )
+
+
+def read_server_url(text: str, *schemes: str) -> ServerUrl:
+    """Return the URL that `text` names.
+
+    Parameters
+    ----------
+    schemes
+        Those that are allowed, without `+plaintext`; a text without a scheme has the first of them.
+
+    Raises
+    ------
+    AddressError
+        It has another scheme, or no host. The message shows no credentials.
+    """
+    scheme, separator, rest = text.strip().partition("://")
+    if not separator:
+        scheme, rest = schemes[0], scheme
+    name = scheme.lower().removesuffix(PLAINTEXT)
+    if name not in schemes:
+        raise AddressError(f"it must begin with {' or '.join(f'{one}://' for one in schemes)}")
+    url = f"{name}://{rest}"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise AddressError(f"it must be {name}://HOST:PORT") from error
+    if not host:
+        raise AddressError(f"it must be {name}://HOST:PORT, and the host is missing")
+    return ServerUrl(url=url, scheme=name, host=host, is_plaintext_by_name=scheme.lower().endswith(PLAINTEXT))
+
+
+def without_mark(url: str) -> str:
+    """Return a URL without `+plaintext`: the mark says how the server is reached, and not which one it is."""
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme.removesuffix(PLAINTEXT)}{separator}{rest}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is a loopback address or `localhost`. Other names count as remote, whatever they resolve to."""
+    return host.lower() == "localhost" or _ip(host).is_loopback

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 import msgspec
 
 from quantdrift.core.config.address import Address, AddressError, read_address
+from quantdrift.core.config.connections import connection_problems
 from quantdrift.core.config.runtimes import reference_problems
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatchable
@@ -27,7 +28,7 @@ def problems(config: Config) -> list[str]:
     """Return every contradiction, each as a sentence that says what to change; empty when all is well."""
     return [
         *_addresses(config),
-        *_certificates(config),
+        *connection_problems(config),
         *_sidecar(config),
         *_sampling(config),
         *_header_strata(config),
@@ -76,11 +77,6 @@ def _addresses(config: Config) -> Iterator[str]:
             yield (
                 f"{option} is `{found[option]}` and {other} is `{found[other]}`: give each of them a port of its own"
             )
-
-
-def _certificates(config: Config) -> Iterator[str]:
-    if config.stream.key_file and not config.stream.certificate_file:
-        yield "stream.key_file is set without stream.certificate_file: name the certificate of this key"
 
 
 def _sidecar(config: Config) -> Iterator[str]:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from quantdrift.core.config.address import without_mark
 from quantdrift.core.config.section import Section, about
 
 
@@ -13,10 +14,10 @@ class Copy(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         about(
-            "Address of the copy: `http://HOST:PORT` or `https://...` of an OpenAI-compatible "
-            "server. Prompts and answers are sent there. Empty: see `path`."
+            "Address of the copy, as `models.references.url`, of an OpenAI-compatible server. "
+            "Prompts and answers are sent there. Empty: see `path`."
         ),
-        Meta(pattern=r"^(|https?://[^/?#@\s]+(/[^?#\s]*)?)$"),
+        Meta(pattern=r"^(|(https|http(\+plaintext)?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
     path: Annotated[
         str,
@@ -52,4 +53,6 @@ class Copy(Section, frozen=True, kw_only=True):
 
     def where(self, model: str) -> str:
         """Return where the copy of `model` is: a folder, or a model at a server."""
-        return self.path or (f"{self.url.rstrip('/')}/{self.model or model}" if self.url else "")
+        return self.path or (
+            f"{without_mark(self.url).rstrip('/')}/{self.model or model}" if self.url else ""
+        )

@@ -6,13 +6,12 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from quantdrift.core.config.address import read_address
+from quantdrift.core.config.address import is_loopback, read_address
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
@@ -220,11 +219,7 @@ def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
 
 def _is_loopback(address: str) -> bool:
     # Not `Address.is_loopback`: that is where a client comes to, and a listener on 0.0.0.0 is reached from everywhere.
-    host = read_address(address).host
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return is_loopback(read_address(address).host)
 
 
 def _secret(env: Mapping[str, str], name: str, file: str) -> str:
@@ -305,7 +300,13 @@ def _resolve(config: Config, base: Path) -> Config:
     return msgspec.structs.replace(
         config,
         models=models,
-        shadow=msgspec.structs.replace(config.shadow, engine_cache=absolute(config.shadow.engine_cache)),
+        shadow=msgspec.structs.replace(
+            config.shadow,
+            engine_cache=absolute(config.shadow.engine_cache),
+            ca_file=absolute(config.shadow.ca_file),
+            certificate_file=absolute(config.shadow.certificate_file),
+            key_file=absolute(config.shadow.key_file),
+        ),
         stream=msgspec.structs.replace(
             config.stream,
             url_file=absolute(config.stream.url_file),
@@ -324,6 +325,10 @@ def _resolve(config: Config, base: Path) -> Config:
             config.intake, token_file=absolute(config.intake.token_file), tap=absolute(config.intake.tap)
         ),
         telemetry=msgspec.structs.replace(
-            config.telemetry, otlp_headers_file=absolute(config.telemetry.otlp_headers_file)
+            config.telemetry,
+            otlp_headers_file=absolute(config.telemetry.otlp_headers_file),
+            ca_file=absolute(config.telemetry.ca_file),
+            certificate_file=absolute(config.telemetry.certificate_file),
+            key_file=absolute(config.telemetry.key_file),
         ),
     )

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from quantdrift.core.config.address import without_mark
 from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import Generation, Ranking, RawTensor, Regression
@@ -168,10 +169,11 @@ class Reference(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         about(
-            "Address of the reference's server: `http://HOST:PORT` or `https://...` for "
-            "`oip-http` and `openai`, `grpc://HOST:PORT` or `grpcs://...` for `oip-grpc`."
+            "Address of the reference's server: `https://HOST:PORT` for `oip-http` and `openai`, `grpcs://HOST:PORT` for "
+            "`oip-grpc`. Without TLS: `http://` and `grpc://` on this machine, `http+plaintext://` and `grpc+plaintext://` "
+            "elsewhere."
         ),
-        Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
+        Meta(pattern=r"^(|(https|grpcs|(http|grpc)(\+plaintext)?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
     model: Annotated[str, about("The model's name at that server. Empty: as models.name.")] = ""
     model_version: Annotated[str, about("The model's version at that server. Empty: the server chooses.")] = (
@@ -199,7 +201,9 @@ class Reference(Section, frozen=True, kw_only=True):
 
     def where(self, model: str) -> str:
         """Return where the reference of `model` is: a file, or a model at a server."""
-        return self.path or (f"{self.url.rstrip('/')}/{self.model or model}" if self.url else "")
+        return self.path or (
+            f"{without_mark(self.url).rstrip('/')}/{self.model or model}" if self.url else ""
+        )
 
 
 class ModelTensor(Section, frozen=True, kw_only=True):
@@ -244,11 +248,10 @@ class Recheck(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         about(
-            "Address of the replica: `http://HOST:PORT` or `https://...` for the Open Inference "
-            "Protocol over HTTP, `grpc://HOST:PORT` or `grpcs://...`. Payloads are sent there. "
+            "Address of the replica, as `models.references.url`, for the Open Inference Protocol. Payloads are sent there. "
             "Empty: none."
         ),
-        Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
+        Meta(pattern=r"^(|(https|grpcs|(http|grpc)(\+plaintext)?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
     versions: Annotated[
         tuple[str, ...],

@@ -35,13 +35,13 @@ _FIRST = """\
 # backend = "127.0.0.1:8001"          # the inference server behind it
 #
 # [stream]
-# url = "nats://nats:4222"            # NATS with JetStream
+# url = "tls://nats:4222"             # NATS with JetStream
 #
 # [storage]
-# dsn_file = "/etc/quantdrift/dsn"    # holds postgresql://user:password@host/name
+# dsn_file = "/etc/quantdrift/dsn"    # holds postgresql://user:password@host/name?sslmode=verify-full
 #
 # [telemetry]
-# otlp_endpoint = "http://otel-collector:4317"    # where alerts and gauges go
+# otlp_endpoint = "https://otel-collector:4317"   # where alerts and gauges go
 #
 # [sampling]
 # rate = 0.01                         # share of requests that are captured

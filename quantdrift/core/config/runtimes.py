@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from quantdrift.core.config.address import without_mark
 from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.models import Model, Reference, Runtime
 from quantdrift.core.tasks import Task
@@ -41,9 +42,9 @@ _TASKS: Final[Mapping[Runtime, frozenset[Task]]] = MappingProxyType(
 _ANY_TASK: Final = frozenset(Task) - {Task.GENERATION}
 _SCHEMES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
     {
-        Runtime.OIP_HTTP: ("http://", "https://"),
-        Runtime.OIP_GRPC: ("grpc://", "grpcs://"),
-        Runtime.OPENAI: ("http://", "https://"),
+        Runtime.OIP_HTTP: ("https://", "http://"),
+        Runtime.OIP_GRPC: ("grpcs://", "grpc://"),
+        Runtime.OPENAI: ("https://", "http://"),
     }
 )
 # Types that numpy does not have, so that PyTorch cannot take them from us.
@@ -76,7 +77,7 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
             f"runtime `{reference.runtime}` and task `{model.task}` do not go together: use runtime {fits}"
         )
     if schemes := _SCHEMES.get(reference.runtime):
-        if not reference.url.startswith(schemes):
+        if not without_mark(reference.url).startswith(schemes):
             yield f"runtime `{reference.runtime}` needs `url`, {' or '.join(f'{scheme}HOST:PORT' for scheme in schemes)}"
     elif not reference.path:
         yield f"runtime `{reference.runtime}` needs `path`"
@@ -120,7 +121,7 @@ def _copy(model: Model, reference: Reference) -> Iterator[str]:
             "[models.references.copy]: `versions` is empty: name the candidate versions that it is a copy of, "
             "because its scores are wrong for any other"
         )
-    if (copy.path, copy.url, copy.model) == (reference.path, reference.url, reference.model):
+    if copy.where(model.name) == reference.where(model.name):
         yield "[models.references.copy] is the reference itself: it must be a copy of the candidate"
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from quantdrift.core.config.address import ServerUrl, read_server_url
 from quantdrift.core.config.section import GIB, MIB, Section, about
 from quantdrift.core.records import BodyStratum, HeaderStratum, Protocol
 
@@ -15,8 +16,8 @@ class Stream(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         about(
-            "Address of the NATS server, or several separated by commas. tls:// requires TLS. "
-            "`quantdrift up` starts a server of its own."
+            "Address of the NATS server, or several separated by commas: tls:// with TLS, nats:// on this machine, "
+            "nats+plaintext:// without TLS elsewhere. `quantdrift up` starts a server of its own."
         ),
     ] = "nats://127.0.0.1:4222"
     credentials_file: Annotated[
@@ -76,6 +77,17 @@ class Stream(Section, frozen=True, kw_only=True):
     def address(self) -> str:
         """The servers without any credentials that stand in the URL: for logs and messages."""
         return re.sub(r"//[^@/,]*@", "//", self.url)
+
+    @property
+    def servers(self) -> list[ServerUrl]:
+        """The servers of `url`.
+
+        Raises
+        ------
+        AddressError
+            One of them is not the URL of a NATS server.
+        """
+        return [read_server_url(one, "nats", "tls", "ws", "wss") for one in self.url.split(",")]
 
     @property
     def requires_tls(self) -> bool:

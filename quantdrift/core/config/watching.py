@@ -81,6 +81,16 @@ class Shadow(Section, frozen=True, kw_only=True):
             le=1,
         ),
     ] = 0.01
+    ca_file: Annotated[
+        str,
+        about(
+            "CA certificates (PEM) that verify the servers of references, copies and rechecks (https://, grpcs://). Empty: the system's."
+        ),
+    ] = ""
+    certificate_file: Annotated[str, about("Client certificate (PEM) for these servers. Empty: none.")] = ""
+    key_file: Annotated[
+        str, about("Key (PEM, no passphrase) of the client certificate. Empty: it is in certificate_file.")
+    ] = ""
     admin: Annotated[str, about("Address of /livez and /metrics, HOST:PORT.")] = "127.0.0.1:9465"
 
 
@@ -161,9 +171,19 @@ class Telemetry(Section, frozen=True, kw_only=True):
     otlp_endpoint: Annotated[
         str,
         about(
-            "Address of the collector, e.g. http://otel-collector:4317. Empty: alerts are in "
-            "Postgres and /metrics only."
+            "Address of the collector (gRPC), e.g. https://otel-collector:4317; http:// on this machine, "
+            "http+plaintext:// elsewhere. Empty: alerts are in Postgres and /metrics only."
         ),
+    ] = ""
+    ca_file: Annotated[
+        str,
+        about(
+            "CA certificates (PEM) that verify the collector (https://). Empty: the public ones that the gRPC library contains."
+        ),
+    ] = ""
+    certificate_file: Annotated[str, about("Client certificate (PEM) for the collector. Empty: none.")] = ""
+    key_file: Annotated[
+        str, about("Key (PEM, no passphrase) of the client certificate. Empty: it is in certificate_file.")
     ] = ""
     otlp_headers_file: Annotated[
         str,

@@ -10,6 +10,7 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
+from quantdrift.core.config.connections import stream_problems
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError
 
@@ -82,7 +83,7 @@ def current_stream(stream: Stream) -> Stream:
     Raises
     ------
     OperatorError
-        The file cannot be read, or is empty.
+        The file cannot be read, is empty, or has an address that is not allowed.
     """
     if not stream.url_file:
         return stream
@@ -92,7 +93,10 @@ def current_stream(stream: Stream) -> Stream:
         raise OperatorError(f"stream.url_file: {stream.url_file} cannot be read: {error}") from error
     if not url:
         raise OperatorError(f"stream.url_file: {stream.url_file} is empty: write the address of NATS in it")
-    return msgspec.structs.replace(stream, url=url)
+    current = msgspec.structs.replace(stream, url=url)
+    for problem in stream_problems(current, f"stream.url_file ({stream.url_file})"):
+        raise OperatorError(problem)
+    return current
 
 
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:

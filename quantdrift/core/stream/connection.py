@@ -426,7 +426,7 @@ class Queue:
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await client.connect(
-                    servers=[url.strip() for url in self._stream.url.split(",")],
+                    servers=[server.url for server in self._stream.servers],
                     name=self._client_name,
                     error_cb=note,
                     disconnected_cb=lost,

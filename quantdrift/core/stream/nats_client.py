@@ -15,6 +15,7 @@ import nats.errors
 from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
 from nats.aio.transport import TcpTransport
 
+from quantdrift.core.config.address import is_loopback
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.stream.config import current_stream
 from quantdrift.core.tls import SHUTDOWN_S, Tls
@@ -38,7 +39,8 @@ class NatsClient(Client):
     ----------
     stream
         The addresses that are connected to first, and the file to read them from afterwards. Unless an address or a
-        file asks for TLS, TLS is used only with servers that ask for it.
+        file asks for TLS, servers on this machine, and those whose address says `+plaintext`, are encrypted only if they
+        ask for it. Servers that another one announces have no such address: they must be on this machine, or offer TLS.
     """
 
     def __init__(self, tls: Tls, stream: Stream) -> None:
@@ -46,6 +48,7 @@ class NatsClient(Client):
         self._tls = tls
         self._stream = stream
         self._required = stream.requires_tls
+        self._plaintext = self._plaintext_servers()
 
     async def _connect_to_server(self, s: Srv) -> None:
         self._read_addresses(s)
@@ -54,11 +57,11 @@ class NatsClient(Client):
             if isinstance(self._transport, _Transport):
                 self._transport.abandon()  # the library leaves it open where the server has refused it
             self._transport = _Transport(
-                self._tls, s.tls_name or s.uri.hostname or "", required=self._required
+                self._tls, s.tls_name or s.uri.hostname or "", required=self._must_encrypt(s.uri)
             )
             await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
             return
-        if self._required and s.uri.scheme == "ws":
+        if s.uri.scheme == "ws" and self._must_encrypt(s.uri):
             raise PlaintextError("TLS is asked for, and ws:// is plaintext: write wss://")
         if s.uri.scheme == "wss":
             self.options["tls"] = self._tls.context()
@@ -71,8 +74,19 @@ class NatsClient(Client):
             return
         self._stream, self._required = stream, self._required or stream.requires_tls
         self._server_pool.clear()
-        self._setup_server_pool([url.strip() for url in stream.url.split(",")])
+        self._plaintext = self._plaintext_servers()
+        self._setup_server_pool([server.url for server in stream.servers])
         chosen.uri, chosen.tls_name = self._server_pool[0].uri, None
+
+    def _plaintext_servers(self) -> frozenset[tuple[str | None, int | None]]:
+        """Return host and port of the servers whose address says `+plaintext`, as the library has them."""
+        named = [server.url for server in self._stream.servers if server.is_plaintext_by_name]
+        parsed = (self._parse_server_uri(url) for url in named)
+        return frozenset((uri.hostname, uri.port) for uri in parsed)
+
+    def _must_encrypt(self, uri: ParseResult) -> bool:
+        is_allowed = is_loopback(uri.hostname or "") or (uri.hostname, uri.port) in self._plaintext
+        return self._required or not is_allowed
 
 
 class _Transport(TcpTransport):
@@ -126,7 +140,7 @@ class _Transport(TcpTransport):
         if self._required and not (info.get("tls_required") or info.get("tls_available")):
             raise PlaintextError(
                 "TLS is asked for, and the server offers none; nothing was sent to it. Set `tls` in the server's"
-                " configuration; for plaintext write nats:// and set no certificate files"
+                " configuration; for plaintext write nats+plaintext:// and set no certificate files"
             )
         if not (self._required or info.get("tls_required")):
             return line

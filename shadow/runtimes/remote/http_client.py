@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from quantdrift.core.errors import RetryError
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
-from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError, RequestHeaders
+from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError, RequestHeaders, server_of
 
 _AWAY: Final = frozenset({429, 502, 503, 504})
 _ACCESS: Final = frozenset({401, 403, 404, 407})
@@ -24,17 +24,14 @@ class HttpServer:
     """The connection to a server, with the address, token and time limit of a reference."""
 
     def __init__(self, request: RuntimeRequest) -> None:
-        reference = request.reference
-        address = urlsplit(reference.url)
-        self._where = reference.url
+        server = server_of(request)
+        address = urlsplit(server.url)
+        self._where = server.url
         self._base = address.path.rstrip("/")
         self._token = RequestHeaders(request)
-        host, timeout_s = address.netloc, reference.timeout_s
-        self._connection = (
-            http.client.HTTPSConnection(host, timeout=timeout_s, context=ssl.create_default_context())
-            if address.scheme == "https"
-            else http.client.HTTPConnection(host, timeout=timeout_s)
-        )
+        self._tls = request.tls if server.is_encrypted else None
+        self._host, self._timeout_s = address.netloc, request.reference.timeout_s
+        self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
 
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
@@ -44,9 +41,11 @@ class HttpServer:
         Raises
         ------
         RetryError
-            The server is unreachable.
+            The server is unreachable, or its certificate is not accepted. Then nothing was sent to it.
         TimeoutError
             It takes too long.
+        OperatorError
+            A file of a certificate or the token cannot be used.
         """
         reused = self._connection.sock is not None
         everything = {**(headers or {}), **self._token.headers()}
@@ -56,13 +55,13 @@ class HttpServer:
             raise
         except _BROKEN_OFF as error:
             if not reused:
-                raise RetryError(f"{self._where} is away: {error!r}") from error
+                raise self._away(error) from error
         try:
             return self._once(method, path, body, everything)
         except TimeoutError:
             raise
         except _BROKEN_OFF as error:
-            raise RetryError(f"{self._where} is away: {error!r}") from error
+            raise self._away(error) from error
 
     def close(self) -> None:
         """Close the connection."""
@@ -71,25 +70,33 @@ class HttpServer:
     def _once(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        connection = self._connection
         try:
-            if connection.sock is None:
+            if self._connection.sock is None:
                 self._connect()
+            connection = self._connection
             connection.request(method, self._base + path, body or None, headers)
             response = connection.getresponse()
             answer = response.read()
         except BaseException:
-            connection.close()
+            self._connection.close()
             raise
         if response.status in _AWAY:
             raise RetryError(f"{self._where} answers {response.status}")
         return response.status, response.headers, answer
 
     def _connect(self) -> None:
+        if self._tls is not None:  # with the certificates of now
+            self._connection = http.client.HTTPSConnection(
+                self._host, timeout=self._timeout_s, context=self._tls.context()
+            )
         try:
             self._connection.connect()
         except OSError as error:  # refused, no such name, no route, no handshake, and no answer at all
-            raise RetryError(f"{self._where} is away: {error!r}") from error
+            raise self._away(error) from error
+
+    def _away(self, error: Exception) -> RetryError:
+        why = self._tls.in_words(error) if self._tls and isinstance(error, ssl.SSLError) else repr(error)
+        return RetryError(f"{self._where} is away: {why}")
 
 
 def refuse(status: int, body: bytes) -> None:

@@ -22,12 +22,15 @@ from quantdrift.shadow.runtimes.remote.protocol import (
     RequestHeaders,
     ServerMetadata,
     ServerTensor,
+    server_of,
 )
 from quantdrift.shadow.tensors.codec import encode
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 # Tensors can have any size; without these options both ends limit a message to 4 MiB.
 _OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+# A proxy from the environment would get what is meant for this machine, in plaintext.
+_NO_PROXY: Final = ("grpc.enable_http_proxy", 0)
 _SAID: Final = 200
 _KINDS: Final[Mapping[grpc.StatusCode, Refusal]] = MappingProxyType(
     {
@@ -78,16 +81,15 @@ class OipGrpc:
 
     def __init__(self, request: RuntimeRequest) -> None:
         reference = request.reference
-        address = urlsplit(reference.url)
-        self._where = reference.url
+        server = server_of(request)
+        self._where = server.url
+        self._target = urlsplit(server.url).netloc
+        self._tls = request.tls if server.is_encrypted else None
         self._model = {"name": reference.model or request.model.name, "version": reference.model_version}
         self._timeout_s = reference.timeout_s
         self._token = RequestHeaders(request)
-        self._channel = (
-            grpc.secure_channel(address.netloc, grpc.ssl_channel_credentials(), _OPTIONS)
-            if address.scheme == "grpcs"
-            else grpc.insecure_channel(address.netloc, _OPTIONS)
-        )
+        self._channel = self._open()
+        self._is_stale = False
 
     def server(self) -> ServerMetadata:
         """Return what `ServerMetadata` answers."""
@@ -149,7 +151,16 @@ class OipGrpc:
         """Close the channel."""
         self._channel.close()
 
+    def _open(self) -> grpc.Channel:
+        if self._tls is None:
+            return grpc.insecure_channel(self._target, (*_OPTIONS, _NO_PROXY))
+        return grpc.secure_channel(self._target, self._tls.grpc_credentials(), _OPTIONS)
+
     def _ask(self, method: str, request: Message, kind: type[Answer]) -> Answer:
+        if self._is_stale:  # a new channel reads the certificates again: they may have been renewed
+            self._channel.close()
+            self._channel = self._open()
+            self._is_stale = False
         call: Any = self._channel.unary_unary(
             _SERVICE + method,
             request_serializer=type(request).SerializeToString,
@@ -164,6 +175,9 @@ class OipGrpc:
             if code is grpc.StatusCode.UNAVAILABLE:
                 # Only words of the client's own library: a server's words may quote the request.
                 why = next((words for words in _AWAY if words in details.lower()), "no connection")
+                if self._tls is not None:
+                    self._is_stale = True
+                    why = self._tls.grpc_problem(self._where) or why
                 raise RetryError(f"{self._where} is away: {why}") from error
             if code is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise TimeoutError from error

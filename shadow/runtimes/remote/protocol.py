@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from quantdrift.core.config.address import ServerUrl, read_server_url
 from quantdrift.core.config.schema import ModelTensor, Reference
 from quantdrift.core.errors import (
     OperatorError,
@@ -119,12 +120,29 @@ class Transport(Protocol):
         ...
 
 
+def server_of(request: RuntimeRequest) -> ServerUrl:
+    """Return the address of a reference's server.
+
+    Raises
+    ------
+    OperatorError
+        It is plaintext over a network, and does not say so.
+    """
+    server = read_server_url(request.reference.url, "https", "http", "grpcs", "grpc")
+    if problem := server.problem("models.references.url"):
+        raise OperatorError(problem)
+    return server
+
+
 class RequestHeaders:
     """The headers of every request, with the bearer token. A token file is read for each request: mounted tokens change."""
 
     def __init__(self, request: RuntimeRequest) -> None:
         self._file = request.reference.token_file
-        self._token = request.token
+        server = server_of(request)
+        # The token from the environment goes to every server, so that one in plaintext would show it to the network.
+        is_shown = not (server.is_encrypted or server.is_loopback)
+        self._token = "" if is_shown else request.token
         self._headers = dict(request.headers)
 
     def headers(self) -> dict[str, str]:
