@@ -345,7 +345,8 @@ class Queue:
     async def close(self) -> None:
         """Disconnect."""
         self._closed = True
-        await self._client.close()
+        with contextlib.suppress(OSError):  # the server has just ended the connection
+            await self._client.close()
 
     async def live(self) -> Client:
         """Return the connected client.
