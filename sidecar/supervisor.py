@@ -22,8 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
@@ -381,13 +379,9 @@ def _state_directory() -> Path:
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
-    # Children get the secrets from the environment, because the files may be gone when a child is restarted. The intake
-    # reads its token's file as well, because a token is replaced while the sidecar runs.
-    config = live_config.config
-    capture = msgspec.structs.replace(config.capture, hmac_key_file="")
-    config = msgspec.structs.replace(config, capture=capture)
+    # Children also get the secrets as they were read at the start, because the files may be gone when a child is restarted.
     try:
-        return write_live_config(msgspec.structs.replace(live_config, config=config), directory)
+        return write_live_config(live_config, directory)
     except OSError as error:
         raise OperatorError(
             f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."

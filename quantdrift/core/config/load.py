@@ -20,6 +20,7 @@ from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.config.wrong_values import Key, Mistake, allowed, mistakes, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.keys import is_key_file, read_keys
 
 PREFIX = "QUANTDRIFT__"
 
@@ -175,6 +176,11 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
             )
+        if is_key_file(key.encode()):
+            try:
+                read_keys(key.encode(), "capture.hmac_key_file", config.capture.hmac_key_file)
+            except OperatorError as error:  # the relay needs no key, and serves meanwhile
+                raise UnreadableSecretError(str(error)) from error
         token = _intake_token(env, config.intake)
         salt = env.get("QUANTDRIFT_SAMPLING_SALT", "").encode()
         return Secrets(hmac_key=key.encode(), intake_token=token, salt=salt)
@@ -313,6 +319,7 @@ def _resolve(config: Config, base: Path) -> Config:
             ca_file=absolute(config.stream.ca_file),
             certificate_file=absolute(config.stream.certificate_file),
             key_file=absolute(config.stream.key_file),
+            payload_key_file=absolute(config.stream.payload_key_file),
         ),
         storage=msgspec.structs.replace(
             config.storage,
