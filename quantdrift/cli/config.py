@@ -1,6 +1,5 @@
 """The command `quantdrift config`."""
 
-import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.passed_secrets import variables
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.protocol import Artefact
@@ -115,7 +115,7 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
     from quantdrift.shadow.runtimes.text.candidate_replica import open_replica, replica_request
 
     opening = msgspec.structs.replace(
-        runtime_request(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),
+        runtime_request(config, model, reference, variables().get("QUANTDRIFT_REFERENCE_TOKEN", "")),
         provider=Provider.CPU,
         threads=1,
     )

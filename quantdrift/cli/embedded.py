@@ -10,7 +10,6 @@ It writes a `Report` to stdout once the server answers, and whenever the server 
 stderr. SIGTERM stops both in order.
 """
 
-import os
 import shutil
 import signal
 import sys
@@ -24,6 +23,7 @@ import msgspec
 
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.heartbeat import Heartbeat
 from quantdrift.core.process.log_file import keep_small
 from quantdrift.core.process.nats_server import MAX_PAYLOAD_BYTES, NatsServer
@@ -77,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, on_sigterm)
     kind, directory, port = arguments
+    variables()  # closes the descriptor of the secrets, before there are children
     server = _server(kind, Path(directory))
     heartbeat = Heartbeat.of_parent()
     try:
@@ -165,7 +166,7 @@ class _Watch:
 
 def _server(kind: str, directory: Path) -> "NatsServer | PostgresServer":
     if kind == "nats":
-        return NatsServer(directory, token=os.environ.get(TOKEN))
+        return NatsServer(directory, token=variables().get(TOKEN))
     from quantdrift.storage.server.postgres import PostgresServer
 
     return PostgresServer(directory, stop_timeout_s=_STOP_S)

@@ -29,6 +29,7 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.output import background
+from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
@@ -39,6 +40,13 @@ from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
 _OPERATOR: Final = 2  # a process's exit code when a person must act
+_NEEDED: Final = {
+    "sidecar": {"QUANTDRIFT_HMAC_KEY", "QUANTDRIFT_INTAKE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
+    "shadow": {"QUANTDRIFT_DSN", "QUANTDRIFT_REFERENCE_TOKEN"},
+    "monitor": {"QUANTDRIFT_DSN"},
+    "db upgrade": {"QUANTDRIFT_DSN"},
+}
+_SECRETS: Final = frozenset().union(*_NEEDED.values())
 _POLL_S: Final = 0.1
 _SLOW_POLL_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
@@ -332,7 +340,7 @@ class _Supervisor:
         self._arguments = ["--config", str(config_path)]
         self._instance = secrets.token_hex(8)
         states = {STATES_FILE: str((data / STATES).absolute())}
-        self._environment = dict(os.environ) | {INSTANCE: self._instance} | states
+        self._environment = variables() | {INSTANCE: self._instance} | states
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._choose_addresses()
@@ -389,7 +397,7 @@ class _Supervisor:
                 "postgres",
                 "quantdrift.cli.embedded",
                 arguments,
-                self._environment,
+                without_secrets(self._environment),
                 clock=self._clock,
                 on_stdout=lambda line: self._reported(postgres, "dsn", line),
             )
@@ -404,7 +412,7 @@ class _Supervisor:
                 "nats",
                 "quantdrift.cli.embedded",
                 ["nats", str(self._data / "nats"), str(port)],
-                _without_dsn(self._environment) | {TOKEN: token},
+                without_secrets(self._environment) | {TOKEN: token},
                 clock=self._clock,
                 on_stdout=lambda line: self._reported(nats, "nats.url", line),
             )
@@ -424,7 +432,7 @@ class _Supervisor:
 
     def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
-        environment = self._environment if name != "sidecar" else _without_dsn(self._environment)
+        environment = _needed(self._environment, name)
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
@@ -442,7 +450,7 @@ class _Supervisor:
             "db upgrade",
             "quantdrift",
             ["db", "upgrade", *self._arguments],
-            self._environment,
+            _needed(self._environment, "db upgrade"),
             clock=self._clock,
             final=0,
         )
@@ -509,8 +517,10 @@ def _print(line: bytes) -> None:
     background(1).write(line + b"\n")
 
 
-def _without_dsn(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != "QUANTDRIFT_DSN"}
+def _needed(environment: Mapping[str, str], process: str) -> dict[str, str]:
+    """Return an environment without the secrets that a process does not need."""
+    hidden = _SECRETS - _NEEDED.get(process, frozenset())
+    return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def _write(path: Path, secret: str) -> None:

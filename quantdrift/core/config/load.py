@@ -1,7 +1,6 @@
 """Load the configuration: file, then environment, then checks; secrets apart and per role."""
 
 import contextlib
-import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from quantdrift.core.config.strata import with_strata
 from quantdrift.core.config.wrong_values import Key, Mistake, allowed, mistakes, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, read_keys
+from quantdrift.core.passed_secrets import variables
 
 PREFIX = "QUANTDRIFT__"
 
@@ -103,7 +103,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     """
     parts = read_parts(path)
     document = parts.document
-    overridden, found = _override(document, os.environ if environment is None else environment)
+    overridden, found = _override(document, variables() if environment is None else environment)
 
     def source(keys: tuple[Key, ...]) -> str:
         variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
@@ -169,7 +169,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
     OperatorError
         A secret that the role needs is not given.
     """
-    env = os.environ if environment is None else environment
+    env = variables() if environment is None else environment
     if role is Role.SIDECAR:
         key = _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file)
         if config.capture.hmac and not key:
