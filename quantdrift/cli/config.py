@@ -1,6 +1,8 @@
 """The command `quantdrift config`."""
 
+import os
 import socket
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.keys import is_key_file, load_keys
 from quantdrift.core.passed_secrets import variables
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         if not Path(path).exists()
     ]
     missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
+    missing += _key_file_notes(config)
     missing += _unanswered(config)
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
     if references:
@@ -82,6 +86,28 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         emit(explanation)
     else:
         click.echo(explained(explanation, config_path))
+
+
+def _key_file_notes(config: Config) -> list[str]:
+    """Return a note about each key file that cannot be used here, or that other users can read."""
+    notes = []
+    for option, name in (
+        ("stream.payload_key_file", config.stream.payload_key_file),
+        ("capture.hmac_key_file", config.capture.hmac_key_file),
+    ):
+        path = Path(name)
+        if not name or (
+            path.is_file() and option.startswith("capture") and not is_key_file(path.read_bytes())
+        ):
+            continue
+        try:
+            load_keys(path, option)
+        except OperatorError as error:
+            notes.append(f"{error} (the sidecar needs it)")
+            continue
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.stat().st_uid == os.getuid():
+            notes.append(f"{option}: other users can read {path}: chmod 600 {path}")
+    return notes
 
 
 def _unanswered(config: Config) -> list[str]:

@@ -5,7 +5,7 @@ new; every key of the file reads what is old. A new key waits for a while before
 all processes first, in any order.
 """
 
-import hashlib
+import functools
 import hmac
 import logging
 import os
@@ -60,7 +60,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def derived(self, purpose: bytes) -> bytes:
         """Return 32 bytes for one purpose (HMAC-SHA256), so that no two uses of a file share a key."""
-        return hmac.digest(self.secret, purpose, hashlib.sha256)
+        return _derived(self.secret, purpose)
+
+
+@functools.lru_cache(maxsize=64)
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    return hmac.digest(secret, purpose, "sha256")
 
 
 class KeyRing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -156,7 +156,7 @@ class Publisher:
 
     def refusal(self, size: int = 0) -> Loss | None:
         """Return why an exchange of at least `size` bytes cannot be queued now, or None."""
-        if self._keys is not None and self._keys.current is None:
+        if self._keys is not None and self._keys.ring is None:
             return Loss.NO_KEY
         if self._queue is not None and size > self._queue.max_payload_bytes:
             return Loss.TOO_LARGE

@@ -26,6 +26,7 @@ from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Loss, Tally
 from quantdrift.core.sealing import is_sealed, seal
 from quantdrift.core.slices import ValueRules
+from quantdrift.core.text import plain
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import tables
 from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
@@ -364,7 +365,7 @@ async def _quarantine(
                 "model": message.model,
                 "captured_at": message.captured_at,
                 "reason": message.reason.value,
-                "detail": message.detail.replace("\0", ""),
+                "detail": plain(message.detail),
                 "payload": payloads.kept(message),
             }
             for message in messages

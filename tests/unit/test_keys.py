@@ -1,5 +1,6 @@
 """Key files, and the encryption of exchanges with their keys."""
 
+import json
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,10 +11,11 @@ from click.testing import CliRunner
 from quantdrift.cli.main import main
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.codec import decode_exchange, encode
-from quantdrift.core.config.schema import Capture
+from quantdrift.core.config.schema import Capture, Config, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.core.keys import Key, KeyFile, KeyRing, load_keys, read_keys, write_keys
 from quantdrift.core.sealing import SEALED_BYTES, envelope_of, is_sealed, seal, unseal
+from quantdrift.core.slices import SliceAssigner
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
@@ -171,5 +173,37 @@ def test_a_hashed_value_says_which_key_hashed_it(tmp_path: Path) -> None:
     clock.advance(10)
     assert value().startswith(f"{new.id}:")
     assert value().partition(":")[2] != before.partition(":")[2]
+    rules = (Slice(name="user", header="x-user"), Slice(name="anna", header="x-user", values=(before,)))
+    assigner = SliceAssigner(Config(slices=rules), "digits")
+    assert [key.name for key in assigner.assign({"header.x-user": before}, {})] == [
+        "all",
+        f"user={before}",
+        f"anna={before}",
+    ]
+    assert [key.name for key in assigner.assign({"header.x-user": value()}, {})] == [
+        "all",
+        f"user={value()}",
+    ], "slices of the old hashes get nothing more, those of the new ones begin without a past"
     plain = KeyedHash(b"any text")("anna")
     assert len(plain) == 32, "a key that is plain text has no id, as before"
+
+
+def test_config_check_names_a_key_file_that_cannot_be_used(tmp_path: Path) -> None:
+    """It says which option names it, and what to do; a usable file of one's own is not mentioned."""
+    config, path = tmp_path / "config.toml", tmp_path / "keys.json"
+    config.write_text('[stream]\npayload_key_file = "keys.json"\n[sidecar]\nbackend = "example.invalid:80"\n')
+
+    def notes() -> str:
+        result = CliRunner().invoke(main, ["config", "check", "-c", str(config), "--json"])
+        assert result.exit_code == 0, result.output
+        return " ".join(json.loads(result.stdout)["notes"])
+
+    assert "stream.payload_key_file" in notes()
+    path.write_text("SECRET")
+    assert "`quantdrift keys new FILE`" in notes()
+    assert "SECRET" not in notes()
+    path.unlink()
+    write_keys(path, ring_of(Key.create(NOW)), is_new=True)
+    assert "keys.json" not in notes()
+    path.chmod(0o644)
+    assert f"chmod 600 {path}" in notes()
