@@ -96,9 +96,7 @@ def _key_file_notes(config: Config) -> list[str]:
         ("capture.hmac_key_file", config.capture.hmac_key_file),
     ):
         path = Path(name)
-        if not name or (
-            path.is_file() and option.startswith("capture") and not is_key_file(path.read_bytes())
-        ):
+        if not name or (option.startswith("capture") and _is_plain_key(path)):
             continue
         try:
             load_keys(path, option)
@@ -108,6 +106,14 @@ def _key_file_notes(config: Config) -> list[str]:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.stat().st_uid == os.getuid():
             notes.append(f"{option}: other users can read {path}: chmod 600 {path}")
     return notes
+
+
+def _is_plain_key(path: Path) -> bool:
+    """Return whether a file has a key as plain text, which is no key file."""
+    try:
+        return not is_key_file(path.read_bytes())
+    except OSError:
+        return False
 
 
 def _unanswered(config: Config) -> list[str]:
