@@ -34,7 +34,6 @@ CANARY = "CANARY-DE89370400440532013000"  # what follows it says where it was pu
 HOSTILE = "a\x1b[2J\x9bb\u202ec".encode()
 UNSAFE = "\x1b\x9b\u202e"
 SECRETS = {
-    "QUANTDRIFT_HMAC_KEY": f"{CANARY}-hmac-key",
     "QUANTDRIFT_SAMPLING_SALT": f"{CANARY}-salt",
     "QUANTDRIFT_INTAKE_TOKEN": f"{CANARY}-token",
 }
@@ -56,6 +55,7 @@ payload_key_file = "keys.json"
 [capture]
 headers = ["x-scanner", "x-user"]
 hmac = ["header.x-user"]
+hmac_key_file = "keys.json"
 [sampling]
 rate = 1.0
 [shadow]
@@ -70,6 +70,9 @@ log_level = "debug"
 [[slices]]
 name = "scanner"
 header = "x-scanner"
+[[slices]]
+name = "user"
+header = "x-user"
 [[models]]
 name = "digits"
 [[models.references]]
@@ -354,6 +357,9 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
         lines = [line for line in text.splitlines() if CANARY in line or CANARY.encode().hex() in line]
         assert not lines, f"{name}: {lines[0][:2000]}"
         assert not set(UNSAFE) & set(text), f"{name} has a character that changes a terminal"
-    assert "scanner=a" in outputs["slices"], (
+    shown = outputs["slices"]
+    assert "scanner=a" in shown, (
         "an attribute that the configuration names is shown, without these characters"
     )
+    key_id = json.loads((memory_path / "keys.json").read_text())["keys"][0]["id"]
+    assert f"user={key_id}:" in shown, "a hashed value says which key hashed it"
