@@ -22,6 +22,7 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.keys import KeyFile
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
@@ -222,8 +223,9 @@ async def _work(
             health.database_answered()
         await drained.wait(_PING_S)
 
+    keys = KeyFile.of(config.stream.payload_key_file, "stream.payload_key_file", clock)
     # A single one: its hourly allowance is for the process, and it counts the shares of values.
-    writer = Writer(database, clock, ValueRules(config))
+    writer = Writer(database, clock, ValueRules(config), keys)
 
     with contextlib.ExitStack() as threads:
         compare_thread = threads.enter_context(
@@ -284,6 +286,7 @@ async def _work(
                 health=health,
                 clock=clock,
                 stop=stop,
+                keys=keys,
             )
 
         readers = ModelReaders(

@@ -22,14 +22,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.config.state import changed_options, config_digest, config_state
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
@@ -166,7 +165,11 @@ class _Supervisor:
         self._readiness = Readiness(self._counters)
         self._restarts = Restarts(directory)
         self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
-        self._environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets or _without_files())}
+        self._environment = {
+            **_ALLOCATION,
+            **without_secrets(os.environ),
+            **_secret_environment(secrets or _without_files()),
+        }
         self._slots: dict[Child, Slot] = {}
         self._config_path = str(_write_for_children(live_config, directory))
         self._workers = []
@@ -243,7 +246,7 @@ class _Supervisor:
                 salt = self._environment[_SALT]  # the relay workers have it already
                 self._environment |= _secret_environment(self._secrets) | {_SALT: salt}
                 _LOG.info("the secret files can be read")
-        child.environment = dict(self._environment)
+        child.environment = _allowed(self._environment, _INTAKE if child.name == "intake" else _CAPTURE)
         return await child.run()
 
     async def _watch_heartbeats(self, stop: Stop) -> None:
@@ -389,13 +392,9 @@ def _state_directory() -> Path:
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
-    # Children get the secrets from the environment, because the files may be gone when a child is restarted. The intake
-    # reads its token's file as well, because a token is replaced while the sidecar runs.
-    config = live_config.config
-    capture = msgspec.structs.replace(config.capture, hmac_key_file="")
-    config = msgspec.structs.replace(config, capture=capture)
+    # Children also get the secrets as they were read at the start, because the files may be gone when a child is restarted.
     try:
-        return write_live_config(msgspec.structs.replace(live_config, config=config), directory)
+        return write_live_config(live_config, directory)
     except OSError as error:
         raise OperatorError(
             f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."
@@ -403,14 +402,14 @@ def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
 
 
 def _allowed(environment: Mapping[str, str], module: str) -> dict[str, str]:
-    """Return the environment of a child without the secrets that it does not need."""
-    hidden = {_ADMIN: _SECRETS, _RELAY: _SECRETS - {_SALT}}.get(module, frozenset())
+    """Return the environment of a child without the secrets that it does not need; the rest it gets by a descriptor."""
+    hidden = {_ADMIN: _SECRETS, _RELAY: _SECRETS - {_SALT}, _INTAKE: {_HMAC_KEY}}.get(module, frozenset())
     return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def _without_files() -> Secrets:
     """Return the secrets of a sidecar that are not in files."""
-    return Secrets(salt=os.environ.get(_SALT, "").encode())
+    return Secrets(salt=variables().get(_SALT, "").encode())
 
 
 def _secret_environment(secrets: Secrets) -> dict[str, str]:

@@ -41,6 +41,7 @@ _HINTS: Final = {
     Loss.TOO_COSTLY: "decoding an exchange takes more than 5 s of processor time: send fewer values, or as binary tensors",
     Loss.UNOBSERVED: "the relay cannot read their connections: they use TLS, are not HTTP, or too many are busy at a time"
     " (sidecar.max_connections)",
+    Loss.NO_KEY: "the sidecar cannot read the key that encrypts them: check the file stream.payload_key_file beside it",
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.keys import is_key_file, load_keys
+from quantdrift.core.passed_secrets import variables
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.protocol import Artefact
@@ -74,6 +77,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         if not Path(path).exists()
     ]
     missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
+    missing += _key_file_notes(config)
     missing += _unanswered(config)
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
     if references:
@@ -114,6 +118,34 @@ def _postgres(config: Config) -> list[Connection]:
     return [Connection(to=f"Postgres {address.where}", protection=address.protection)]
 
 
+def _key_file_notes(config: Config) -> list[str]:
+    """Return a note about each key file that cannot be used here, or that other users can read."""
+    notes = []
+    for option, name in (
+        ("stream.payload_key_file", config.stream.payload_key_file),
+        ("capture.hmac_key_file", config.capture.hmac_key_file),
+    ):
+        path = Path(name)
+        if not name or (option.startswith("capture") and _is_plain_key(path)):
+            continue
+        try:
+            load_keys(path, option)
+        except OperatorError as error:
+            notes.append(f"{error} (the sidecar needs it)")
+            continue
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) and path.stat().st_uid == os.getuid():
+            notes.append(f"{option}: other users can read {path}: chmod 600 {path}")
+    return notes
+
+
+def _is_plain_key(path: Path) -> bool:
+    """Return whether a file has a key as plain text, which is no key file."""
+    try:
+        return not is_key_file(path.read_bytes())
+    except OSError:
+        return False
+
+
 def _unanswered(config: Config) -> list[str]:
     """Return a note if the backend is on this machine and nothing listens there; no other machine is contacted."""
     backend = read_address(config.sidecar.backend)
@@ -145,7 +177,7 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
     from quantdrift.shadow.runtimes.text.candidate_replica import open_replica, replica_request
 
     opening = msgspec.structs.replace(
-        runtime_request(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),
+        runtime_request(config, model, reference, variables().get("QUANTDRIFT_REFERENCE_TOKEN", "")),
         provider=Provider.CPU,
         threads=1,
     )

@@ -24,6 +24,7 @@ import msgspec
 
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.heartbeat import Heartbeat
 from quantdrift.core.process.log_file import keep_small
 from quantdrift.core.process.nats_server import MAX_PAYLOAD_BYTES, NatsServer
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, on_sigterm)
     kind, directory, port, *stream = arguments
+    variables()  # closes the descriptor of the secrets, before there are children
     heartbeat = Heartbeat.of_parent()
     server: NatsServer | PostgresServer | None = None
     try:

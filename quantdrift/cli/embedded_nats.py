@@ -44,7 +44,7 @@ def key_directory(directory: Path) -> Path:
     return directory / "keys"
 
 
-def variables(directory: Path, url: str, role: NatsRole | None = None) -> dict[str, str]:
+def nats_variables(directory: Path, url: str, role: NatsRole | None = None) -> dict[str, str]:
     """Return the environment variables of a process that uses the server.
 
     Parameters

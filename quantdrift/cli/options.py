@@ -16,6 +16,7 @@ from quantdrift.core.config.load import Role, Secrets, UnreadableSecretError, lo
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.logs import setup_logs
+from quantdrift.core.passed_secrets import variables
 
 _ANSWER_S: Final = 2.0
 
@@ -67,7 +68,7 @@ def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Co
     """Set up logging under the command's name; return the configuration and the secrets of `role`."""
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
-    environment = dict(os.environ)
+    environment = variables()
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
         environment["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
     return config, load_secrets(config, role, environment)

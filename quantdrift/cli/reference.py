@@ -14,6 +14,7 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.core.passed_secrets import variables
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.canaries.canaries import Deviation
@@ -246,7 +247,7 @@ def _opened(config: Config, model: Model, reference: Reference) -> "ReferenceRun
     from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 
     return open_reference(
-        runtime_request(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", ""))
+        runtime_request(config, model, reference, variables().get("QUANTDRIFT_REFERENCE_TOKEN", ""))
     )
 
 

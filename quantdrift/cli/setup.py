@@ -13,6 +13,7 @@ import nkeys
 from quantdrift.cli.options import CONFIG, JSON, audit_dsn, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.errors import OperatorError, os_error_text
+from quantdrift.core.process.admin import INSTANCE
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, rights
 
 if TYPE_CHECKING:
@@ -136,7 +137,10 @@ def _listed(subjects: tuple[str, ...]) -> str:
 async def _audited(dsn: str, stream: "Stream", admin_key: Path) -> list[str]:
     """Apply with an entry in the audit; where there is no address of Postgres, without one."""
     if not dsn:
-        click.echo("warning: not in the audit: there is no Postgres address (QUANTDRIFT_DSN)", err=True)
+        if (
+            INSTANCE not in os.environ
+        ):  # `quantdrift up` applies them at each start: nobody has decided anything
+            click.echo("warning: not in the audit: there is no Postgres address (QUANTDRIFT_DSN)", err=True)
         return await _apply(stream, admin_key)
     from quantdrift.storage.audit import Action, add
     from quantdrift.storage.database import Database

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import os
 import secrets
 import signal
 import socket
@@ -23,13 +22,14 @@ import aiohttp
 import msgspec
 
 from quantdrift.cli.embedded import Report
-from quantdrift.cli.embedded_nats import access, key_directory, variables
+from quantdrift.cli.embedded_nats import access, key_directory, nats_variables
 from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.output import background
+from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
@@ -41,6 +41,13 @@ from quantdrift.core.stream.rights import NatsRole
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
 _OPERATOR: Final = 2  # a process's exit code when a person must act
+_NEEDED: Final = {
+    "sidecar": {"QUANTDRIFT_HMAC_KEY", "QUANTDRIFT_INTAKE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
+    "shadow": {"QUANTDRIFT_DSN", "QUANTDRIFT_REFERENCE_TOKEN"},
+    "monitor": {"QUANTDRIFT_DSN"},
+    "db upgrade": {"QUANTDRIFT_DSN"},
+}
+_SECRETS: Final = frozenset().union(*_NEEDED.values())
 _POLL_S: Final = 0.1
 _SLOW_POLL_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 30.0
@@ -256,7 +263,7 @@ class _Supervisor:
         self._arguments = ["--config", str(config_path)]
         self._instance = secrets.token_hex(8)
         states = {STATES_FILE: str((data / STATES).absolute())}
-        self._environment = dict(os.environ) | {INSTANCE: self._instance} | states
+        self._environment = variables() | {INSTANCE: self._instance} | states
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._nats: tuple[Path, str] | None = None  # directory and address of the embedded server
@@ -315,7 +322,7 @@ class _Supervisor:
                 "postgres",
                 "quantdrift.cli.embedded",
                 arguments,
-                self._environment,
+                without_secrets(self._environment),
                 clock=self._clock,
                 on_stdout=lambda line: self._reported(postgres, "dsn", line),
             )
@@ -329,7 +336,7 @@ class _Supervisor:
                 "nats",
                 "quantdrift.cli.embedded",
                 ["nats", str(directory), str(port), stream.name],
-                _without_dsn(self._environment),
+                without_secrets(self._environment),
                 clock=self._clock,
                 on_stdout=lambda line: self._reported(nats, "nats.url", line),
             )
@@ -356,9 +363,9 @@ class _Supervisor:
 
     def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
-        environment = self._environment if name != "sidecar" else _without_dsn(self._environment)
+        environment = _needed(self._environment, name)
         if self._nats is not None:
-            environment = {**environment, **variables(*self._nats, NatsRole(name))}
+            environment |= nats_variables(*self._nats, NatsRole(name))
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
@@ -371,7 +378,7 @@ class _Supervisor:
         """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
-        await self._step("db upgrade", [], self._environment)
+        await self._step("db upgrade", [], {})
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
@@ -382,16 +389,16 @@ class _Supervisor:
         assert self._nats is not None
         await self._nats_works.wait()
         keys = ["--keys", str(key_directory(self._nats[0])), "--apply"]
-        await self._step("setup nats", keys, {**_without_dsn(self._environment), **variables(*self._nats)})
+        await self._step("setup nats", keys, nats_variables(*self._nats))
         await self._stop.wait()
 
-    async def _step(self, command: str, options: Sequence[str], environment: Mapping[str, str]) -> None:
+    async def _step(self, command: str, options: Sequence[str], environment: dict[str, str]) -> None:
         """Run a command until it has succeeded once."""
         step = _Process(
             command,
             "quantdrift",
             [*command.split(), *options, *self._arguments],
-            environment,
+            _needed(self._environment, command) | environment,
             clock=self._clock,
             final=0,
         )
@@ -454,8 +461,10 @@ def _print(line: bytes) -> None:
     background(1).write(line + b"\n")
 
 
-def _without_dsn(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name != "QUANTDRIFT_DSN"}
+def _needed(environment: Mapping[str, str], process: str) -> dict[str, str]:
+    """Return an environment without the secrets that a process does not need."""
+    hidden = _SECRETS - _NEEDED.get(process, frozenset())
+    return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def _write(path: Path, secret: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tally
+from quantdrift.core.text import misfit
 
 VERSION = 1
 _KINDS: dict[type, bytes] = {Exchange: b"E", Tally: b"T"}
@@ -59,4 +60,4 @@ def _decode(kind: type, wire: bytes) -> Any:
     try:
         return _DECODERS[kind].decode(memoryview(wire)[2:])
     except msgspec.MsgspecError as error:
-        raise QuarantineError(QuarantineReason.DECODE, str(error)) from error
+        raise QuarantineError(QuarantineReason.DECODE, misfit(error)) from error

@@ -44,6 +44,7 @@ class QuarantineReason(StrEnum):
     TOO_EARLY = (
         "too_early"  # captured in the future because a clock is wrong; its partition does not exist yet
     )
+    ENCRYPTED = "encrypted"  # no key here opens it: it is kept as it came
     POISON = "poison"  # delivered too often without being finished
 
 

@@ -83,6 +83,7 @@ class Loss(StrEnum):
     )
     TOO_COSTLY = "too_costly"  # capture: decoding it takes too much processor time
     UNOBSERVED = "unobserved"  # relay: its connection was not observed; how many there were is an estimate
+    NO_KEY = "no_key"  # capture: it must be encrypted, and the key cannot be read
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Texts from outside, made safe to show: in a terminal, a log, a report, a page or an event."""
 
+import re
 from types import MappingProxyType
 from typing import Final
 
@@ -38,3 +39,20 @@ def plain(text: str, max_length: int = 0) -> str:
 def plain_lines(text: str) -> str:
     """Return a text of several lines, otherwise as `plain`."""
     return text.translate(_IN_LINES)
+
+
+_MISFIT: Final = re.compile(
+    r"Expected `[\w |]+`(?:, got `\w+`)?|Object missing required field `\w+`|Input data was truncated|"
+    r"(?:JSON|MessagePack data) is malformed|Invalid enum value"
+)
+_PATH: Final = re.compile(r" - at `(?:key in )?(\$[\w.\[\]]{0,200})`\Z")
+
+
+def misfit(error: Exception) -> str:
+    """Return where a document does not fit its type, without any of its values: for an error of msgspec, which may quote one.
+
+    The path has the names of our own fields; keys of mappings stand as `[...]` in it.
+    """
+    message = str(error)
+    found, path = _MISFIT.match(message), _PATH.search(message)
+    return f"{found[0] if found else 'it does not fit'}{f' at {path[1]}' if path else ''}"

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from typing import Final
 
+from quantdrift.core.passed_secrets import without_secrets
 from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.run import Stop
 from quantdrift.drift.detectors.protocol import compile_all
@@ -44,7 +46,7 @@ async def compile_loops(stop: Stop) -> None:
 
 async def _in_child_process(stop: Stop) -> int:
     process = await asyncio.create_subprocess_exec(
-        *ending_with_parent([sys.executable, "-P", "-c", _COMPILE])
+        *ending_with_parent([sys.executable, "-P", "-c", _COMPILE]), env=without_secrets(os.environ)
     )
     ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)

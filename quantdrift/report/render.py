@@ -40,6 +40,7 @@ REASONS = {
     "metadata": "its tensors are not described: describe them in the configuration",
     "unobserved": "the relay could not follow its connection; how many there were is an estimate",
     "too_costly": "decoding it takes more processor time than one exchange may use",
+    "no_key": "it must be encrypted, and the sidecar could not read the key",
     "unpaired": "its request or response did not arrive, or could not be matched to it",
     "no_reference": "the version has no reference",
     "schema": "its tensors do not fit the reference",
@@ -47,6 +48,7 @@ REASONS = {
     "replay": "the reference failed on this input",
     "too_late": "its capture time is older than the oldest partition",
     "too_early": "captured in the future: the sidecar's clock is wrong",
+    "encrypted": "no key of the shadow opens it",
     "poison": "delivered too many times without being finished",
 }
 

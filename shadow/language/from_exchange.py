@@ -9,6 +9,7 @@ import numpy as np
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
+from quantdrift.core.text import misfit
 from quantdrift.shadow.language.answer import Answer, ToolCall
 from quantdrift.shadow.language.free_running_answer import free_answer_request
 from quantdrift.shadow.language.request_options import (
@@ -354,7 +355,7 @@ def _decoded(text: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
-        raise _schema(f"a document of the chat is not valid JSON: {error}") from error
+        raise _schema(f"a document of the chat is not valid: {misfit(error)}") from error
 
 
 def _schema(detail: str) -> QuarantineError:

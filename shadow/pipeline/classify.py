@@ -1,8 +1,14 @@
 """The classification of a message: to be replayed, only counted, or quarantined."""
 
+import contextlib
+import re
+from collections.abc import Callable
+
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
+from quantdrift.core.sealing import envelope_of, is_sealed
 from quantdrift.core.tasks import Task
+from quantdrift.core.text import plain
 from quantdrift.shadow.language.from_exchange import embedding_inputs, scoring_inputs
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
@@ -11,10 +17,17 @@ from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
 
 Case = PreparedExchange | Quarantined | Unreferenced
+_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
 def classify(
-    payload: bytes, *, sequence: int, n_delivered: int, max_deliveries: int, references: References
+    payload: bytes,
+    *,
+    sequence: int,
+    n_delivered: int,
+    max_deliveries: int,
+    references: References,
+    opened: Callable[[bytes], bytes] = bytes,
 ) -> Case:
     """Classify one message.
 
@@ -25,6 +38,8 @@ def classify(
     n_delivered, max_deliveries
         How often it was delivered, this time included, and how often it may be. Above the limit it is quarantined
         unread, because it may crash the worker that reads it.
+    opened
+        Returns the message without its encryption. An encrypted one goes to the quarantine as it came.
     """
     if n_delivered > max_deliveries:
         return Quarantined(
@@ -34,11 +49,9 @@ def classify(
             detail=f"delivered {n_delivered - 1} times, and no worker finished it",
         )
     try:
-        exchange = read_exchange(payload)
+        exchange = read_exchange(opened(payload))
     except QuarantineError as error:
-        return Quarantined(
-            stream_sequence=sequence, payload=payload, reason=error.reason, detail=error.detail
-        )
+        return _unreadable(sequence, payload, error)
     version_reference = references.find(exchange.model, exchange.version)
     if version_reference is None:
         key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
@@ -81,4 +94,22 @@ def quarantine(sequence: int, payload: bytes, exchange: Exchange, error: Quarant
         exchange_id=exchange.id,
         model=exchange.model,
         captured_at=exchange.captured_at,
+    )
+
+
+def _unreadable(sequence: int, payload: bytes, error: QuarantineError) -> Quarantined:
+    """Return the row of a message that could not be read, with what the envelope of an encrypted one says of it."""
+    exchange_id, model = None, ""
+    if is_sealed(payload):
+        with contextlib.suppress(QuarantineError):
+            envelope = envelope_of(payload)
+            model = plain(envelope.model)
+            exchange_id = envelope.exchange_id if _ID.fullmatch(envelope.exchange_id) else None
+    return Quarantined(
+        stream_sequence=sequence,
+        payload=payload,
+        reason=error.reason,
+        detail=error.detail,
+        exchange_id=exchange_id,
+        model=model,
     )

@@ -18,9 +18,11 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
+from quantdrift.core.keys import KeyFile
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.batcher import Batcher
@@ -61,6 +63,8 @@ class Reader:
         Receives the batches.
     in_flight
         Keeps fetched messages alive.
+    keys
+        Open encrypted exchanges. While they cannot be read, exchanges wait in the stream. None: there are no keys.
     """
 
     def __init__(
@@ -77,7 +81,9 @@ class Reader:
         health: Health,
         clock: Clock,
         stop: Stop,
+        keys: KeyFile | None = None,
     ) -> None:
+        self._keys = keys
         self._shadow = shadow
         self._fetch_bytes = fetch_bytes
         self._model = model
@@ -98,6 +104,7 @@ class Reader:
     async def read_once(self) -> None:
         """Fetch once, and queue the batches that are full or have waited long enough."""
         try:
+            self._require_keys()
             if await self._reads_one_at_a_time():
                 await self._read_one()
             else:
@@ -106,6 +113,11 @@ class Reader:
             _LOG.debug("%s", error)
             await self.flush()
             await self._stop.wait(_PAUSE_S)
+
+    def _require_keys(self) -> None:
+        """Raise while the keys cannot be read: what cannot be opened stays in the stream."""
+        if self._keys is not None and self._keys.ring is None:
+            raise RetryError("stream.payload_key_file cannot be read: exchanges wait in the stream")
 
     async def _reads_one_at_a_time(self) -> bool:
         now_s = self._clock.monotonic_s()
@@ -198,10 +210,23 @@ class Reader:
             n_delivered=delivery.n_delivered,
             max_deliveries=self._shadow.max_deliveries,
             references=self._references,
+            opened=self._opened,
         )
         if isinstance(case, Quarantined):
             case = msgspec.structs.replace(case, numbered=delivery.numbered)
         return TakenMessage(delivery=delivery, case=case, at_s=self._clock.monotonic_s())
+
+    def _opened(self, payload: bytes) -> bytes:
+        """Return a message without its encryption; one that never was encrypted is returned as it is."""
+        if not is_sealed(payload):
+            return payload
+        ring = None if self._keys is None else self._keys.ring
+        if ring is None:
+            raise QuarantineError(
+                QuarantineReason.ENCRYPTED,
+                "it is encrypted, and this shadow has no keys: set stream.payload_key_file",
+            )
+        return unseal(payload, ring, self._model)
 
 
 def _by_delivery(fetched: list[TakenMessage]) -> tuple[list[TakenMessage], list[TakenMessage]]:

@@ -13,9 +13,11 @@ import msgspec
 
 from quantdrift.core.config.schema import Capture
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
+from quantdrift.core.keys import KeyFile
 from quantdrift.core.text import UNSAFE
 
 _HMAC_DIGITS = 32
+_PURPOSE = b"quantdrift attribute 1"
 _REMOVED = dict.fromkeys(UNSAFE)  # Postgres refuses NUL; the others break logs, tables and terminals
 
 
@@ -26,17 +28,19 @@ class Attributes:
     ----------
     capture
         Which headers, parameters and JSON paths are recorded, and which of them only as a keyed hash.
-    hmac_key
-        Key of that hash.
+    keyed_hash
+        That hash.
     max_value_bytes
         Longer values are cut.
     """
 
-    def __init__(self, capture: Capture, hmac_key: bytes, *, max_value_bytes: int = MAX_VALUE_BYTES) -> None:
+    def __init__(
+        self, capture: Capture, keyed_hash: "KeyedHash", *, max_value_bytes: int = MAX_VALUE_BYTES
+    ) -> None:
         self._max_value_bytes = max_value_bytes
         self._capture = capture
         self._hashed = frozenset(capture.hmac)
-        self._hmac_key = hmac_key
+        self._keyed_hash = keyed_hash
 
     def pick(
         self, headers: Mapping[str, str], parameters: Mapping[str, Any], document: Mapping[str, Any]
@@ -63,12 +67,37 @@ class Attributes:
 
     def _redact(self, key: str, text: str) -> str:
         if key in self._hashed:
-            return keyed_hash(self._hmac_key, text)
+            return self._keyed_hash(text)
         return cut(text, self._max_value_bytes)
 
 
-def keyed_hash(key: bytes, text: str) -> str:
-    """Return the first 32 hexadecimal digits of the HMAC-SHA256 of `text`: equal texts stay equal."""
+class KeyedHash:
+    """The hash of personal values: the first 32 hexadecimal digits of HMAC-SHA256.
+
+    Equal texts have equal hashes as long as the key stays. With a key file the id of the key precedes the hash (`ID:HASH`): a
+    hash by the next key is another value, and can be told from one by this key.
+
+    Parameters
+    ----------
+    key
+        The key, if it is a plain text.
+    keys
+        The key file in its place; None: there is none.
+    """
+
+    def __init__(self, key: bytes, keys: KeyFile | None = None) -> None:
+        self._key = key
+        self._keys = keys
+
+    def __call__(self, text: str) -> str:
+        """Return the hash of a text."""
+        key = None if self._keys is None else self._keys.current
+        if key is None:
+            return _digest(self._key, text)
+        return f"{key.id}:{_digest(key.derived(_PURPOSE), text)}"
+
+
+def _digest(key: bytes, text: str) -> str:
     return hmac.new(key, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:_HMAC_DIGITS]
 
 

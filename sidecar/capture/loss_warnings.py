@@ -16,6 +16,7 @@ _ADVICE: Final = {
     Loss.STREAM_FULL: "the stream is full: add shadow workers, lower the sampling rates or raise stream.max_bytes",
     Loss.TOO_LARGE: "they are above max_payload of the NATS server: raise it, or lower sidecar.max_exchange_bytes",
     Loss.QUEUE_FULL: "the queue to NATS is full because the server is slow or away: check the server at stream.url",
+    Loss.NO_KEY: "they must be encrypted, and the key cannot be read: check the file stream.payload_key_file",
 }
 _LOG = logging.getLogger(__name__)
 

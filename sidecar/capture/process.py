@@ -15,8 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from quantdrift.core.clock import SystemClock
+from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
+from quantdrift.core.config.schema import Config
+from quantdrift.core.keys import KeyFile, is_key_file
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.pipeline import CaptureService
@@ -59,7 +61,9 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
         ended=(Count.THINNED, Count.PUBLISHED),
         loss=Loss.PROCESS_ENDED,
     )
-    identity = identity_of(secrets, boot, environment)
+    identity = msgspec.structs.replace(
+        identity_of(secrets, boot, environment), hmac_keys=_hmac_keys(config, secrets, clock)
+    )
     directory = child.start.directory
     policy_file, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
     service = CaptureService(live_config_file, identity, policy_file, counters, clock)
@@ -127,6 +131,13 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
     return 0
 
 
+def _hmac_keys(config: Config, secrets: Secrets, clock: Clock) -> KeyFile | None:
+    """Return the key file of hashed attributes, or None: their key is a plain text."""
+    if not is_key_file(secrets.hmac_key):
+        return None
+    return KeyFile(config.capture.hmac_key_file, "capture.hmac_key_file", clock, first=secrets.hmac_key)
+
+
 async def _publish_last_tally(child: ChildProcess, tallies: Tallies, timeout_s: float) -> None:
     """Publish the last counts; once the stream has them, remove the file from which the next start would publish them."""
     is_final = bool(child.slot.gauge(Gauge.ENDS))  # if not, the other processes are still running
@@ -162,9 +173,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
     child = ChildProcess.begin(arguments)
     config = child.live_config_file.current.config
-    # The token's file may be gone by now, and this process does not need it.
-    without_token = msgspec.structs.replace(config.intake, token_file="")
-    secrets = load_secrets(msgspec.structs.replace(config, intake=without_token), Role.SIDECAR)
+    # The files may be gone by now: the supervisor has read them, and this process does not need the token.
+    without_files = msgspec.structs.replace(
+        config,
+        intake=msgspec.structs.replace(config.intake, token_file=""),
+        capture=msgspec.structs.replace(config.capture, hmac_key_file=""),
+    )
+    secrets = load_secrets(without_files, Role.SIDECAR)
 
     async def process(stop: Stop) -> int:
         # Ctrl-C reaches the whole process group, but this process must end after the relay: the supervisor

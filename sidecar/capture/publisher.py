@@ -1,6 +1,7 @@
 """The publisher: it sends exchanges to the stream from a queue bounded in bytes.
 
-Exchanges that do not reach the stream are counted.
+Exchanges that do not reach the stream are counted. With `stream.payload_key_file` they are encrypted before they are queued;
+one that cannot be encrypted is lost, and never sent as it is.
 """
 
 import asyncio
@@ -15,9 +16,11 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.keys import KeyFile
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
+from quantdrift.core.sealing import SEALED_BYTES, seal
 from quantdrift.core.stream.connection import PUBLISH_TIMEOUT_S, Queue, StreamFullError, TooLargeError
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.core.stream.rights import NatsRole
@@ -93,6 +96,7 @@ class Publisher:
         self._clock = clock
         self._warnings = LossWarnings(clock)
         self._unfinished: dict[int, float] = {}  # by identity of the item, in order: when it was queued
+        self._keys = KeyFile.of(config.stream.payload_key_file, "stream.payload_key_file", clock)
         self.caps = RateLimits(config.sampling, slot, clock)
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # of exchanges neither acknowledged nor lost
@@ -134,10 +138,15 @@ class Publisher:
             Its row in the table of counts.
         """
         wire = encode(exchange)
-        if loss := self.refusal(len(wire)):
+        longer = 0 if self._keys is None else SEALED_BYTES + 2 * len(exchange.model)
+        if loss := self.refusal(len(wire) + longer):
             self.refuse(stratum, loss)
             self._warnings.count(exchange.model, loss)
             return
+        if self._keys is not None:
+            key = self._keys.current
+            assert key is not None  # `refusal` says so, and a key that was read stays
+            wire = seal(wire, key, model=exchange.model, exchange_id=exchange.id)
         self.caps.count_passed(len(wire))
         item = _Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire)
         self._items.append(item)
@@ -147,6 +156,8 @@ class Publisher:
 
     def refusal(self, size: int = 0) -> Loss | None:
         """Return why an exchange of at least `size` bytes cannot be queued now, or None."""
+        if self._keys is not None and self._keys.ring is None:
+            return Loss.NO_KEY
         if self._queue is not None and size > self._queue.max_payload_bytes:
             return Loss.TOO_LARGE
         if self._queued_bytes + size + _ITEM_BYTES > self._config.sidecar.queue_bytes:

@@ -12,9 +12,10 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.config.strata import MODEL
+from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from quantdrift.core.slices import time_attributes
-from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
+from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS, cost
 from quantdrift.sidecar.protocols.adapters import load_adapter
@@ -44,8 +45,8 @@ class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
         Version of the candidate from the environment (a pod label), or empty.
     salt
         Secret of the sampling hashes.
-    hmac_key
-        Key of hashed attributes.
+    hmac_key, hmac_keys
+        Key of hashed attributes, and the key file that is used in its place, if there is one.
     boot
         Identifier of its start, as in its tallies: 32 hexadecimal digits.
     """
@@ -54,6 +55,7 @@ class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     salt: bytes
     hmac_key: bytes
+    hmac_keys: KeyFile | None = None
     boot: str = ""
 
 
@@ -140,7 +142,9 @@ class Recorder:
         self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
-        self._attributes = Attributes(config.capture, identity.hmac_key)
+        keyed_hash = KeyedHash(identity.hmac_key, identity.hmac_keys)
+        self._attributes = Attributes(config.capture, keyed_hash)
+        self._group_hash = keyed_hash if identity.hmac_key else KeyedHash(identity.salt)
         self._policy_history = policy_history or PolicyHistory(config.sampling)
         self._policy: Policy | None = None
         self._second_phase = SecondPhase((), b"")
@@ -291,4 +295,4 @@ class Recorder:
         name = self._config.sampling.sticky_header
         value = request_head.headers.get(name.lower()) if name else None
         # Without a value there is no group: the relay drew for this exchange alone.
-        return keyed_hash(self._identity.hmac_key or self._identity.salt, value) if value else ""
+        return self._group_hash(value) if value else ""

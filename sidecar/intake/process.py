@@ -6,7 +6,6 @@ it: callers have served their request already, or get a response at once.
 """
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -18,6 +17,7 @@ import msgspec
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
+from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt
@@ -149,9 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
     child = ChildProcess.begin(arguments)
     config = child.live_config_file.current.config
+    passed = variables()
     secrets = Secrets(
-        salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
-        intake_token=os.environ.get("QUANTDRIFT_INTAKE_TOKEN", ""),
+        salt=passed.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
+        intake_token=passed.get("QUANTDRIFT_INTAKE_TOKEN", ""),
     )
     listen_fd, tap_fd = child.start.listen_fd, child.start.tap_fd
     sockets = Sockets(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.core.tensors import DTYPES
+from quantdrift.core.text import misfit
 from quantdrift.sidecar.protocols.content import check_shape, pack_strings
 from quantdrift.sidecar.protocols.cost import check
 from quantdrift.sidecar.protocols.errors import LostError
@@ -112,7 +113,7 @@ def convert(document: Any, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        raise LostError(Loss.DECODE, str(error)) from error
+        raise LostError(Loss.DECODE, misfit(error)) from error
 
 
 def write_json(value: Any) -> bytes:

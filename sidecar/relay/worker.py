@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.address import read_address
+from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.sidecar.handoff.sender import FrameSender
 from quantdrift.sidecar.relay.connection import Connection, Relay
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     child = ChildProcess.begin(arguments, serves=True)
     config = child.live_config_file.current.config
     # Secret files are not read again, and a relay worker does not need the key of hashed attributes.
-    secrets = Secrets(salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
+    secrets = Secrets(salt=variables().get("QUANTDRIFT_SAMPLING_SALT", "").encode())
 
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Two files per client: the usual 1024 are soon used up.

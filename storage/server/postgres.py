@@ -17,6 +17,7 @@ from typing import Final, Self
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.passed_secrets import without_secrets
 from quantdrift.core.process.child import exit_text
 from quantdrift.storage.server.binaries import Binaries, find_binaries
 from quantdrift.storage.server.unprivileged import UnprivilegedUser, choose_account
@@ -367,7 +368,8 @@ def _children(pid: int) -> list[int]:
 
 def _environment() -> dict[str, str]:
     # PGDATA, PGPORT and similar variables in the caller's environment belong to another server.
-    without_postgres = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    own = without_secrets(os.environ)
+    without_postgres = {name: value for name, value in own.items() if not name.startswith("PG")}
     return without_postgres | {"LC_ALL": "C"}
 
 

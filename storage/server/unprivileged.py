@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.passed_secrets import without_secrets
 
 _NOBODY = 65534
 # The kernel sends this signal when the parent has ended for any reason; it means a fast shutdown.
@@ -94,6 +95,7 @@ def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:
         check=False,
         cwd="/",
         timeout=30,
+        env=without_secrets(os.environ),
     )
     return result.returncode == 0
 

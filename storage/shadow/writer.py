@@ -22,8 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import QuarantineReason, RetryError
+from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Loss, Tally
+from quantdrift.core.sealing import is_sealed, seal
 from quantdrift.core.slices import ValueRules
+from quantdrift.core.text import plain
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import tables
 from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
@@ -72,13 +75,21 @@ class Writer:
         everything aside, and must not fill the disk.
     rules
         The slices that are made of values which clients choose; None: there are none.
+    keys
+        Encrypt what goes to the quarantine and is not encrypted yet; None: it is stored as it came.
     """
 
-    def __init__(self, database: Database, clock: Clock, rules: ValueRules | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        rules: ValueRules | None = None,
+        keys: KeyFile | None = None,
+    ) -> None:
         self._places = Places(rules or ValueRules(Config()))
         self._database = database
         self._clock = clock
-        self._payloads = _Allowance(PAYLOAD_BYTES_PER_HOUR, clock)
+        self._payloads = _Payloads(PAYLOAD_BYTES_PER_HOUR, clock, keys)
 
     async def store(self, batch: StoreBatch) -> Written:
         """Store a batch in one transaction: the rows that it refers to, one `batch` row, its comparisons.
@@ -296,17 +307,27 @@ async def _ids_of(
     return ids
 
 
-class _Allowance:
-    """An allowance of bytes per hour."""
+class _Payloads:
+    """What is kept of quarantined messages: so many bytes per hour, and encrypted if there are keys."""
 
-    def __init__(self, bytes_per_hour: int, clock: Clock) -> None:
+    def __init__(self, bytes_per_hour: int, clock: Clock, keys: KeyFile | None) -> None:
+        self._keys = keys
         self._bytes_per_hour = bytes_per_hour
         self._clock = clock
         self._left = bytes_per_hour
         self._since_s = clock.monotonic_s()
 
-    def grants(self, n_bytes: int) -> bool:
-        """Return whether `n_bytes` are left of this hour, and use them if so."""
+    def kept(self, message: Quarantined) -> bytes | None:
+        """Return what is stored of a message, or None: the allowance is used up, or it cannot be encrypted."""
+        payload = message.payload
+        if self._keys is not None and not is_sealed(payload):
+            key = self._keys.current
+            if key is None:
+                return None
+            payload = seal(payload, key, model=message.model, exchange_id=message.exchange_id or "")
+        return payload if self._grants(len(payload)) else None
+
+    def _grants(self, n_bytes: int) -> bool:
         now_s = self._clock.monotonic_s()
         if now_s - self._since_s >= _HOUR_S:
             self._left, self._since_s = self._bytes_per_hour, now_s
@@ -329,7 +350,7 @@ async def _unfinished(connection: AsyncConnection, messages: Sequence[Quarantine
 
 
 async def _quarantine(
-    connection: AsyncConnection, messages: Sequence[Quarantined], payloads: _Allowance
+    connection: AsyncConnection, messages: Sequence[Quarantined], payloads: _Payloads
 ) -> list[str]:
     """Store quarantined messages; return the reasons of those that are new."""
     if not messages:
@@ -344,8 +365,8 @@ async def _quarantine(
                 "model": message.model,
                 "captured_at": message.captured_at,
                 "reason": message.reason.value,
-                "detail": message.detail.replace("\0", ""),
-                "payload": message.payload if payloads.grants(len(message.payload)) else None,
+                "detail": plain(message.detail),
+                "payload": payloads.kept(message),
             }
             for message in messages
         ],

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,9 @@ import pytest
 from quantdrift.core.codec import decode_exchange, decode_tally
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Stream
+from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.records import Exchange, Loss, Tally
+from quantdrift.core.sealing import envelope_of, unseal
 from quantdrift.core.stream.connection import Delivery, Queue
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
@@ -34,6 +37,7 @@ models = [{{ name = "digits" }}]
 [stream]
 url = "{url}"
 name = "{name}"
+payload_key_file = "{key_file}"
 [sidecar]
 tally_interval_s = 0.2
 grace_s = 8
@@ -51,10 +55,10 @@ headers = {{ x-scanner = "faint" }}
 class Capture:
     """A running capture process with everything that its supervisor gives it."""
 
-    def __init__(self, directory: Path, url: str) -> None:
+    def __init__(self, directory: Path, url: str, key_file: str = "") -> None:
         self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
         written = directory / "config.toml"
-        written.write_text(CONFIG.format(url=url, name=self.stream.name))
+        written.write_text(CONFIG.format(url=url, name=self.stream.name, key_file=key_file))
         settled = LiveConfig.of(load(written))
         self.rows = settled.rows
         self._config = write_live_config(settled, directory)
@@ -90,6 +94,11 @@ class Capture:
     def published(self) -> int:
         """What the stream has acknowledged, of any stratum and model."""
         return sum(self.slot.count(row, Count.PUBLISHED) for row in range(8))
+
+    @property
+    def without_key(self) -> int:
+        """What was lost because it could not be encrypted."""
+        return sum(self.slot.lost_count(row, Loss.NO_KEY) for row in range(8))
 
     def connect(self) -> socket.socket:
         """Return a connection as a relay worker has it."""
@@ -251,3 +260,46 @@ def test_a_large_exchange_passes_in_many_reads(capture: Capture) -> None:
         wait(lambda: capture.published == 2)
     exchanges, _ = stored(capture.stream)
     assert [len(exchange.inputs[0].data) for exchange in exchanges] == [4 * n, 4 * n]
+
+
+def test_with_a_key_nothing_of_an_exchange_can_be_read_in_the_stream(tmp_path: Path, nats_url: str) -> None:
+    """While the key cannot be read exchanges are lost and counted, and none is sent as it is; another key needs no restart."""
+    path = tmp_path / "keys.json"
+    capture = Capture(tmp_path, nats_url, str(path))
+    secret = "CANARY-OF-A-PERSON"
+    try:
+        with capture.connect() as relay:
+            send(relay, 5, headers={"X-Request-Id": secret, "X-User": "ann"})
+            wait(lambda: capture.without_key == 5)
+            first = Key.create(datetime.now(UTC))
+            write_keys(path, KeyRing(keys=(first,)), is_new=True)
+            wait(lambda: _sent_one(relay, capture, secret))
+            second = Key.create(datetime.now(UTC))
+            write_keys(path, KeyRing(keys=(first, second)))
+            wait(lambda: second.id in (tmp_path / "log").read_text() or not _sent_one(relay, capture, secret))
+            wait(lambda: _sent_one(relay, capture, secret))
+            capture.process.send_signal(signal.SIGTERM)
+            assert capture.process.wait(10) == 0
+        deliveries, _ = delivered(capture.stream)
+    finally:
+        capture.close()
+    envelopes = [envelope_of(delivery.data) for delivery in deliveries]
+    assert len(envelopes) == capture.published
+    assert {envelope.model for envelope in envelopes} == {"digits"}
+    assert {envelope.key_id for envelope in envelopes} == {first.id, second.id}
+    for delivery in deliveries:
+        assert b"CANARY" not in delivery.data
+        assert b"inputs" not in delivery.data
+    ring = KeyRing(keys=(first, second))
+    opened = [decode_exchange(unseal(delivery.data, ring, "digits")) for delivery in deliveries]
+    assert {exchange.id for exchange in opened} == {envelope.exchange_id for envelope in envelopes}
+    assert "stream.payload_key_file" in (tmp_path / "log").read_text()
+    assert secret not in (tmp_path / "log").read_text()
+
+
+def _sent_one(relay: socket.socket, capture: Capture, secret: str) -> bool:
+    """Hand one exchange over, and return whether it was published in the end, not lost."""
+    before, lost = capture.published, capture.without_key
+    send(relay, 1, headers={"X-Request-Id": secret, "X-User": "ann"})
+    wait(lambda: capture.published + capture.without_key > before + lost)
+    return capture.published > before

@@ -18,9 +18,11 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, StratumCount, Tally
+from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.in_flight import InFlight
@@ -358,3 +360,56 @@ async def test_a_server_of_a_reference_that_is_away_is_waited_for(
             await asyncio.sleep(0.02)
         stop.set()
         assert await asyncio.wait_for(worker, DEADLINE_S) == 0
+
+
+@pytest.mark.integration
+async def test_encrypted_exchanges_are_replayed_and_the_quarantine_holds_no_plain_payload(
+    config: Config, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """They wait in the stream while the keys cannot be read. What no key opens, or what was moved to another model, is kept as it came."""
+    path = tmp_path / "keys.json"
+    now = datetime.now(UTC)
+    key, other = Key.create(now), Key.create(now)
+    stream = msgspec.structs.replace(config.stream, payload_key_file=str(path))
+    good, odd, foreign, plain = (exchange_of(inputs_of(1, seed)) for seed in range(4))
+    odd = msgspec.structs.replace(
+        odd, outputs=exchange_of(inputs_of(1), logits_of(inputs_of(1))[:, :2]).outputs
+    )
+    plain = msgspec.structs.replace(plain, outputs=odd.outputs)
+
+    def sealed(exchange: Exchange, key: Key, model: str = "digits") -> bytes:
+        return seal(encode(exchange), key, model=model, exchange_id=exchange.id)
+
+    async with serving(msgspec.structs.replace(config, stream=stream), postgres_dsn) as queue:
+        given = {
+            good.id: sealed(good, key),
+            odd.id: sealed(odd, key),
+            foreign.id: sealed(foreign, other),
+            "moved": sealed(good, key, "wagons"),
+            plain.id: encode(plain),
+        }
+        for name, wire in given.items():
+            await queue.publish_exchange("digits", name, wire)
+        backlog = await read_backlog(queue)
+        assert backlog.n_messages == 5
+        write_keys(path, KeyRing(keys=(key,)), is_new=True)
+        await _until_counted(postgres_dsn, "quarantine", 4)
+        await _until_counted(postgres_dsn, "comparison", 1)
+        await _until_empty(queue)
+    rows = await _fetch(postgres_dsn, "select * from quarantine order by reason, model, stream_sequence")
+    assert [row["reason"] for row in rows] == ["decode", "encrypted", "output", "output"]
+    moved, closed, opened, was_plain = rows
+    assert (moved["model"], moved["payload"]) == ("wagons", given["moved"])
+    assert (closed["model"], closed["exchange_id"].hex, closed["payload"]) == (
+        "digits",
+        foreign.id,
+        given[foreign.id],
+    )
+    assert opened["payload"] == given[odd.id]
+    assert was_plain["exchange_id"].hex == plain.id
+    ring = KeyRing(keys=(key, other))
+    assert [unseal(row["payload"], ring, "digits") for row in rows[1:]] == [
+        encode(foreign),
+        encode(odd),
+        encode(plain),
+    ]

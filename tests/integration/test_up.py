@@ -29,6 +29,7 @@ from quantdrift.core.process.admin import INSTANCE_HEADER
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from tests.support.commands import invoked
+from tests.support.exposed_secrets import exposed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -97,12 +98,22 @@ def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
-    """SIGTERM ends every role and server with exit code 0; a sidecar never saw the database's address.
+    """SIGTERM ends every role and server with exit code 0; no secret was in the environment of a process that it started.
 
     `quantdrift status` meanwhile says that every process works, and what is missing.
     """
-    with _up(_config(memory_path), memory_path / "data") as process:
+    given = {
+        "QUANTDRIFT_HMAC_KEY": "canary-of-hashes",
+        "QUANTDRIFT_INTAKE_TOKEN": "canary-of-the-intake",
+        "QUANTDRIFT_REFERENCE_TOKEN": "canary-of-a-reference",
+        "QUANTDRIFT_SAMPLING_SALT": "canary-of-the-salt",
+    }
+    with _up(_config(memory_path), memory_path / "data", stderr=None, **given) as process:
         children = _family(process)
+        addresses = [(memory_path / "data" / name).read_text().strip() for name in ("dsn", "nats.url")]
+        passwords = [password for address in addresses if (password := urlsplit(address).password)]
+        assert len(passwords) == 2
+        assert exposed(children, [*given.values(), *passwords]) == []
         names = " ".join(" ".join(child.cmdline()) for child in children)
         for part in (
             "quantdrift.sidecar.relay.worker",
@@ -113,9 +124,6 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
             "postgres",
         ):
             assert part in names
-        for child in children:
-            if any(part.startswith("sidecar") for part in child.cmdline()):
-                assert "QUANTDRIFT_DSN" not in child.environ()
         assert (memory_path / "data" / "dsn").stat().st_mode & 0o077 == 0
         config = str(memory_path / "config.toml")
         done = invoked("status", "-c", config, "--data", "data", "--json", directory=memory_path)

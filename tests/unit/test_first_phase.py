@@ -8,7 +8,7 @@ import pytest
 from quantdrift.core.config import Capture, Sampling
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import EPOCH_S, epoch_salt, uniform
-from quantdrift.sidecar.capture.attributes import Attributes
+from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash
 from quantdrift.sidecar.protocols.http_message import parse_head
 from quantdrift.sidecar.sampling.first_phase import Draw, ExchangeIds, Sampler
 
@@ -50,7 +50,9 @@ def test_the_stored_identifier_explains_the_decision() -> None:
 def test_a_stratum_is_found_by_the_value_that_is_recorded(value: bytes) -> None:
     """Attributes lose control characters: what is in the slice by then was drawn at the slice's rate."""
     head = b"POST " + PATH + b" HTTP/1.1\r\nx-scanner: " + value + b"\r\n\r\n"
-    recorded = Attributes(Capture(headers=("x-scanner",)), b"").pick(parse_head(head).headers, {}, {})
+    recorded = Attributes(Capture(headers=("x-scanner",)), KeyedHash(b"")).pick(
+        parse_head(head).headers, {}, {}
+    )
     assert recorded == {"header.x-scanner": "faint"}
     for method in ("", "POST"):
         by_value = HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "faint"}, method=method)

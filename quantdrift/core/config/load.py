@@ -1,7 +1,6 @@
 """Load the configuration: file, then environment, then checks; secrets apart and per role."""
 
 import contextlib
-import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,8 @@ from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.config.wrong_values import Key, Mistake, allowed, mistakes, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.keys import is_key_file, read_keys
+from quantdrift.core.passed_secrets import variables
 
 PREFIX = "QUANTDRIFT__"
 
@@ -101,7 +102,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     """
     parts = read_parts(path)
     document = parts.document
-    overridden, found = _override(document, os.environ if environment is None else environment)
+    overridden, found = _override(document, variables() if environment is None else environment)
 
     def source(keys: tuple[Key, ...]) -> str:
         variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
@@ -167,13 +168,18 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
     OperatorError
         A secret that the role needs is not given.
     """
-    env = os.environ if environment is None else environment
+    env = variables() if environment is None else environment
     if role is Role.SIDECAR:
         key = _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file)
         if config.capture.hmac and not key:
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
             )
+        if is_key_file(key.encode()):
+            try:
+                read_keys(key.encode(), "capture.hmac_key_file", config.capture.hmac_key_file)
+            except OperatorError as error:  # the relay needs no key, and serves meanwhile
+                raise UnreadableSecretError(str(error)) from error
         token = _intake_token(env, config.intake)
         salt = env.get("QUANTDRIFT_SAMPLING_SALT", "").encode()
         return Secrets(hmac_key=key.encode(), intake_token=token, salt=salt)
@@ -314,6 +320,7 @@ def _resolve(config: Config, base: Path) -> Config:
             ca_file=absolute(config.stream.ca_file),
             certificate_file=absolute(config.stream.certificate_file),
             key_file=absolute(config.stream.key_file),
+            payload_key_file=absolute(config.stream.payload_key_file),
         ),
         storage=msgspec.structs.replace(
             config.storage,

@@ -42,6 +42,13 @@ class Stream(Section, frozen=True, kw_only=True):
     key_file: Annotated[
         str, about("Key (PEM, no passphrase) of the client certificate. Empty: it is in certificate_file.")
     ] = ""
+    payload_key_file: Annotated[
+        str,
+        about(
+            "Key file (`quantdrift keys new`) that encrypts exchanges in the stream and in the quarantine. Sidecars and "
+            "shadow need it, and read it again when it changes. Empty: they are not encrypted."
+        ),
+    ] = ""
     name: Annotated[
         str,
         about("Prefix of streams and subjects. Two installations on one NATS cluster need different ones."),
@@ -239,7 +246,8 @@ class Capture(Section, frozen=True, kw_only=True):
     hmac_key_file: Annotated[
         str,
         about(
-            "File with the key of that hash. Empty: QUANTDRIFT_HMAC_KEY. Required when `hmac` names anything."
+            "File with the key of that hash: a key file (`quantdrift keys new`), whose keys can be replaced, or any "
+            "text. Empty: QUANTDRIFT_HMAC_KEY. Required when `hmac` names anything."
         ),
     ] = ""
     time_zone: Annotated[

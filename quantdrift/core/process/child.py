@@ -9,6 +9,7 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 
+from quantdrift.core import passed_secrets
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 
@@ -76,7 +77,8 @@ class Child:
     module
         Module that `python -m` runs.
     environment
-        The complete environment.
+        The complete environment. The child gets what may be a secret by a file descriptor, also when it is restarted:
+        it reads `quantdrift.core.passed_secrets.variables`.
     fds
         File descriptors that it inherits.
     orphan
@@ -168,14 +170,7 @@ class Child:
                 return 0
 
     async def _run_once(self) -> int:
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=self.environment,
-            pass_fds=self._fds,
-            start_new_session=True,
-            stdout=PIPE if 1 in self._on_output else None,
-            stderr=PIPE if 2 in self._on_output else None,
-        )
+        self._process = process = await self._started()
         if self._ending.is_set():
             process.terminate()  # asked to end while it was starting
         readers = [
@@ -191,6 +186,26 @@ class Child:
             for task in late:
                 task.cancel()
         return code
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        environment, fds = passed_secrets.without_secrets(self.environment), self._fds
+        environment.pop(passed_secrets.VARIABLE, None)
+        secret_fd = None
+        if passed := passed_secrets.secrets_of(self.environment):
+            secret_fd = passed_secrets.written(passed)
+            environment[passed_secrets.VARIABLE], fds = str(secret_fd), (*fds, secret_fd)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                env=environment,
+                pass_fds=fds,
+                start_new_session=True,
+                stdout=PIPE if 1 in self._on_output else None,
+                stderr=PIPE if 2 in self._on_output else None,
+            )
+        finally:
+            if secret_fd is not None:
+                os.close(secret_fd)
 
     def _log(self, how: str, _code: int | None, pause_s: float) -> None:
         _LOG.error("%s %s; restarting in %.1f s", self.name, how, pause_s)

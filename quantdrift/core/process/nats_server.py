@@ -1,5 +1,6 @@
 """The embedded NATS JetStream server: a real nats-server as a child process that ends with its parent."""
 
+import os
 import secrets
 import shutil
 import signal
@@ -15,6 +16,7 @@ import msgspec
 
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.passed_secrets import without_secrets
 from quantdrift.core.process.child import ending_with_parent, exit_text
 from quantdrift.core.process.log_file import keep_small
 from quantdrift.core.tls import ServerCertificate
@@ -150,6 +152,7 @@ class NatsServer:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=without_secrets(os.environ),
                 start_new_session=True,  # Ctrl-C must reach only the parent, which stops the server in order
             )
         deadline = time.monotonic() + _START_S

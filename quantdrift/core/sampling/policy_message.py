@@ -13,6 +13,7 @@ import msgspec
 
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.records import Policy
+from quantdrift.core.text import misfit
 
 VERSION = 1
 MAX_BYTES = 65_536  # every exchange contains its policy: a larger one would cost more than the samples
@@ -196,4 +197,4 @@ def _decode(kind: type, wire: bytes) -> Any:
     try:
         return _DECODERS[kind].decode(memoryview(wire)[2:])
     except msgspec.MsgspecError as error:
-        raise RefusedError(Refusal.UNREADABLE, str(error)) from error
+        raise RefusedError(Refusal.UNREADABLE, misfit(error)) from error

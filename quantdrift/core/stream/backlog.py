@@ -11,6 +11,7 @@ from quantdrift.core.stream.config import model_of, subject_token
 from quantdrift.core.stream.connection import Queue, durable_name
 from quantdrift.core.stream.consume import REQUEST_S
 from quantdrift.core.stream.errors import mapped
+from quantdrift.core.text import misfit
 
 _Answer = TypeVar("_Answer")
 
@@ -171,4 +172,4 @@ async def _asked(queue: Queue, about: str, request: bytes, kind: type[_Answer]) 
     try:
         return msgspec.json.decode(answer.data, type=kind)
     except msgspec.MsgspecError as error:
-        raise RetryError(f"the answer of NATS about the stream cannot be read: {error}") from error
+        raise RetryError(f"the answer of NATS about the stream cannot be read: {misfit(error)}") from error

@@ -11,6 +11,7 @@ import numpy as np
 
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
+from quantdrift.core.text import misfit
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
 from quantdrift.shadow.runtimes.remote.protocol import (
@@ -95,7 +96,9 @@ class OipHttp:
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
-            raise RefusedError(f"{path} answers what is not the protocol: {error}", Refusal.ACCESS) from error
+            raise RefusedError(
+                f"{path} answers what is not the protocol: {misfit(error)}", Refusal.ACCESS
+            ) from error
 
 
 def open_reference(request: RuntimeRequest) -> RemoteRuntime:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.text import misfit
 from quantdrift.shadow.language.scoring import replay_error
 from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
@@ -104,7 +105,7 @@ class OpenAIServer:
         try:
             return msgspec.json.decode(answer, type=kind)
         except msgspec.DecodeError as error:
-            raise unreadable(str(error)) from error
+            raise unreadable(misfit(error)) from error
 
     def guarded(self, ask: Callable[[], Response]) -> Response:
         """Call `ask` for an exchange, and classify its errors.

@@ -1,0 +1,123 @@
+"""Encryption of exchanges: between sidecar and shadow, and in the quarantine.
+
+The cipher is XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03; libsodium's, by PyNaCl), which also detects every change. Each
+message has a random nonce of 192 bits. Any number of sidecars may share a key: the probability that two of n messages
+under one key have the same nonce is below n^2 / 2^193, that is 2^-33 after 2^80 messages (section 2.1 of that draft), so
+no process has to count or to coordinate. A key is replaced because it may have become known, not because it is used up.
+
+The model and the id of the exchange stay readable in the envelope. They are authenticated with the message: a ciphertext
+that is moved to another model, or gets another id, cannot be opened.
+"""
+
+from typing import Final
+
+import msgspec
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_decrypt as decrypt,
+)
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_encrypt as encrypt,
+)
+from nacl.bindings import (
+    crypto_aead_xchacha20poly1305_ietf_NPUBBYTES as NONCE_BYTES,
+)
+from nacl.exceptions import CryptoError
+from nacl.utils import random
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.keys import Key, KeyRing
+
+_HEAD: Final = b"S\x01"  # the kind of the record and its version, as in `quantdrift.core.codec`
+_PURPOSE: Final = b"quantdrift payload 1"
+SEALED_BYTES: Final = 128
+"""An encrypted message is at most this much longer than the plain one, with the name of its model twice."""
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """An encrypted message with what may be read of it.
+
+    Parameters
+    ----------
+    key_id, model, exchange_id
+        The key, the model and the exchange; the last is empty if it was not known.
+    nonce, data
+        24 random bytes; the ciphertext with its tag.
+    """
+
+    key_id: str
+    model: str
+    exchange_id: str
+    nonce: bytes
+    data: bytes
+
+
+_DECODER = msgspec.msgpack.Decoder(Envelope)
+
+
+def is_sealed(wire: bytes) -> bool:
+    """Return whether a message is encrypted."""
+    return wire[:1] == _HEAD[:1]
+
+
+def seal(wire: bytes, key: Key, *, model: str, exchange_id: str) -> bytes:
+    """Return a message encrypted for one model and one exchange."""
+    nonce = random(NONCE_BYTES)
+    data = encrypt(wire, _bound(key.id, model, exchange_id), nonce, key.derived(_PURPOSE))
+    envelope = Envelope(key_id=key.id, model=model, exchange_id=exchange_id, nonce=nonce, data=data)
+    return _HEAD + msgspec.msgpack.encode(envelope)
+
+
+def envelope_of(wire: bytes) -> Envelope:
+    """Return the envelope of an encrypted message; nothing of it is verified.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: it is none.
+    """
+    if wire[:2] != _HEAD:
+        raise QuarantineError(QuarantineReason.DECODE, "not an encrypted message of a version that is known")
+    try:
+        return _DECODER.decode(memoryview(wire)[2:])
+    except msgspec.MsgspecError as error:
+        raise QuarantineError(
+            QuarantineReason.DECODE, "the envelope of an encrypted message is damaged"
+        ) from error
+
+
+def unseal(wire: bytes, ring: KeyRing, model: str) -> bytes:
+    """Return the message of an envelope for `model`, verified.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: it is no envelope, or one for another model. Reason `encrypted`: the key is missing here, or the
+        message was changed.
+    """
+    envelope = envelope_of(wire)
+    if envelope.model != model:
+        raise QuarantineError(QuarantineReason.DECODE, "the encrypted message belongs to another model")
+    key = ring.find(envelope.key_id)
+    if key is None:
+        raise QuarantineError(
+            QuarantineReason.ENCRYPTED,
+            "no key of stream.payload_key_file has the id of its key: keep old keys until nothing needs them",
+        )
+    try:
+        return bytes(
+            decrypt(
+                envelope.data,
+                _bound(key.id, model, envelope.exchange_id),
+                envelope.nonce,
+                key.derived(_PURPOSE),
+            )
+        )
+    except (CryptoError, ValueError, TypeError) as error:
+        raise QuarantineError(
+            QuarantineReason.ENCRYPTED, "its key does not open it: it was changed, or is not what it says"
+        ) from error
+
+
+def _bound(key_id: str, model: str, exchange_id: str) -> bytes:
+    """Return the authenticated part, unambiguous for any texts."""
+    return msgspec.msgpack.encode((_PURPOSE, key_id, model, exchange_id))
