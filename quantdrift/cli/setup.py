@@ -57,14 +57,15 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
       quantdrift setup nats --keys nats-keys --apply
     """
     config = load(config_path)
-    public_keys = keys(directory)
     if apply_:
         changed = asyncio.run(_apply(config.stream, directory / f"{NatsRole.ADMIN}{SUFFIX}"))
         if as_json:
             emit({"streams": changed})
         else:
             click.echo(f"up to date: {', '.join(changed)}")
-    elif as_json:
+        return
+    public_keys = keys(directory)
+    if as_json:
         allowed = {role: rights(config.stream.name, role) for role in NatsRole}
         emit({role: {"nkey": key, "permissions": allowed[role]} for role, key in public_keys.items()})
     else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -227,6 +228,20 @@ async def test_a_refused_right_is_named_in_the_log(
     (record,) = caplog.records
     assert "directive" in record.getMessage()
     assert "quantdrift setup nats" in record.getMessage()
+
+
+async def test_the_administrators_key_is_enough_to_create_the_streams(stream: Stream, tmp_path: Path) -> None:
+    """A Job that has this key only, in a directory that it cannot write, creates no keys for the other roles."""
+    job = tmp_path / "job"
+    job.mkdir()
+    shutil.copy(tmp_path / "nats-keys" / "admin.nk", job)
+    job.chmod(0o500)
+    applied = await asyncio.to_thread(
+        started, "setup", "nats", "--apply", "--keys", str(job), directory=tmp_path
+    )
+    assert applied.returncode == 0, applied.stderr
+    assert stream.name in applied.stdout
+    assert [file.name for file in job.iterdir()] == ["admin.nk"]
 
 
 def test_keys_are_created_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:
