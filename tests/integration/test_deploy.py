@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
-VARIANTS = ("central", "everything", "istio", "kserve", "migrate", "relay", "tap")
+VARIANTS = ("central", "envoy", "everything", "istio", "kserve", "migrate", "relay", "tap")
 # preStop.sleep came with the first; the second is the newest that the schemas know.
 VERSIONS = ("1.30", "1.37")
 _ROLES = {"sidecar": "sidecar", "shadow": "shadow", "monitor": "monitor"}
@@ -135,18 +135,19 @@ def port_of(address: str) -> int:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_manifest_is_what_kubernetes_takes(variant: str, version: str) -> None:
+def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
     """By the published schemas, or our models of custom resources, unknown members refused; and an InferenceService's pod."""
-    for resource in render(DEPLOY / variant):
+    resources = [one for variant in VARIANTS for one in render(DEPLOY / variant)]
+    for pod in PODS:
+        if pod.owner["kind"] == "InferenceService":
+            made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", **pod.metadata}}
+            resources.append({**made, "spec": pod.spec})
+    # Variants share many: a schema is slow.
+    for resource in {msgspec.json.encode(one): one for one in resources}.values():
         if resource["kind"] in custom_resources.KINDS:
             custom_resources.read(resource)
         else:
             kubernetes_validate.validate(resource, version, strict=True)
-    for pod in pods(variant):
-        if pod.owner["kind"] == "InferenceService":
-            made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", **pod.metadata}}
-            kubernetes_validate.validate({**made, "spec": pod.spec}, version, strict=True)
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:
@@ -455,9 +456,10 @@ def test_server_and_sidecar_meet_at_the_taps_socket(tmp_path: Path) -> None:
     assert config.sidecar.listen == ""
 
 
-def test_istio_leaves_metrics_and_nats_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["istio", "envoy"])
+def test_istio_leaves_metrics_and_nats_alone(variant: str, tmp_path: Path) -> None:
     """The ports in the annotations are the configuration's."""
-    (pod,) = pods("istio")
+    (pod,) = pods(variant)
     ((_, container),) = pod.roles()
     config = configured(pod, container, tmp_path)
     told = pod.metadata["annotations"]
@@ -466,6 +468,25 @@ def test_istio_leaves_metrics_and_nats_alone(tmp_path: Path) -> None:
         inbound: f"{port_of(config.sidecar.probes)},{port_of(config.sidecar.admin)}",
         outbound: str(port_of(config.stream.address)),
     }
+
+
+def test_envoy_sends_its_copies_to_the_container_beside_it(tmp_path: Path) -> None:
+    """The filter selects the pod, and its cluster is the address at which the sidecar listens, inside the pod."""
+    (pod,) = pods("envoy")
+    ((_, container),) = pod.roles()
+    config = configured(pod, container, tmp_path)
+    (resource,) = of_kind("envoy", "EnvoyFilter")
+    assert resource["metadata"]["namespace"] == pod.owner["metadata"]["namespace"]
+    spec = resource["spec"]
+    assert spec["workloadSelector"]["labels"].items() <= pod.metadata["labels"].items()
+    cluster, sender = (one["patch"]["value"] for one in spec["configPatches"])
+    ((endpoint,),) = (group["lb_endpoints"] for group in cluster["load_assignment"]["endpoints"])
+    address = endpoint["endpoint"]["address"]["socket_address"]
+    assert f"{address['address']}:{address['port_value']}" == config.intake.ext_proc == "127.0.0.1:9002"
+    typed = sender["typed_config"]
+    assert typed["grpc_service"]["envoy_grpc"]["cluster_name"] == cluster["name"]
+    assert typed["observability_mode"] is typed["failure_mode_allow"] is True
+    assert config.sidecar.listen == ""
 
 
 def test_an_updated_configmap_is_seen_through_the_images_links(tmp_path: Path) -> None:

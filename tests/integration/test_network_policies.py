@@ -119,6 +119,7 @@ def test_no_pod_in_our_namespace_is_open_by_an_oversight() -> None:
 
 
 _REACHING_NATS: Final = {
+    "envoy": {"digits-copied": 8000},
     "relay": {"digits": 9000},
     "tap": {"digits-tapped": 8000},
     "istio": {"digits": 9000},
@@ -134,7 +135,7 @@ def test_a_pod_with_the_sidecar_reaches_nats_alone_and_only_prometheus_its_metri
         expected |= {(name, "nats", 4222), ("prometheus", name, 9464)}
         expected |= {(other, name, port) for other, peer in _OTHERS.items() if not peer.address}
         # An address outside the cluster is no pod of any namespace: it comes in through your ingress controller.
-        if variant == "istio":
+        if variant in {"istio", "envoy"}:
             expected |= {(name, "istiod", 15012), ("prometheus", name, 15020)}
     assert set(_flows(cluster, ours)) == expected
 
@@ -160,7 +161,7 @@ def test_the_loggers_pod_reaches_the_intake_alone() -> None:
 
 def test_the_policies_of_two_ways_in_one_namespace_open_nothing_of_each_other() -> None:
     """Policies add up: that of the tap, which opens the server's port, does not select a pod with the relay."""
-    cluster, ours = _cluster("relay", "tap", "kserve")
+    cluster, ours = _cluster("relay", "tap", "kserve", "envoy")
     for name in ("digits", "digits-logged"):
         assert not cluster.allows(_OTHERS["client"], ours[name], 8000)
     assert not cluster.allows(ours["digits-tapped"], ours["digits-logged"], 9001)
@@ -196,7 +197,7 @@ def test_the_evaluator_knows_what_an_open_policy_opens() -> None:
 def test_prometheus_scrapes_every_pod_that_serves_metrics() -> None:
     """A PodMonitor selects it and names its port, and the policy opens that port."""
     monitors = of_kind("everything", "PodMonitor")
-    for variant in ("everything", "relay", "istio", "tap", "kserve"):
+    for variant in ("everything", "relay", "istio", "envoy", "tap", "kserve"):
         cluster, _ = _cluster(variant)
         for pod in pods(variant):
             for _, container in pod.roles():

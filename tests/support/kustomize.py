@@ -9,6 +9,9 @@ import yaml
 
 Resource = dict[str, Any]
 
+# The one in C is ten times as fast, where it is built.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 # What tells the entries of a list apart, by the list's name, as in Kubernetes' own schemas.
 _KEYS = {
     "containers": "name",
@@ -67,7 +70,7 @@ def _named(generated: Resource) -> dict[str, str]:
 
 def documents(path: Path) -> list[Any]:
     """Return the documents of a file."""
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    return list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=_LOADER))
 
 
 def _chosen(

@@ -98,5 +98,9 @@ def _has_port(ports: list[dict[str, Any]] | None, port: int, protocol: str) -> b
 
 
 def _matches(selector: dict[str, Any], labels: Mapping[str, str]) -> bool:
-    assert selector.keys() <= {"matchLabels"}, "no policy of ours uses more"
+    assert selector.keys() <= {"matchLabels", "matchExpressions"}
+    for one in selector.get("matchExpressions", []):
+        assert one["operator"] == "In", "no policy of ours uses another operator"
+        if labels.get(one["key"]) not in one["values"]:
+            return False
     return selector.get("matchLabels", {}).items() <= labels.items()
