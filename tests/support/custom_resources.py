@@ -22,40 +22,40 @@ class _Strict(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_
     pass
 
 
-class _Metadata(_Strict):
+class _Metadata(_Strict, frozen=True):
     name: _Name
     namespace: _Name
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
 
 
-class _Selector(_Strict):
+class _Selector(_Strict, frozen=True):
     match_labels: dict[str, str]
 
 
-class _ScaleTarget(_Strict):
+class _ScaleTarget(_Strict, frozen=True):
     name: _Name
     kind: str = "Deployment"
     api_version: str = "apps/v1"
 
 
-class _ScalingRules(_Strict):
+class _ScalingRules(_Strict, frozen=True):
     stabilization_window_seconds: Annotated[int, msgspec.Meta(ge=0, le=3600)]
 
 
-class _Behavior(_Strict):
+class _Behavior(_Strict, frozen=True):
     scale_down: _ScalingRules
 
 
-class _Autoscaler(_Strict):
+class _Autoscaler(_Strict, frozen=True):
     behavior: _Behavior
 
 
-class _Advanced(_Strict):
+class _Advanced(_Strict, frozen=True):
     horizontal_pod_autoscaler_config: _Autoscaler
 
 
-class _JetStream(_Strict):
+class _JetStream(_Strict, frozen=True):
     """Strings alone: the API server refuses numbers and booleans in a trigger's metadata."""
 
     nats_server_monitoring_endpoint: Annotated[str, msgspec.Meta(pattern=r"^[^:/]+:[0-9]+$")]
@@ -67,14 +67,14 @@ class _JetStream(_Strict):
     use_https: Literal["true", "false"] = "false"
 
 
-class Trigger(_Strict):
+class Trigger(_Strict, frozen=True):
     """A trigger of KEDA's `nats-jetstream` scaler."""
 
     type: Literal["nats-jetstream"]
     metadata: _JetStream
 
 
-class _ScaledObjectSpec(_Strict):
+class _ScaledObjectSpec(_Strict, frozen=True):
     scale_target_ref: _ScaleTarget
     triggers: Annotated[list[Trigger], msgspec.Meta(min_length=1)]
     min_replica_count: Annotated[int, msgspec.Meta(ge=0)]
@@ -84,7 +84,7 @@ class _ScaledObjectSpec(_Strict):
     advanced: _Advanced | None = None
 
 
-class ScaledObject(_Strict):
+class ScaledObject(_Strict, frozen=True):
     """A workload that KEDA scales."""
 
     api_version: Literal["keda.sh/v1alpha1"]
@@ -93,25 +93,25 @@ class ScaledObject(_Strict):
     spec: _ScaledObjectSpec
 
 
-class _Endpoint(_Strict):
+class _Endpoint(_Strict, frozen=True):
     port: str
     path: str = "/metrics"
     interval: _Duration | None = None
     scheme: Literal["http", "https"] = "http"
 
 
-class _Namespaces(_Strict):
+class _Namespaces(_Strict, frozen=True):
     any: bool = False
     match_names: list[str] = []
 
 
-class _PodMonitorSpec(_Strict):
+class _PodMonitorSpec(_Strict, frozen=True):
     selector: _Selector
     pod_metrics_endpoints: Annotated[list[_Endpoint], msgspec.Meta(min_length=1)]
     namespace_selector: _Namespaces = _Namespaces()
 
 
-class PodMonitor(_Strict):
+class PodMonitor(_Strict, frozen=True):
     """Pods that Prometheus scrapes."""
 
     api_version: Literal["monitoring.coreos.com/v1"]
@@ -128,16 +128,16 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     annotations: dict[str, str] = {}
 
 
-class _RuleGroup(_Strict):
+class _RuleGroup(_Strict, frozen=True):
     name: str
     rules: list[_Rule]
 
 
-class _RuleSpec(_Strict):
+class _RuleSpec(_Strict, frozen=True):
     groups: list[_RuleGroup]
 
 
-class PrometheusRule(_Strict):
+class PrometheusRule(_Strict, frozen=True):
     """Alerts that Prometheus computes."""
 
     api_version: Literal["monitoring.coreos.com/v1"]
@@ -146,7 +146,7 @@ class PrometheusRule(_Strict):
     spec: _RuleSpec
 
 
-class _Logger(_Strict):
+class _Logger(_Strict, frozen=True):
     mode: Literal["all", "request", "response"]
     url: str
     metadata_headers: list[str] = []
@@ -162,11 +162,11 @@ class _Predictor(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_replicas: _Positive = 10
 
 
-class _InferenceServiceSpec(_Strict):
+class _InferenceServiceSpec(_Strict, frozen=True):
     predictor: _Predictor
 
 
-class InferenceService(_Strict):
+class InferenceService(_Strict, frozen=True):
     """A model that KServe serves."""
 
     api_version: Literal["serving.kserve.io/v1beta1"]
@@ -175,27 +175,27 @@ class InferenceService(_Strict):
     spec: _InferenceServiceSpec
 
 
-class _Patch(_Strict):
+class _Patch(_Strict, frozen=True):
     operation: Literal["MERGE", "ADD", "REMOVE", "INSERT_BEFORE", "INSERT_AFTER", "INSERT_FIRST", "REPLACE"]
     value: dict[str, Any]
 
 
-class _ConfigPatch(_Strict):
+class _ConfigPatch(_Strict, frozen=True):
     apply_to: Literal["CLUSTER", "HTTP_FILTER", "LISTENER", "HTTP_ROUTE", "NETWORK_FILTER"]
     patch: _Patch
     match: dict[str, Any] = {}
 
 
-class _WorkloadSelector(_Strict):
+class _WorkloadSelector(_Strict, frozen=True):
     labels: dict[str, str]
 
 
-class _EnvoyFilterSpec(_Strict):
+class _EnvoyFilterSpec(_Strict, frozen=True):
     config_patches: list[_ConfigPatch]
     workload_selector: _WorkloadSelector
 
 
-class EnvoyFilter(_Strict):
+class EnvoyFilter(_Strict, frozen=True):
     """A change of Envoy's configuration in Istio's proxies; Envoy itself checks the values of its patches."""
 
     api_version: Literal["networking.istio.io/v1alpha3"]

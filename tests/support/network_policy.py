@@ -103,4 +103,4 @@ def _matches(selector: dict[str, Any], labels: Mapping[str, str]) -> bool:
         assert one["operator"] == "In", "no policy of ours uses another operator"
         if labels.get(one["key"]) not in one["values"]:
             return False
-    return selector.get("matchLabels", {}).items() <= labels.items()
+    return bool(selector.get("matchLabels", {}).items() <= labels.items())
