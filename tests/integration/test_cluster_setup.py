@@ -165,14 +165,34 @@ def test_the_schema_comes_first_and_one_pod_has_the_owners_rights() -> None:
     for pod in PODS:
         if pod.variant != "migrate":
             assert _owning(pod) == []
-    steps = [line for line in _block("start").splitlines() if line]
-    assert [re.search(r"kubernetes/(\w+)|job/\S+|deployment/\S+", line)[0] for line in steps] == [  # type: ignore[index]
+    assert re.findall(r"kubernetes/\w+|job/\S+|deployment/\S+", _block("start")) == [
         "kubernetes/migrate",
         "job/quantdrift-migrate",
         "kubernetes/central",
         "deployment/quantdrift-monitor",
         "deployment/quantdrift-shadow",
     ]
+
+
+def test_an_upgrade_replaces_the_shadow_alone_after_the_schema() -> None:
+    """In the order of docs/how-to/operate.md: the selector of its command has all of the shadow, and no other role."""
+    steps = _block("upgrade")
+    assert re.findall(
+        r"delete job|kubernetes/\w+|--for condition=complete|component=\w+|deployment/\S+", steps
+    ) == [
+        "delete job",
+        "kubernetes/migrate",
+        "--for condition=complete",
+        "kubernetes/central",
+        "component=shadow",
+        "deployment/quantdrift-shadow",
+    ]
+    chosen = [
+        one["kind"]
+        for one in render(DEPLOY / "central")
+        if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "shadow"
+    ]
+    assert sorted(chosen) == ["Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"]
 
 
 def test_keda_follows_the_consumer_of_every_model() -> None:

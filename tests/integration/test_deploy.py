@@ -302,6 +302,19 @@ def test_labels_and_accounts_are_consistent(variant: str) -> None:
             assert pod.owner["spec"]["selector"]["matchLabels"].items() <= pod.metadata["labels"].items()
 
 
+@every_role
+def test_every_connection_to_another_host_requires_tls(
+    pod: Pod, role: str, container: dict[str, Any], tmp_path: Path
+) -> None:
+    """NATS by the authority that is mounted, and the collector; the addresses of Postgres are in files: see the page."""
+    config = configured(pod, container, tmp_path)
+    assert config.stream.url.startswith("tls://"), (pod.variant, role)
+    assert config.stream.ca_file == "/etc/quantdrift/secrets/ca.crt"
+    assert config.telemetry.otlp_endpoint.startswith("https://")
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
+    assert f"?sslmode=verify-full&sslrootcert={config.stream.ca_file}`" in page
+
+
 def test_the_standby_is_on_another_node() -> None:
     """Of the two monitors, if there are two nodes; and in another zone."""
     (monitor,) = [pod for pod in pods("central") if pod.owner["metadata"]["name"] == "quantdrift-monitor"]
