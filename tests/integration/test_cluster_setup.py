@@ -14,8 +14,11 @@ from typing import Any, Final
 import nkeys
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from quantdrift.cli.main import main
 from quantdrift.core.config import load
+from quantdrift.core.config.load import Role, load_secrets
 from quantdrift.core.stream.config import subject_token
 from quantdrift.core.stream.connection import durable_name
 from quantdrift.report.page import DIRECTORY
@@ -25,18 +28,20 @@ from tests.support.kustomize import render
 pytestmark = pytest.mark.integration
 
 _PAGE: Final = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
-# What needs servers or a cluster: the addresses of Postgres users, and kubectl, whose calls are written down.
+# What needs servers or a cluster: the commands for Postgres, with what they read and write, and kubectl, whose calls are
+# written down.
 _AROUND: Final = """
 set -eu
 quantdrift() {
-    if [ "$2" = postgres ]; then
-        mkdir -p postgres
-        for role in shadow monitor report operator migrate; do
-            echo "postgresql://quantdrift_$role:password@postgres.postgres.svc/quantdrift" > postgres/$role.dsn
-        done
-    else
-        command quantdrift "$@"
-    fi
+    case "$1 $2" in
+    "db upgrade") test -s "$QUANTDRIFT__STORAGE__DSN_FILE" ;;
+    "setup postgres")
+        for role in shadow monitor report operator reader; do
+            test -s postgres/$role.dsn ||
+                sed "s#//[^@]*@#//quantdrift_$role:password@#" "$QUANTDRIFT__STORAGE__DSN_FILE" > postgres/$role.dsn
+        done ;;
+    *) command quantdrift "$@" ;;
+    esac
 }
 kubectl() { echo "$@" >> "$CALLS"; }
 """
@@ -110,7 +115,32 @@ def test_the_key_that_a_pod_mounts_is_that_of_its_role(manifests: Path) -> None:
                 public = nkeys.from_seed(bytearray(content.strip())).public_key.decode()
                 assert roles[public] == {"intake": "sidecar", "migrate": "admin"}.get(role, role)
             elif path == "dsn":
-                assert f"://quantdrift_{role}:".encode() in content
+                user = "OWNER" if role == "migrate" else f"quantdrift_{role}"
+                assert f"://{user}:".encode() in content
+                assert content.strip().endswith(
+                    b"?sslmode=verify-full&sslrootcert=/etc/quantdrift/secrets/ca.crt"
+                )
+
+
+def test_the_variable_on_the_page_gives_commands_the_owners_address(manifests: Path) -> None:
+    """Though the configuration names the file in the pods."""
+    file = manifests / "secrets" / "postgres" / "migrate.dsn"
+    config = load(manifests / "config" / "config.toml", {"QUANTDRIFT__STORAGE__DSN_FILE": str(file)})
+    assert load_secrets(config, Role.MIGRATE, {}).current_dsn() == file.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    sorted({tuple(one["args"]) for pod in PODS for one in pod.containers() if "quantdrift" in one["image"]}),
+    ids=lambda arguments: "-".join(arguments[:2]),
+)
+def test_every_command_of_a_container_exists(arguments: tuple[str, ...]) -> None:
+    """With each of its options."""
+    words = [one for one in arguments[:2] if not one.startswith("-")]
+    ran = CliRunner().invoke(main, [*words, "--help"])
+    assert ran.exit_code == 0, ran.output
+    for option in (one for one in arguments if one.startswith("--")):
+        assert option in ran.output
 
 
 def test_kubectl_builds_the_same_secrets(manifests: Path) -> None:
