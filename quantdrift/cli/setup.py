@@ -58,7 +58,6 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
       quantdrift setup nats --keys nats-keys --apply
     """
     config = load(config_path)
-    public_keys = keys(directory)
     if apply_:
         admin_key = directory / f"{NatsRole.ADMIN}{SUFFIX}"
         changed = asyncio.run(_audited(audit_dsn(config, None), config.stream, admin_key))
@@ -66,7 +65,9 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
             emit({"streams": changed})
         else:
             click.echo(f"streams and buckets at NATS are up to date: {', '.join(changed)}")
-    elif as_json:
+        return
+    public_keys = keys(directory)
+    if as_json:
         allowed = {role: rights(config.stream.name, role) for role in NatsRole}
         emit({role: {"nkey": key, "permissions": allowed[role]} for role, key in public_keys.items()})
     else:

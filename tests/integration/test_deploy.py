@@ -5,11 +5,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
 
@@ -18,18 +19,28 @@ from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.process.run import GRACE_S
 from quantdrift.sidecar.state.config import FileWatch
-from tests.support.kustomize import Resource, render
+from tests.support import custom_resources
+from tests.support.kustomize import Resource, documents, render
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy" / "kubernetes"
-VARIANTS = ("central", "istio", "kserve", "relay", "tap")
+VARIANTS = ("central", "envoy", "everything", "istio", "kserve", "migrate", "relay", "tap")
 # preStop.sleep came with the first; the second is the newest that the schemas know.
 VERSIONS = ("1.30", "1.37")
 _ROLES = {"sidecar": "sidecar", "shadow": "shadow", "monitor": "monitor"}
 # Members of an InferenceService's predictor that are no pod's.
 _OF_KSERVE = {"labels", "logger", "minReplicas"}
+_TEMPLATES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "Deployment": lambda spec: spec["template"],
+    "Job": lambda spec: spec["template"],
+    "CronJob": lambda spec: spec["jobTemplate"]["spec"]["template"],
+    "InferenceService": lambda spec: {
+        "metadata": {"labels": spec["predictor"].get("labels", {})},
+        "spec": {name: value for name, value in spec["predictor"].items() if name not in _OF_KSERVE},
+    },
+}
 
 
 class Pod(NamedTuple):
@@ -58,13 +69,13 @@ def pods(variant: str) -> Iterator[Pod]:
     resources = render(DEPLOY / variant)
     config = {one["metadata"]["name"]: one["data"] for one in resources if one["kind"] == "ConfigMap"}
     for resource in resources:
-        if resource["kind"] == "Deployment":
-            template = resource["spec"]["template"]
-            yield Pod(variant, resource, template["metadata"], template["spec"], config)
-        elif resource["kind"] == "InferenceService":
-            predictor = resource["spec"]["predictor"]
-            spec = {name: value for name, value in predictor.items() if name not in _OF_KSERVE}
-            yield Pod(variant, resource, {"labels": predictor.get("labels", {})}, spec, config)
+        if resource["kind"] in _TEMPLATES:
+            template = _TEMPLATES[resource["kind"]](resource["spec"])
+            metadata = template["metadata"]
+            if resource["kind"] == "InferenceService":
+                labels = {"serving.kserve.io/inferenceservice": resource["metadata"]["name"]}
+                metadata = {"labels": {**labels, **metadata["labels"]}}
+            yield Pod(variant, resource, metadata, template["spec"], config)
 
 
 PODS = [pod for variant in VARIANTS for pod in pods(variant)]
@@ -113,22 +124,30 @@ def configured(pod: Pod, container: dict[str, Any], directory: Path) -> Config:
     return load(mounted(pod, container, directory), environment)
 
 
+def of_kind(variant: str, kind: str) -> list[Resource]:
+    """Return the resources of one kind of a variant."""
+    return [one for one in render(DEPLOY / variant) if one["kind"] == kind]
+
+
 def port_of(address: str) -> int:
     """Return the port of HOST:PORT."""
     return int(address.rpartition(":")[2])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_manifest_is_what_kubernetes_takes(variant: str, version: str) -> None:
-    """By the published schemas, unknown members refused; of an InferenceService the pod that it makes."""
-    for resource in render(DEPLOY / variant):
-        if resource["kind"] != "InferenceService":
-            kubernetes_validate.validate(resource, version, strict=True)
-    for pod in pods(variant):
+def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
+    """By the published schemas, or our models of custom resources, unknown members refused; and an InferenceService's pod."""
+    resources = [one for variant in VARIANTS for one in render(DEPLOY / variant)]
+    for pod in PODS:
         if pod.owner["kind"] == "InferenceService":
             made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any", **pod.metadata}}
-            kubernetes_validate.validate({**made, "spec": pod.spec}, version, strict=True)
+            resources.append({**made, "spec": pod.spec})
+    # Variants share many: a schema is slow.
+    for resource in {msgspec.json.encode(one): one for one in resources}.values():
+        if resource["kind"] in custom_resources.KINDS:
+            custom_resources.read(resource)
+        else:
+            kubernetes_validate.validate(resource, version, strict=True)
 
 
 def test_the_schemas_refuse_what_is_wrong() -> None:
@@ -137,6 +156,10 @@ def test_the_schemas_refuse_what_is_wrong() -> None:
     pod.spec["initContainers"][0]["restartPolice"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError, match="restartPolice"):
         kubernetes_validate.validate(pod.owner, VERSIONS[-1], strict=True)
+    (scaled,) = of_kind("everything", "ScaledObject")
+    scaled["spec"]["triggers"][0]["metadata"]["lagTreshold"] = "1"
+    with pytest.raises(msgspec.ValidationError, match="lagTreshold"):
+        custom_resources.read(scaled)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -148,8 +171,9 @@ def test_kustomize_builds_what_is_checked_here(variant: str) -> None:
     command = [kubectl, "kustomize", str(DEPLOY / variant)]
     built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    def key(resource: Resource) -> tuple[str, str]:
-        return resource["kind"], resource["metadata"]["name"]
+    def key(resource: Resource) -> tuple[str, str, str]:
+        metadata = resource["metadata"]
+        return resource["kind"], metadata.get("namespace", ""), metadata["name"]
 
     assert sorted(yaml.safe_load_all(built), key=key) == sorted(render(DEPLOY / variant), key=key)
 
@@ -183,12 +207,16 @@ def test_ports_and_probes_are_those_of_the_configuration(
 def test_memory_is_what_config_check_computes(
     pod: Pod, role: str, container: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Of a sidecar exactly; no role has a CPU limit, which would throttle it."""
+    """Of a sidecar exactly; a shadow has twice the bound of its references. No role has a CPU limit, which would throttle it."""
     resources = container["resources"]
+    config = configured(pod, container, tmp_path)
     assert "cpu" not in resources["limits"]
+    assert resources["limits"]["memory"] == resources["requests"]["memory"]
     if role == "sidecar":
-        needed = f"{math.ceil(memory_bytes(configured(pod, container, tmp_path)) / MIB)}Mi"
-        assert resources["limits"]["memory"] == resources["requests"]["memory"] == needed
+        assert resources["limits"]["memory"] == f"{math.ceil(memory_bytes(config) / MIB)}Mi"
+    elif role == "shadow":
+        bound = config.shadow.reference_memory_bytes
+        assert resources["limits"]["memory"] == f"{2 * bound // (1024 * MIB)}Gi"
 
 
 @every_role
@@ -204,47 +232,177 @@ def test_there_is_time_to_end(pod: Pod, role: str, container: dict[str, Any], tm
 
 
 @every_pod
-def test_nothing_runs_with_more_rights_than_it_needs(pod: Pod) -> None:
-    """No root, no capability, no escalation, the runtime's system calls; our own file systems cannot be written."""
+def test_every_pod_meets_the_restricted_standard(pod: Pod) -> None:
+    """No root, capability, escalation, host, token or unusual volume; our own file systems cannot be written."""
     shared = pod.spec.get("securityContext", {})
+    assert pod.spec["automountServiceAccountToken"] is False
+    assert not pod.spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+    for volume in pod.spec.get("volumes", []):
+        (kind,) = volume.keys() - {"name"}
+        assert kind in {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
     for container in pod.containers():
         context = {**shared, **container["securityContext"]}
+        assert context["runAsNonRoot"] is True
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert context.get("runAsUser", 65532) != 0
+        assert not context.keys() & {"privileged", "procMount", "seLinuxOptions"}
+        assert not any("hostPort" in port for port in container.get("ports", []))
         if container["image"].startswith("quantdrift"):
-            assert (context["runAsNonRoot"], context["readOnlyRootFilesystem"]) == (True, True)
+            assert context["readOnlyRootFilesystem"] is True
             assert {"name", "mountPath"} <= next(
                 mount.keys() for mount in container["volumeMounts"] if mount["mountPath"] == "/tmp"
             )
+
+
+@every_pod
+def test_every_container_is_bounded_and_every_server_is_probed(pod: Pod) -> None:
+    """A request and a limit of memory, a request of processor time, and for what goes on running a readiness probe."""
+    for container in pod.containers():
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys()
+        assert "memory" in resources["limits"]
+    if pod.owner["kind"] not in {"Job", "CronJob"}:
+        running = [*pod.spec["containers"], *pod.spec.get("initContainers", [])]
+        assert all("readinessProbe" in one for one in running)
+
+
+@every_pod
+def test_every_pod_is_evicted_one_at_a_time(pod: Pod) -> None:
+    """A PodDisruptionBudget selects it, and does not stop the drain of a node for ever."""
+    if pod.owner["kind"] in {"Job", "CronJob"}:
+        return
+    (budget,) = [
+        one
+        for one in of_kind(pod.variant, "PodDisruptionBudget")
+        if one["spec"]["selector"]["matchLabels"].items() <= pod.metadata["labels"].items()
+    ]
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["metadata"]["namespace"] == pod.owner["metadata"]["namespace"]
+
+
+@pytest.mark.parametrize("variant", ["central", "everything", "migrate"])
+def test_labels_and_accounts_are_consistent(variant: str) -> None:
+    """Every object in `quantdrift` has the recommended labels, and every pod an account of its own without a token."""
+    accounts = {one["metadata"]["name"]: one for one in of_kind(variant, "ServiceAccount")}
+    for resource in render(DEPLOY / variant):
+        if resource["kind"] == "ConfigMap":
+            continue
+        labels = resource["metadata"]["labels"]
+        assert labels["app.kubernetes.io/part-of"] == "quantdrift"
+        if "app.kubernetes.io/component" in labels:
+            assert resource["metadata"]["name"] == f"quantdrift-{labels['app.kubernetes.io/component']}"
+    for pod in pods(variant):
+        name = pod.owner["metadata"]["name"]
+        assert pod.metadata["labels"] == pod.owner["metadata"]["labels"]
+        assert pod.spec["serviceAccountName"] == name
+        assert accounts[name]["automountServiceAccountToken"] is False
+        if "selector" in pod.owner["spec"]:
+            assert pod.owner["spec"]["selector"]["matchLabels"].items() <= pod.metadata["labels"].items()
+
+
+@every_role
+def test_every_connection_to_another_host_requires_tls(
+    pod: Pod, role: str, container: dict[str, Any], tmp_path: Path
+) -> None:
+    """NATS by the authority that is mounted, and the collector; the addresses of Postgres are in files: see the page."""
+    config = configured(pod, container, tmp_path)
+    assert config.stream.url.startswith("tls://"), (pod.variant, role)
+    assert config.stream.ca_file == "/etc/quantdrift/secrets/ca.crt"
+    assert config.telemetry.otlp_endpoint.startswith("https://")
+    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
+    assert f"?sslmode=verify-full&sslrootcert={config.stream.ca_file}`" in page
+
+
+def test_the_standby_is_on_another_node() -> None:
+    """Of the two monitors, if there are two nodes; and in another zone."""
+    (monitor,) = [pod for pod in pods("central") if pod.owner["metadata"]["name"] == "quantdrift-monitor"]
+    assert monitor.owner["spec"]["replicas"] == 2
+    spread = monitor.spec["topologySpreadConstraints"]
+    assert [one["topologyKey"] for one in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    for one in spread:
+        assert one["labelSelector"]["matchLabels"].items() <= monitor.metadata["labels"].items()
 
 
 @every_role
 def test_files_that_the_configuration_names_are_mounted(
     pod: Pod, role: str, container: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Each secret that the role reads comes from a volume; the database's address never reaches a sidecar."""
+    """Each file that the role reads is in the volume of its secrets."""
     config = configured(pod, container, tmp_path)
-    places = {mount["mountPath"] for mount in container["volumeMounts"]}
-    read = [config.stream.credentials_file]
+    read = [config.stream.credentials_file, config.stream.ca_file]
     if role == "sidecar":
         read += [config.capture.hmac_key_file] + [config.intake.token_file] * bool(config.intake.listen)
-        read += [config.intake.tap] * bool(config.intake.tap)
-        assert "/etc/quantdrift/database" not in places
     else:
         read += [config.storage.dsn_file]
-    for path in read:
-        assert str(Path(path).parent) in places, path
-    secrets = [volume["secret"] for volume in pod.spec["volumes"] if "secret" in volume]
-    given = {item["key"] for secret in secrets for item in secret.get("items", [])}
-    given |= {one["valueFrom"]["secretKeyRef"]["key"] for one in container.get("env", []) if _is_secret(one)}
-    page = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
-    for key in given | {Path(path).name for path in read if path.startswith("/etc/quantdrift/secrets/")}:
-        assert re.search(rf"--from-(literal|file)={re.escape(key)}=", page), f"nobody is told to make {key}"
+    assert set(read) <= {f"/etc/quantdrift/secrets/{path}" for _, _, path in given_files(pod)}
+    if config.intake.tap:
+        places = {mount["mountPath"] for mount in container["volumeMounts"]}
+        assert str(Path(config.intake.tap).parent) in places
 
 
-def _is_secret(variable: dict[str, Any]) -> bool:
-    return "secretKeyRef" in variable.get("valueFrom", {})
+def given_files(pod: Pod) -> Iterator[tuple[str, str, str]]:
+    """Return secret or ConfigMap, key, and path of each file in the volume of a pod's secrets."""
+    for volume in pod.spec.get("volumes", []):
+        assert "secret" not in volume, "secrets are projected, by name"
+        for source in volume.get("projected", {}).get("sources", []):
+            ((kind, given),) = source.items()
+            assert kind in {"secret", "configMap"}
+            if given.get("optional"):
+                assert given == {"name": "quantdrift-keys", "optional": True}
+                continue
+            yield from ((given["name"], item["key"], item["path"]) for item in given["items"])
+
+
+# What a pod of each kind may have: files of its secret. Nobody has a file of the operators.
+_OWN = {
+    "sidecar": {"sidecar.nk", "hmac-key", "sampling-salt"},
+    "intake": {"sidecar.nk", "hmac-key", "sampling-salt", "intake-token"},
+    "shadow": {"shadow.nk", "shadow.dsn"},
+    "monitor": {"monitor.nk", "monitor.dsn"},
+    "report": {"report.dsn"},
+    "migrate": {"migrate.dsn", "admin.nk"},
+}
+_WITH_KEYS = {"sidecar", "intake", "shadow"}  # payloads pass through these
+
+
+def _secrets(pod: Pod) -> set[tuple[str, str]]:
+    """Return every secret that the pod has as a file or as a variable, with the key of it."""
+    files = {(name, key) for name, key, _ in given_files(pod) if name != "quantdrift-ca"}
+    variables = {
+        (one["valueFrom"]["secretKeyRef"]["name"], one["valueFrom"]["secretKeyRef"]["key"])
+        for container in pod.containers()
+        for one in container.get("env", [])
+        if "secretKeyRef" in one.get("valueFrom", {})
+    }
+    assert not any("envFrom" in container for container in pod.containers())
+    return files | variables
+
+
+@every_pod
+def test_a_pod_has_the_secret_of_its_own_role_only(pod: Pod) -> None:
+    """The intake has no address of the database, a monitor not the owner's, and no pod what people use."""
+    ours = any(container["image"].startswith("quantdrift") for container in pod.containers())
+    component = pod.metadata["labels"].get("app.kubernetes.io/component", "sidecar")
+    expected = {(f"quantdrift-{component}", key) for key in _OWN[component]} if ours else set()
+    assert _secrets(pod) == expected
+    optional = ["quantdrift-keys" in str(volume) for volume in pod.spec.get("volumes", [])]
+    assert any(optional) == (ours and component in _WITH_KEYS)
+
+
+def test_the_secrets_have_exactly_what_the_pods_read() -> None:
+    """Each in the namespace of its pods, from the files that the commands write."""
+    (told,) = documents(DEPLOY / "secrets" / "kustomization.yaml")
+    made = {
+        (one["namespace"], one["name"], Path(file).name)
+        for one in told["secretGenerator"]
+        for file in one["files"]
+    }
+    read = {(pod.owner["metadata"]["namespace"], name, key) for pod in PODS for name, key in _secrets(pod)}
+    assert made == read
+    authorities = {(one["namespace"], one["name"], *one["files"]) for one in told["configMapGenerator"]}
+    assert authorities == {(namespace, "quantdrift-ca", "ca.crt") for namespace in ("models", "quantdrift")}
 
 
 def test_the_swap_sends_the_service_to_the_relay(tmp_path: Path) -> None:
@@ -259,19 +417,10 @@ def test_the_swap_sends_the_service_to_the_relay(tmp_path: Path) -> None:
     assert after["spec"]["ports"][0]["targetPort"] == relay
     assert after["spec"]["selector"].items() <= pod.metadata["labels"].items()
     assert [one["containerPort"] for one in pod.spec["containers"][0]["ports"]] == [backend]
-    (policy,) = [one for one in render(DEPLOY / "relay") if one["kind"] == "NetworkPolicy"]
+    (policy,) = of_kind("relay", "NetworkPolicy")
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod.metadata["labels"].items()
     let_in = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
     assert let_in == {relay, port_of(config.sidecar.admin)}
-
-
-def test_the_central_policies_open_what_is_listened_on() -> None:
-    """Each port that a pod of ours declares is reachable for somebody, and no other; the kubelet needs no rule."""
-    ports = [one for pod in pods("central") for _, container in pod.roles() for one in container["ports"]]
-    declared = {one["containerPort"] for one in ports if one["name"] != "probes"}
-    policies = [one for one in render(DEPLOY / "central") if one["kind"] == "NetworkPolicy"]
-    rules = [rule for policy in policies for rule in policy["spec"].get("ingress", [])]
-    assert {port["port"] for rule in rules for port in rule["ports"]} == declared
 
 
 def test_the_sidecar_of_a_kserve_pod_is_the_same() -> None:
@@ -290,14 +439,16 @@ def test_the_sidecar_of_a_kserve_pod_is_the_same() -> None:
 
 def test_the_logger_sends_both_halves_to_the_intake(tmp_path: Path) -> None:
     """To the Service and the port that the central manifests make, with a token; one client's events go to one pod."""
-    (logged,) = [one for one in render(DEPLOY / "kserve") if one["metadata"]["name"] == "digits-logged"]
+    (logged,) = [
+        one for one in of_kind("kserve", "InferenceService") if one["metadata"]["name"] == "digits-logged"
+    ]
     logger = logged["spec"]["predictor"]["logger"]
-    (service,) = [one for one in render(DEPLOY / "central") if one["kind"] == "Service"]
+    (service,) = of_kind("everything", "Service")
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     assert logger["url"] == f"http://{name}:{service['spec']['ports'][0]['port']}/kserve/TOKEN"
     assert logger["mode"] == "all"
     assert service["spec"]["sessionAffinity"] == "ClientIP"
-    (intake,) = [pod for pod in pods("central") if pod.owner["metadata"]["name"] == "quantdrift-intake"]
+    (intake,) = [pod for pod in pods("everything") if pod.owner["metadata"]["name"] == "quantdrift-intake"]
     ((_, container),) = intake.roles()
     config = configured(intake, container, tmp_path)
     assert config.intake.kserve_logger
@@ -318,9 +469,10 @@ def test_server_and_sidecar_meet_at_the_taps_socket(tmp_path: Path) -> None:
     assert config.sidecar.listen == ""
 
 
-def test_istio_leaves_metrics_and_nats_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["istio", "envoy"])
+def test_istio_leaves_metrics_and_nats_alone(variant: str, tmp_path: Path) -> None:
     """The ports in the annotations are the configuration's."""
-    (pod,) = pods("istio")
+    (pod,) = pods(variant)
     ((_, container),) = pod.roles()
     config = configured(pod, container, tmp_path)
     told = pod.metadata["annotations"]
@@ -329,6 +481,25 @@ def test_istio_leaves_metrics_and_nats_alone(tmp_path: Path) -> None:
         inbound: f"{port_of(config.sidecar.probes)},{port_of(config.sidecar.admin)}",
         outbound: str(port_of(config.stream.address)),
     }
+
+
+def test_envoy_sends_its_copies_to_the_container_beside_it(tmp_path: Path) -> None:
+    """The filter selects the pod, and its cluster is the address at which the sidecar listens, inside the pod."""
+    (pod,) = pods("envoy")
+    ((_, container),) = pod.roles()
+    config = configured(pod, container, tmp_path)
+    (resource,) = of_kind("envoy", "EnvoyFilter")
+    assert resource["metadata"]["namespace"] == pod.owner["metadata"]["namespace"]
+    spec = resource["spec"]
+    assert spec["workloadSelector"]["labels"].items() <= pod.metadata["labels"].items()
+    cluster, sender = (one["patch"]["value"] for one in spec["configPatches"])
+    ((endpoint,),) = (group["lb_endpoints"] for group in cluster["load_assignment"]["endpoints"])
+    address = endpoint["endpoint"]["address"]["socket_address"]
+    assert f"{address['address']}:{address['port_value']}" == config.intake.ext_proc == "127.0.0.1:9002"
+    typed = sender["typed_config"]
+    assert typed["grpc_service"]["envoy_grpc"]["cluster_name"] == cluster["name"]
+    assert typed["observability_mode"] is typed["failure_mode_allow"] is True
+    assert config.sidecar.listen == ""
 
 
 def test_an_updated_configmap_is_seen_through_the_images_links(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """The rights of each role at a real NATS server: what it can do, and what a stolen key cannot."""
 
 import asyncio
+import base64
 import logging
+import shutil
 import subprocess
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,7 +26,9 @@ from quantdrift.core.stream.backlog import are_tallies_read, read_backlog, read_
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
+from tests.support import custom_resources
 from tests.support.commands import invoked, started
+from tests.support.kustomize import documents
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +43,7 @@ async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
     printed = invoked("setup", "nats", directory=tmp_path)
     assert printed.returncode == 0, printed.stderr
     (tmp_path / "nats.conf").write_text(
-        f'host: "127.0.0.1"\nport: -1\nports_file_dir: "{tmp_path}"\n'
+        f'host: "127.0.0.1"\nport: -1\nhttp: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n'
         f'jetstream {{ store_dir: "{tmp_path / "store"}" }}\nauthorization {{\n{printed.stdout}\n}}\n'
     )
     process = subprocess.Popen(  # noqa: ASYNC220 - a moment
@@ -227,6 +232,75 @@ async def test_a_refused_right_is_named_in_the_log(
     (record,) = caplog.records
     assert "directive" in record.getMessage()
     assert "quantdrift setup nats" in record.getMessage()
+
+
+def _lag(directory: Path) -> int:
+    """Return what KEDA's `nats-jetstream` scaler computes for the trigger in the manifest."""
+    (scaled,) = documents(Path(__file__).parents[2] / "deploy/kubernetes/scaling/scaledobject.yaml")
+    (trigger,) = scaled["spec"]["triggers"]
+    asked = msgspec.convert(trigger, custom_resources.Trigger).metadata
+    (ports,) = directory.glob("nats-server_*.ports")
+    monitoring = msgspec.json.decode(ports.read_bytes())["monitoring"][0]
+    url = f"{monitoring}/jsz?acc={asked.account}&consumers=true&config=true"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        content = answer.read()
+    assert SECRET not in content
+    assert base64.b64encode(SECRET) not in content
+    (account,) = msgspec.json.decode(content)["account_details"]
+    assert account["name"] == asked.account
+    (found,) = [one for one in account["stream_detail"] if one["name"] == asked.stream]
+    consumers = {one["name"]: one for one in found.get("consumer_detail") or ()}
+    if asked.consumer not in consumers:
+        return int(found["state"]["last_seq"])
+    consumer = consumers[asked.consumer]
+    return int(consumer["num_pending"] + consumer["num_ack_pending"])
+
+
+async def test_keda_finds_the_lag_of_each_model(stream: Stream, tmp_path: Path) -> None:
+    """By the account, stream and consumer of the manifest, at the server's monitoring port, which shows no content.
+
+    KEDA adds what waits for a consumer and what it has not acknowledged; if the consumer does not exist, it takes the
+    stream's last sequence number instead.
+    """
+    sidecar = await Queue.connect(
+        of(stream, NatsRole.SIDECAR, tmp_path), client_name="sidecar", role=NatsRole.SIDECAR
+    )
+    shadow = await Queue.connect(
+        of(stream, NatsRole.SHADOW, tmp_path), client_name="shadow", role=NatsRole.SHADOW
+    )
+    try:
+        for number in range(5):
+            await sidecar.publish_exchange("digits", f"d{number}", SECRET)
+        await sidecar.publish_exchange("another", "a0", SECRET)
+        assert await asyncio.to_thread(_lag, tmp_path) == 6, (
+            "no consumer yet: the stream's last sequence number"
+        )
+        consumer = await shadow.consumer("exchange", ack_wait_s=30.0, model="digits")
+        assert await asyncio.to_thread(_lag, tmp_path) == 5
+        deliveries = await consumer.fetch(2, max_bytes=1 << 20, timeout_s=10.0)
+        assert await asyncio.to_thread(_lag, tmp_path) == 5, "what a worker has in its hands counts"
+        for delivery in deliveries:
+            await delivery.ack()
+        async with asyncio.timeout(10):
+            while await asyncio.to_thread(_lag, tmp_path) != 3:
+                await asyncio.sleep(0.01)
+    finally:
+        await sidecar.close()
+        await shadow.close()
+
+
+async def test_the_administrators_key_is_enough_to_create_the_streams(stream: Stream, tmp_path: Path) -> None:
+    """A Job that has this key only, in a directory that it cannot write, creates no keys for the other roles."""
+    job = tmp_path / "job"
+    job.mkdir()
+    shutil.copy(tmp_path / "nats-keys" / "admin.nk", job)
+    job.chmod(0o500)
+    applied = await asyncio.to_thread(
+        started, "setup", "nats", "--apply", "--keys", str(job), directory=tmp_path
+    )
+    assert applied.returncode == 0, applied.stderr
+    assert stream.name in applied.stdout
+    assert [file.name for file in job.iterdir()] == ["admin.nk"]
 
 
 def test_keys_are_created_once_and_only_their_owner_reads_them(tmp_path: Path) -> None:

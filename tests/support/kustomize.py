@@ -1,5 +1,6 @@
 """What `kubectl kustomize` makes of a directory, for the few things of Kustomize that our manifests use."""
 
+import base64
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import yaml
 
 Resource = dict[str, Any]
+
+# The one in C is ten times as fast, where it is built.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # What tells the entries of a list apart, by the list's name, as in Kubernetes' own schemas.
 _KEYS = {
@@ -30,10 +34,16 @@ def _build(directory: Path, resources: list[Resource]) -> list[Resource]:
         path = directory / name
         resources += _build(path, []) if path.is_dir() else documents(path)
     for generated in told.pop("configMapGenerator", []):
-        files = [directory / name for name in generated["files"]]
-        data = {path.name: path.read_text(encoding="utf-8") for path in files}
-        metadata = {"name": generated["name"]}
-        resources.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+        data = {path.name: path.read_text(encoding="utf-8") for path in _files(directory, generated)}
+        resources.append(
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _named(generated), "data": data}
+        )
+    for generated in told.pop("secretGenerator", []):
+        data = {
+            path.name: base64.b64encode(path.read_bytes()).decode() for path in _files(directory, generated)
+        }
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": _named(generated), "type": "Opaque"}
+        resources.append({**secret, "data": data})
     for component in told.pop("components", []):
         resources = _build(directory / component, resources)
     for patch in told.pop("patches", []):
@@ -50,15 +60,30 @@ def _build(directory: Path, resources: list[Resource]) -> list[Resource]:
     return resources
 
 
+def _files(directory: Path, generated: Resource) -> list[Path]:
+    return [directory / name for name in generated["files"]]
+
+
+def _named(generated: Resource) -> dict[str, str]:
+    return {name: generated[name] for name in ("name", "namespace") if name in generated}
+
+
 def documents(path: Path) -> list[Any]:
     """Return the documents of a file."""
-    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+    return list(yaml.load_all(path.read_text(encoding="utf-8"), Loader=_LOADER))
 
 
-def _chosen(resources: list[Resource], kind: str, labelSelector: str) -> Iterator[Resource]:  # noqa: N803 - Kustomize's own name
+def _chosen(
+    resources: list[Resource],
+    kind: str,
+    name: str = "",
+    labelSelector: str = "",  # noqa: N803 - Kustomize's own name
+) -> Iterator[Resource]:
     label, _, value = labelSelector.partition("=")
     for resource in resources:
-        if resource["kind"] == kind and resource["metadata"].get("labels", {}).get(label) == value:
+        metadata = resource["metadata"]
+        labelled = not label or metadata.get("labels", {}).get(label) == value
+        if resource["kind"] == kind and name in ("", metadata["name"]) and labelled:
             yield resource
 
 
@@ -93,13 +118,16 @@ def _joined(held: list[Any], patch: list[Any], key: str) -> list[Any]:
 def _edit(held: Resource, operations: list[dict[str, Any]]) -> None:
     """Apply a JSON patch."""
     for operation in operations:
-        assert operation["op"] in {"add", "replace"}
+        assert operation["op"] in {"add", "replace", "remove"}
         *way, last = operation["path"].strip("/").split("/")
         place: Any = held
         for step in way:
             place = place[int(step) if isinstance(place, list) else step]
-        assert (last in place) == (operation["op"] == "replace"), operation
-        place[last] = operation["value"]
+        assert (last in place) == (operation["op"] != "add"), operation
+        if operation["op"] == "remove":
+            del place[last]
+        else:
+            place[last] = operation["value"]
 
 
 _APPLY: dict[type, Callable[[Resource, Any], None]] = {dict: _merge, list: _edit}

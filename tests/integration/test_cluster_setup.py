@@ -1,0 +1,253 @@
+"""The walk-through of docs/how-to/kubernetes.md: its commands make what the manifests need, in the order that they need."""
+
+import base64
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import nkeys
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from quantdrift.cli.main import main
+from quantdrift.core.config import load
+from quantdrift.core.config.load import Role, load_secrets
+from quantdrift.core.stream.config import subject_token
+from quantdrift.core.stream.connection import durable_name
+from quantdrift.report.page import DIRECTORY
+from tests.integration.test_deploy import DEPLOY, PODS, ROOT, Pod, given_files, of_kind, pods
+from tests.support.kustomize import render
+
+pytestmark = pytest.mark.integration
+
+_PAGE: Final = (ROOT / "docs" / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
+# What needs servers or a cluster: the commands for Postgres, with what they read and write, and kubectl, whose calls are
+# written down.
+_AROUND: Final = """
+set -eu
+quantdrift() {
+    case "$1 $2" in
+    "db upgrade") test -s "$QUANTDRIFT__STORAGE__DSN_FILE" ;;
+    "setup postgres")
+        for role in shadow monitor report operator reader; do
+            test -s postgres/$role.dsn ||
+                sed "s#//[^@]*@#//quantdrift_$role:password@#" "$QUANTDRIFT__STORAGE__DSN_FILE" > postgres/$role.dsn
+        done ;;
+    *) command quantdrift "$@" ;;
+    esac
+}
+kubectl() { echo "$@" >> "$CALLS"; }
+"""
+
+
+def _block(mark: str) -> str:
+    """Return the commands of the block after a comment, as a script."""
+    lines = _PAGE.partition(f"<!-- {mark} -->\n```console\n")[2].partition("```")[0].splitlines()
+    return "\n".join(line[2:] for line in lines)
+
+
+@pytest.fixture
+def manifests(tmp_path: Path) -> Path:
+    """Return a copy of the manifests in which the commands for the secrets have run."""
+    copied = tmp_path / "deploy" / "kubernetes"
+    shutil.copytree(DEPLOY, copied)
+    for name in ("nats", "postgres"):
+        (copied / "secrets" / f"{name}-ca.pem").write_text(f"the authority of {name}\n")
+    _run(copied)
+    return copied
+
+
+def _run(copied: Path) -> None:
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    calls = copied.parents[1] / "calls"
+    subprocess.run(
+        ["bash", "-c", _AROUND + _block("secrets")],
+        check=True,
+        cwd=copied.parents[1],
+        env={**os.environ, "PATH": programs, "CALLS": str(calls)},
+        stdout=subprocess.DEVNULL,
+    )
+    assert calls.read_text().splitlines()[-1] == "apply --kustomize ."
+
+
+def _files(secrets: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(secrets)): path.read_bytes() for path in secrets.rglob("*") if path.is_file()
+    }
+
+
+def test_the_commands_make_every_secret_and_a_second_run_changes_none(manifests: Path) -> None:
+    """Only the owner can read the files, git ignores them, and the salt, a variable, ends without a new line."""
+    secrets = manifests / "secrets"
+    made = {one["metadata"]["name"]: one for one in render(secrets) if one["kind"] == "Secret"}
+    assert made.keys() == {
+        f"quantdrift-{role}" for role in ["sidecar", "intake", "shadow", "monitor", "report", "migrate"]
+    }
+    salts = {one["data"]["sampling-salt"] for one in made.values() if "sampling-salt" in one["data"]}
+    (salt,) = salts
+    assert re.fullmatch(rb"[0-9a-f]{64}", base64.b64decode(salt))
+    for directory in ("nats", "postgres", "random"):
+        for path in (secrets / directory).iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert "*" in (secrets / ".gitignore").read_text().splitlines()
+    before = _files(secrets)
+    _run(manifests)
+    assert _files(secrets) == before
+
+
+def test_the_key_that_a_pod_mounts_is_that_of_its_role(manifests: Path) -> None:
+    """NATS knows its public half as the user of this role; the database's address names this role too."""
+    users = (manifests / "secrets" / "nats-users.conf").read_text()
+    roles = {key: role for role, key in re.findall(r"# (\w+): .*\n +\{ nkey: (\w+)", users)}
+    made = {one["metadata"]["name"]: one for one in render(manifests / "secrets")}
+    for pod in PODS:
+        for name, key, path in given_files(pod):
+            content = base64.b64decode(made[name]["data"][key]) if key != "ca.crt" else b""
+            role = name.removeprefix("quantdrift-")
+            if path.endswith(".nk"):
+                public = nkeys.from_seed(bytearray(content.strip())).public_key.decode()
+                assert roles[public] == {"intake": "sidecar", "migrate": "admin"}.get(role, role)
+            elif path == "dsn":
+                user = "OWNER" if role == "migrate" else f"quantdrift_{role}"
+                assert f"://{user}:".encode() in content
+                assert content.strip().endswith(
+                    b"?sslmode=verify-full&sslrootcert=/etc/quantdrift/secrets/ca.crt"
+                )
+
+
+def test_the_variable_on_the_page_gives_commands_the_owners_address(manifests: Path) -> None:
+    """Though the configuration names the file in the pods."""
+    file = manifests / "secrets" / "postgres" / "migrate.dsn"
+    config = load(manifests / "config" / "config.toml", {"QUANTDRIFT__STORAGE__DSN_FILE": str(file)})
+    assert load_secrets(config, Role.MIGRATE, {}).current_dsn() == file.read_text().strip()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    sorted({tuple(one["args"]) for pod in PODS for one in pod.containers() if "quantdrift" in one["image"]}),
+    ids=lambda arguments: "-".join(arguments[:2]),
+)
+def test_every_command_of_a_container_exists(arguments: tuple[str, ...]) -> None:
+    """With each of its options."""
+    words = [one for one in arguments[:2] if not one.startswith("-")]
+    ran = CliRunner().invoke(main, [*words, "--help"])
+    assert ran.exit_code == 0, ran.output
+    for option in (one for one in arguments if one.startswith("--")):
+        assert option in ran.output
+
+
+def test_kubectl_builds_the_same_secrets(manifests: Path) -> None:
+    """The authority of both servers is in the ConfigMap of each namespace."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl here")
+    command = [kubectl, "kustomize", str(manifests / "secrets")]
+    built = list(yaml.safe_load_all(subprocess.run(command, check=True, capture_output=True).stdout))
+
+    def key(resource: dict[str, Any]) -> tuple[str, str, str]:
+        metadata = resource["metadata"]
+        return resource["kind"], metadata["namespace"], metadata["name"]
+
+    for one in built:  # in lines
+        if one["kind"] == "Secret":
+            one["data"] = {name: value.replace("\n", "") for name, value in one["data"].items()}
+    assert sorted(built, key=key) == sorted(render(manifests / "secrets"), key=key)
+    authorities = [one["data"] for one in built if one["kind"] == "ConfigMap"]
+    assert authorities == [{"ca.crt": "the authority of nats\nthe authority of postgres\n"}] * 2
+
+
+def test_every_object_that_the_page_names_exists() -> None:
+    """Directories, jobs and deployments of its commands."""
+    directories = set(re.findall(r"--kustomize deploy/kubernetes/([\w-]+)", _PAGE))
+    assert {"migrate", "central", "istio"} <= directories
+    for directory in directories:
+        assert render(DEPLOY / directory)
+    existing = {
+        f"{one['kind'].lower()}/{one['metadata']['name']}"
+        for variant in ("everything", "migrate")
+        for one in render(DEPLOY / variant)
+    }
+    named = set(re.findall(r"\b(?:job|cronjob|deployment)/quantdrift[\w-]*", _PAGE))
+    assert len(named) >= 4
+    assert named <= existing
+
+
+def _owning(pod: Pod) -> list[list[str]]:
+    return [
+        container["args"][:2]
+        for container in pod.containers()
+        if container.get("args", [""])[0] in {"db", "setup"}
+    ]
+
+
+def test_the_schema_comes_first_and_one_pod_has_the_owners_rights() -> None:
+    """The Job upgrades, then grants, then prepares NATS; the page waits for it before anything else starts."""
+    (job,) = pods("migrate")
+    assert _owning(job) == [["db", "upgrade"], ["db", "roles"], ["setup", "nats"]]
+    assert job.owner["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    for pod in PODS:
+        if pod.variant != "migrate":
+            assert _owning(pod) == []
+    assert re.findall(r"kubernetes/\w+|job/\S+|deployment/\S+", _block("start")) == [
+        "kubernetes/migrate",
+        "job/quantdrift-migrate",
+        "kubernetes/central",
+        "deployment/quantdrift-monitor",
+        "deployment/quantdrift-shadow",
+    ]
+
+
+def test_an_upgrade_replaces_the_shadow_alone_after_the_schema() -> None:
+    """In the order of docs/how-to/operate.md: the selector of its command has all of the shadow, and no other role."""
+    steps = _block("upgrade")
+    assert re.findall(
+        r"delete job|kubernetes/\w+|--for condition=complete|component=\w+|deployment/\S+", steps
+    ) == [
+        "delete job",
+        "kubernetes/migrate",
+        "--for condition=complete",
+        "kubernetes/central",
+        "component=shadow",
+        "deployment/quantdrift-shadow",
+    ]
+    chosen = [
+        one["kind"]
+        for one in render(DEPLOY / "central")
+        if one["metadata"].get("labels", {}).get("app.kubernetes.io/component") == "shadow"
+    ]
+    assert sorted(chosen) == ["Deployment", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount"]
+
+
+def test_keda_follows_the_consumer_of_every_model() -> None:
+    """The triggers are those of the configured models, and nothing else sets the number of workers."""
+    config = load(DEPLOY / "config" / "config.toml", {})
+    (models,) = (DEPLOY / "config" / "models.d").glob("*.toml")
+    names = [model["name"] for model in tomllib.loads(models.read_text())["models"]]
+    (scaled,) = of_kind("everything", "ScaledObject")
+    asked = [trigger["metadata"] for trigger in scaled["spec"]["triggers"]]
+    assert [one["consumer"] for one in asked] == [
+        durable_name(f"{config.stream.name}.exchange.{subject_token(name)}") for name in names
+    ]
+    assert {one["stream"] for one in asked} == {config.stream.name}
+    assert scaled["spec"]["minReplicaCount"] >= 1
+    (shadow,) = [pod.owner for pod in pods("everything") if pod.owner["metadata"]["name"].endswith("shadow")]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == shadow["metadata"]["name"]
+    assert "replicas" not in shadow["spec"]
+
+
+def test_the_report_is_written_to_its_volume() -> None:
+    """The default file is below the working directory, and nothing else can be written there."""
+    (pod,) = [pod for pod in pods("central") if pod.owner["kind"] == "CronJob"]
+    (container,) = pod.containers()
+    assert container["args"][:2] == ["report", "--week"]
+    (mount,) = [one for one in container["volumeMounts"] if one["name"] == "reports"]
+    assert mount["mountPath"] == str(Path(container["workingDir"]) / DIRECTORY)
+    assert not mount.get("readOnly", False)
+    assert pod.owner["spec"]["concurrencyPolicy"] == "Forbid"
