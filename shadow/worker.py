@@ -146,7 +146,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             if has_schema is None or queue is None:
                 return 0
             health.database_answered()
-            rechecks = Rechecks(config.models, clock)
+            rechecks = Rechecks(config.models, clock, secrets.salt)
             try:
                 await _work(
                     config=config,

@@ -333,6 +333,8 @@ class _Supervisor:
         self._instance = secrets.token_hex(8)
         states = {STATES_FILE: str((data / STATES).absolute())}
         self._environment = dict(os.environ) | {INSTANCE: self._instance} | states
+        # Sidecar and shadow need the same one: the mark of rechecks is made with it.
+        self._environment.setdefault("QUANTDRIFT_SAMPLING_SALT", secrets.token_hex(16))
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._choose_addresses()

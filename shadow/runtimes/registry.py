@@ -45,8 +45,6 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
         As configured.
     token
         Bearer token for a server, if `reference.token_file` is empty.
-    headers
-        Further headers of every request to a server, in lower case.
     is_copy
         Whether it is a replica of the candidate, which may be quantised, and not a reference.
     """
@@ -59,7 +57,6 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: int = 0
     engine_cache: str = ""
     token: str = ""
-    headers: Mapping[str, str] = MappingProxyType({})
     is_copy: bool = False
 
     def __repr__(self) -> str:

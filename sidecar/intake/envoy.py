@@ -19,7 +19,9 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.config.address import read_address
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.intake.callers import Callers, Token
+from quantdrift.core.records import Way
+from quantdrift.sidecar.handoff.frame import Origin
+from quantdrift.sidecar.intake.callers import Callers, Tokens
 from quantdrift.sidecar.intake.envoy_port import EnvoyPort
 from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
@@ -43,7 +45,8 @@ class ExtProc:
     config
         Configuration of the sidecar.
     token
-        The token that a stream must have, as it was at the start; empty: none is needed, because the port has a loopback address.
+        The tokens of which a stream must have one, as they were at the start; empty: none is needed, because the port has a
+        loopback address. Its exchanges have no caller then, and cannot page.
     gateway
         Receives the exchanges.
     directory
@@ -59,7 +62,7 @@ class ExtProc:
         self._address = config.intake.ext_proc
         self._inner = directory / "ext-proc"
         self._gateway = gateway
-        current = Token(token, config.intake.token_file, SystemClock())
+        current = Tokens(token, config.intake.token_file, SystemClock())
         self._callers = Callers(current, gateway) if token else None
         self._limits = StreamLimits(config, gateway)
         self._inner.unlink(missing_ok=True)  # of an intake process that was killed
@@ -107,14 +110,17 @@ class ExtProc:
     async def _process(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
+        origin = Origin(Way.EXT_PROC)
         if self._callers is not None:
             authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if not self._callers.has_token("the Envoy external processor", str(authorization)):
+            caller = self._callers.by_header(Way.EXT_PROC, "the Envoy external processor", str(authorization))
+            if caller is None:
                 return  # without an error, since Envoy would fail requests if the filter does not fail open
+            origin = caller
         first = await self._first(messages)
         if not first:
             return
-        stream = Stream(self._gateway, self._limits)
+        stream = Stream(self._gateway, self._limits, origin)
         try:
             if not stream.take(first):
                 return

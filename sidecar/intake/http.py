@@ -20,8 +20,10 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.records import Way
+from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
-from quantdrift.sidecar.intake.callers import Callers, Token
+from quantdrift.sidecar.intake.callers import Callers, Tokens
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import METADATA_BYTES
 from quantdrift.sidecar.intake.kserve_logger import KserveLogger
@@ -51,7 +53,7 @@ class HttpIntake:
     config
         Configuration of the sidecar.
     token
-        The token that callers must give, as it was at the start; empty: every call is refused.
+        The tokens of which callers must give one, as they were at the start; empty: every call is refused.
     gateway
         Receives the exchanges.
     listener
@@ -59,7 +61,7 @@ class HttpIntake:
     """
 
     def __init__(self, config: Config, token: str, gateway: Gateway, listener: socket.socket) -> None:
-        self._callers = Callers(Token(token, config.intake.token_file, SystemClock()), gateway)
+        self._callers = Callers(Tokens(token, config.intake.token_file, SystemClock()), gateway)
         self._has_logger = config.intake.kserve_logger
         self._gateway = gateway
         self._listener = listener
@@ -105,24 +107,25 @@ class HttpIntake:
         self._logger.tick()
 
     async def _event(self, request: web.Request) -> web.Response:
-        if not self._has_token(request, "POST /"):
+        if (origin := self._origin(request, Way.KSERVE_LOGGER, "POST /")) is None:
             return _error(_NO_TOKEN, 401)
         if not self._has_logger:
             self._callers.refuse("POST /", Denial.OFF)
             raise web.HTTPNotFound
-        return await self._logger.handle(request)
+        return await self._logger.handle(request, origin)
 
     async def _event_by_path(self, request: web.Request) -> web.Response:
         endpoint = "POST /kserve/"
-        if not self._callers.is_token(endpoint, request.match_info["token"]):
+        origin = self._callers.by_token(Way.KSERVE_LOGGER, endpoint, request.match_info["token"])
+        if origin is None:
             raise web.HTTPNotFound
         if not self._has_logger:
             self._callers.refuse(endpoint, Denial.OFF)
             raise web.HTTPNotFound
-        return await self._logger.handle(request)
+        return await self._logger.handle(request, origin)
 
     async def _exchanges(self, request: web.Request) -> web.Response:
-        if not self._has_token(request, "POST /v1/exchanges"):
+        if (origin := self._origin(request, Way.INTAKE, "POST /v1/exchanges")) is None:
             return _error(_NO_TOKEN, 401)
         if request.content_type != _JSON:
             return _error("send a batch as application/json", 415)
@@ -134,8 +137,14 @@ class HttpIntake:
             return _error("there is no memory for the batch now: send it again later", 503)
         except (BatchError, TimeoutError) as error:
             return _error(str(error) or "the body did not arrive in time", 400)
+        rejected = list(batch.rejected)
         for exchange in batch.exchanges:
-            sampled = self._gateway.sample(exchange.target, exchange.headers)
+            model = exchange.model
+            if model and not origin.allows(model):
+                self._gateway.refuse_model(origin)
+                rejected.append((exchange.index, f"this token may not report on model {model[:64]}"))
+                continue
+            sampled = self._gateway.sample(exchange.target, exchange.headers, origin=origin)
             if sampled is not None:
                 self._gateway.hand_over(
                     sampled,
@@ -147,8 +156,8 @@ class HttpIntake:
                 )
         return web.json_response(
             {
-                "accepted": len(batch.exchanges),
-                "rejected": [{"index": index, "error": error} for index, error in batch.rejected],
+                "accepted": len(batch.exchanges) + len(batch.rejected) - len(rejected),
+                "rejected": [{"index": index, "error": error} for index, error in sorted(rejected)],
             }
         )
 
@@ -183,8 +192,8 @@ class HttpIntake:
         text = (files("quantdrift.sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
         return web.Response(text=text, content_type=_JSON)
 
-    def _has_token(self, request: web.Request, endpoint: str) -> bool:
-        return self._callers.has_token(endpoint, request.headers.get("Authorization", ""))
+    def _origin(self, request: web.Request, way: Way, endpoint: str) -> Origin | None:
+        return self._callers.by_header(way, endpoint, request.headers.get("Authorization", ""))
 
 
 @web.middleware

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.address import read_address
+from quantdrift.core.config.callers import read_callers
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
@@ -191,6 +192,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers=_otlp_headers(headers_file) if headers_file else {},
         otlp_headers_file=headers_file,
         reference_token=token,
+        salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
 
 
@@ -205,6 +207,9 @@ def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
     if not (intake.listen or intake.ext_proc):
         return ""
     token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
+    read_callers(
+        token, f"intake.token_file {intake.token_file}" if intake.token_file else "QUANTDRIFT_INTAKE_TOKEN"
+    )
     asking = []
     if intake.kserve_logger:
         asking.append("intake.kserve_logger")

@@ -251,9 +251,10 @@ class Intake(Section, frozen=True, kw_only=True):
     token_file: Annotated[
         str,
         about(
-            "File with the token that callers of `listen` and `ext_proc` send. Empty: "
+            "File with the tokens of the callers of `listen` and `ext_proc`: one token, or lines of "
+            "NAME sha256:HEX [until=TIME] [MODEL ...]. It is read again when it changes. Empty: "
             "QUANTDRIFT_INTAKE_TOKEN. Without a token `listen` answers 401, and `ext_proc` must "
-            "be a loopback address."
+            "be a loopback address; what it receives can then open tickets, and never page."
         ),
     ] = ""
     kserve_logger: Annotated[
@@ -270,6 +271,13 @@ class Intake(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     tap: Annotated[str, about("Path of the Unix socket for taps in Python servers. Empty: off.")] = ""
+    tap_uids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...],
+        about(
+            "User ids of servers with a tap, beside the user of the sidecar. Taps of other users that the mode of "
+            "the socket lets in can open tickets, and never page."
+        ),
+    ] = ()
     pair_window_s: Annotated[
         float,
         about(

@@ -15,6 +15,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import (
+    NO_HEADERS,
     Metadata,
     Refusal,
     RefusedError,
@@ -118,7 +119,9 @@ class OipGrpc:
             outputs=outputs,
         )
 
-    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
+    def infer(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str] = NO_HEADERS
+    ) -> list[Tensor]:
         """Return the outputs."""
         request = wire.InferRequest(
             model_name=self._model["name"],
@@ -131,7 +134,7 @@ class OipGrpc:
             outputs=[wire.RequestedOutput(name=name) for name in outputs],
             raw_input_contents=[tensor.data for tensor in inputs],
         )
-        answer = self._ask("ModelInfer", request, wire.InferResponse)
+        answer = self._ask("ModelInfer", request, wire.InferResponse, headers)
         raw = answer.raw_output_contents
         if raw and len(raw) != len(answer.outputs):
             raise RefusedError(
@@ -149,16 +152,21 @@ class OipGrpc:
         """Close the channel."""
         self._channel.close()
 
-    def _ask(self, method: str, request: Message, kind: type[Answer]) -> Answer:
+    def _ask(
+        self,
+        method: str,
+        request: Message,
+        kind: type[Answer],
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Answer:
         call: Any = self._channel.unary_unary(
             _SERVICE + method,
             request_serializer=type(request).SerializeToString,
             response_deserializer=kind.FromString,
         )
         try:
-            answer: Answer = call(
-                request, timeout=self._timeout_s, metadata=tuple(self._token.headers().items())
-            )
+            metadata = tuple({**headers, **self._token.headers()}.items())
+            answer: Answer = call(request, timeout=self._timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             code, details = error.code(), "".join((error.details() or "").splitlines()[:1])[:_SAID]
             if code is grpc.StatusCode.UNAVAILABLE:

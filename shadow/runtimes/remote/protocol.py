@@ -91,6 +91,9 @@ class RefusedError(QuantdriftError):
         self.brief = brief or detail
 
 
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class Transport(Protocol):
     """The transport of requests about one model.
 
@@ -110,8 +113,16 @@ class Transport(Protocol):
         """Return the description of the model."""
         ...
 
-    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
-        """Return the named outputs; all of them if none is named."""
+    def infer(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str] = NO_HEADERS
+    ) -> list[Tensor]:
+        """Return the named outputs; all of them if none is named.
+
+        Parameters
+        ----------
+        headers
+            Further headers of this request, in lower case.
+        """
         ...
 
     def close(self) -> None:
@@ -125,7 +136,6 @@ class RequestHeaders:
     def __init__(self, request: RuntimeRequest) -> None:
         self._file = request.reference.token_file
         self._token = request.token
-        self._headers = dict(request.headers)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request, in lower case.
@@ -141,7 +151,7 @@ class RequestHeaders:
             raise OperatorError(
                 f"models.references.token_file {self._file} cannot be read: {error.strerror}"
             ) from error
-        return {**self._headers, "authorization": f"Bearer {token}"} if token else self._headers
+        return {"authorization": f"Bearer {token}"} if token else {}
 
 
 class RemoteRuntime:
