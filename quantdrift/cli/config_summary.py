@@ -131,10 +131,12 @@ def memory_bytes(config: Config) -> int:
 
 def _intake_bytes(config: Config) -> int:
     intake = config.intake
-    if not (intake.listen or intake.ext_proc or intake.tap):
+    if not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         return 0
     receiving = 4 * config.sidecar.max_exchange_bytes  # one body as text and decoded
-    receiving += bool(intake.listen) * HTTP_BYTES + bool(intake.tap) * TAP_BYTES
+    receiving += (bool(intake.listen) + bool(intake.kserve_logger)) * HTTP_BYTES + bool(
+        intake.tap
+    ) * TAP_BYTES
     receiving += bool(intake.ext_proc) * (GRPC_BYTES + config.sidecar.max_exchange_bytes)
     return INTAKE_BYTES + intake.max_pending_bytes + config.sidecar.handoff_bytes + receiving
 

@@ -77,8 +77,8 @@ INTAKE_REFUSED = Instrument(
     "quantdrift.sidecar.intake.refused",
     _OC,
     "{call}",
-    "Calls that the intake refused, by reason: no_token, wrong_token, or off if that kind of input is disabled; and exchanges"
-    " of a model that the caller may not report on: model.",
+    "Calls that the intake refused, by reason: no_token or wrong_token; and exchanges of a model that the caller may not"
+    " report on: model.",
 )
 RECHECKS = Instrument(
     "quantdrift.sidecar.rechecks",

@@ -17,7 +17,6 @@ _READ_S: Final = 1.0
 _ADVICE = {
     Denial.NO_TOKEN: "it has no token (send the header `Authorization: Bearer TOKEN`)",
     Denial.WRONG_TOKEN: "its token is not in intake.token_file, or has expired",
-    Denial.OFF: "this endpoint is off (set intake.kserve_logger to turn it on)",
 }
 
 
@@ -109,11 +108,10 @@ class Callers:
         """
         caller = self._tokens.find(token) if token else None
         if caller is None:
-            self.refuse(endpoint, Denial.WRONG_TOKEN if token else Denial.NO_TOKEN)
+            self._refuse(endpoint, Denial.WRONG_TOKEN if token else Denial.NO_TOKEN)
             return None
         return Origin(way, caller.name, caller.models)
 
-    def refuse(self, endpoint: str, reason: Denial) -> None:
-        """Count and log a refused call."""
+    def _refuse(self, endpoint: str, reason: Denial) -> None:
         self._gateway.count_denied(reason)
         _LOG.warning("the intake refuses a call of %s: %s", endpoint, _ADVICE[reason])

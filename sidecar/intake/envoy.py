@@ -25,6 +25,7 @@ from quantdrift.sidecar.intake.callers import Callers, Tokens
 from quantdrift.sidecar.intake.envoy_port import EnvoyPort
 from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.shutdown import Deadlines
 
@@ -66,7 +67,13 @@ class ExtProc:
         self._callers = Callers(current, gateway) if token else None
         self._limits = StreamLimits(config, gateway)
         self._inner.unlink(missing_ok=True)  # of an intake process that was killed
-        self._port = EnvoyPort(str(self._inner), self._limits.unfinished_bytes, self._limits.add_unfinished)
+        self._tls = ServerTls.of(config.intake, "h2")
+        self._port = EnvoyPort(
+            str(self._inner),
+            self._limits.unfinished_bytes,
+            self._limits.add_unfinished,
+            None if self._tls is None else self._tls.context,
+        )
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s
         self._server = grpc.aio.server(
@@ -106,6 +113,11 @@ class ExtProc:
     def reconfigure(self, live_config: LiveConfig) -> None:
         """Apply another limit on buffered bytes; the longest message stays."""
         self._limits.reconfigure(live_config.config)
+
+    def tick(self) -> None:
+        """Use a changed certificate. Called about once a second."""
+        if self._tls is not None:
+            self._tls.refresh()
 
     async def _process(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

@@ -94,6 +94,9 @@ class TapServer:
         # A lower limit is not enforced at once, because taps do not know it yet.
         self._longest_bytes = max(self._longest_bytes, live_config.config.sidecar.max_exchange_bytes)
 
+    def tick(self) -> None:
+        """Do nothing: rates are sent more often than once a second."""
+
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)
         rates = self._current_rates()

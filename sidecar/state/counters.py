@@ -50,7 +50,7 @@ class Gauge(IntEnum):
     UNKNOWN_POSTS = 27  # POST requests that are not inference
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
-    WAY_OFF = 30
+    WAY_OFF = 30  # no longer used
     ENDS = 31  # capture: 1 once the supervisor has ended the relay workers and the intake; the supervisor writes it
     QUEUED_SINCE_S = (
         32  # capture: when the oldest exchange that waits was queued, seconds since 1970; 0: none waits
@@ -76,7 +76,6 @@ class Denial(StrEnum):
     NO_TOKEN = "no_token"  # noqa: S105 - a reason, not a secret
     WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason
     MODEL = "model"  # the token is right, and is not for the model of this exchange
-    OFF = "off"  # the token is right, but the configuration turns this endpoint off
 
 
 class Row(NamedTuple):
@@ -123,7 +122,6 @@ INTAKE_DENIALS = {
     Denial.NO_TOKEN: Gauge.NO_TOKEN,
     Denial.WRONG_TOKEN: Gauge.WRONG_TOKEN,
     Denial.MODEL: Gauge.MODEL_DENIED,
-    Denial.OFF: Gauge.WAY_OFF,
 }
 
 

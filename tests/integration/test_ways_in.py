@@ -84,9 +84,9 @@ class Installation:
     ) -> None:
         self.open, self.closed, self.ports, self.tap = open_, closed, ports, tap
 
-    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Send JSON to the intake; return status and answer."""
-        url = f"http://127.0.0.1:{self.ports['intake']}{path}"
+    async def post(self, path: str, body: Any, *, to: str = "intake", **headers: str) -> tuple[int, Any]:
+        """Send JSON to a port of the intake; return status and answer."""
+        url = f"http://127.0.0.1:{self.ports[to]}{path}"
         sent = {"Content-Type": "application/json", **headers}
         async with (
             aiohttp.ClientSession() as session,
@@ -112,7 +112,7 @@ class Installation:
                     "Ce-Type": f"org.kubeflow.serving.inference.{half}",
                     "Ce-Inferenceservicename": model,
                 }
-                status, _ = await self.post(f"/kserve/{token}", body, **headers)
+                status, _ = await self.post(f"/kserve/{token}", body, to="kserve", **headers)
                 found.add(status)
         return found
 
@@ -140,7 +140,7 @@ class Installation:
 @asynccontextmanager
 async def installed(config: Config, dsn: str, directory: Path) -> AsyncIterator[Installation]:
     """Run two sidecars, a shadow worker and a monitor."""
-    ports = {"intake": free_port(), "ext_proc": free_port()}
+    ports = {way: free_port() for way in ("intake", "kserve", "ext_proc")}
     tokens = directory / "callers"
     tokens.write_text(callers())
     common = {
@@ -174,7 +174,7 @@ async def installed(config: Config, dsn: str, directory: Path) -> AsyncIterator[
                 0,
                 INTAKE__LISTEN=f"127.0.0.1:{ports['intake']}",
                 INTAKE__TOKEN_FILE=str(tokens),
-                INTAKE__KSERVE_LOGGER="true",
+                INTAKE__KSERVE_LOGGER=f"127.0.0.1:{ports['kserve']}",
                 **common,
             )
         )

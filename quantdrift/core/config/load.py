@@ -204,7 +204,7 @@ def _otlp_headers(file: str) -> dict[str, str]:
 
 
 def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
-    if not (intake.listen or intake.ext_proc):
+    if not (intake.listen or intake.kserve_logger or intake.ext_proc):
         return ""
     token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
     read_callers(
@@ -326,7 +326,11 @@ def _resolve(config: Config, base: Path) -> Config:
         capture=msgspec.structs.replace(config.capture, hmac_key_file=absolute(config.capture.hmac_key_file)),
         sidecar=msgspec.structs.replace(config.sidecar, pause_file=absolute(config.sidecar.pause_file)),
         intake=msgspec.structs.replace(
-            config.intake, token_file=absolute(config.intake.token_file), tap=absolute(config.intake.tap)
+            config.intake,
+            token_file=absolute(config.intake.token_file),
+            tap=absolute(config.intake.tap),
+            certificate_file=absolute(config.intake.certificate_file),
+            key_file=absolute(config.intake.key_file),
         ),
         telemetry=msgspec.structs.replace(
             config.telemetry, otlp_headers_file=absolute(config.telemetry.otlp_headers_file)
