@@ -189,6 +189,16 @@ def _notes(config: Config) -> list[str]:
     if not config.telemetry.otlp_endpoint:
         notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
     notes += _whose_rates(config)
+    if config.intake.ext_proc and not config.intake.token_file:
+        notes.append(
+            "intake.ext_proc: without a token in QUANTDRIFT_INTAKE_TOKEN or intake.token_file nobody checks who sends "
+            "exchanges there, and they can open tickets and never page"
+        )
+    if any(model.recheck.url for model in config.models):
+        notes.append(
+            "models.recheck: give shadow workers and sidecars the same QUANTDRIFT_SAMPLING_SALT, or rechecks through a "
+            "sidecar count as traffic"
+        )
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
         notes.append(

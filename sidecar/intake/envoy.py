@@ -8,6 +8,7 @@ which a base install does not have.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.shutdown import Deadlines
 
+_LOG = logging.getLogger(__name__)
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 # Open streams of any kind; their memory reaches the limit on buffered bytes long before.
 _MAX_STREAMS = 8192
@@ -94,6 +96,11 @@ class ExtProc:
         )
 
     async def __aenter__(self) -> Self:
+        if self._callers is None:
+            _LOG.warning(
+                "intake.ext_proc has no token, so nobody checks who sends exchanges there: they can open tickets and never"
+                " page. Set intake.token_file or QUANTDRIFT_INTAKE_TOKEN"
+            )
         self._server.add_insecure_port(f"unix:{self._inner}")
         await self._server.start()
         try:

@@ -1,15 +1,30 @@
 """The file of the intake's callers: names, hashes of tokens, models and expiry; and how it changes while it is used."""
 
 import hashlib
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from quantdrift.core.clock import ManualClock
+from quantdrift.core.clock import ManualClock, SystemClock
+from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.callers import THE_TOKEN, find_caller, read_callers
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Way
+from quantdrift.core.sampling.rates import policy_at
+from quantdrift.sidecar.capture.pipeline import Pipeline
+from quantdrift.sidecar.capture.process import identity_of
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.recorder import Recorder
+from quantdrift.sidecar.handoff.frame import RELAYED, Origin, frame
 from quantdrift.sidecar.intake.callers import Tokens
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
+from tests.support.sidecar.raw_exchanges import raw_exchange
+from tests.support.sidecar.relay_rig import Bench
 
 pytestmark = pytest.mark.unit
 
@@ -98,3 +113,42 @@ def test_a_changed_file_is_used_within_a_second_and_a_broken_one_changes_nothing
     assert "line 1" in caplog.text
     file.write_text("")
     assert valid() == {"second"}
+
+
+@pytest.mark.parametrize(
+    ("models", "is_allowed"), [(("digits",), False), (("wor*", "digits"), True), ((), True)]
+)
+def test_a_model_that_only_the_body_names_is_checked_by_the_capture_process(
+    models: tuple[str, ...], *, is_allowed: bool
+) -> None:
+    """An exchange that its sender may not report is no traffic of that model: neither offered nor lost."""
+    config = Config(models=(Model(name="words"),))
+    counters, rows = Counters.create(2, 1), (Row("default"),)
+    for count in (Count.OFFERED, Count.TAKEN):
+        counters.slot(0).add(0, count)
+    slot = counters.slot(1)
+    recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(), "b" * 32, {}))
+    pipeline = Pipeline(recorder, Publisher(config, slot, SystemClock()), slot, rows)
+    meta, request, response = raw_exchange(
+        path="/v1/completions",
+        request={"model": "words", "prompt": "a"},
+        response={"model": "words", "choices": [{"index": 0, "text": "b"}]},
+        epoch=policy_at(config.sampling, time.time()).epoch,
+    )
+    meta = msgspec.structs.replace(meta, origin=Origin(Way.INTAKE, "gateway", models))
+    pipeline.handle(meta, memoryview(request), memoryview(response))
+    assert slot.gauge(Gauge.MODEL_DENIED) == (not is_allowed)
+    (stratum,) = counters.strata(rows)
+    assert (stratum.offered, stratum.taken, stratum.lost) == (is_allowed, is_allowed, {})
+    assert (slot.gauge(Gauge.QUEUE_BYTES) > 0) is is_allowed
+
+
+def test_what_a_tap_writes_about_itself_is_not_believed() -> None:
+    """It makes its frames itself, and could say that the relay saw them."""
+    bench = Bench()
+    meta, request, response = raw_exchange()
+    assert meta.origin == RELAYED
+    Gateway(bench.scope).forward_frame(b"".join(frame(meta, [request, response])), 1, Origin(Way.TAP))
+    (taken,) = bench.taken
+    assert taken.meta == msgspec.structs.replace(meta, origin=Origin(Way.TAP))
+    assert (taken.request, taken.response) == (request, response)

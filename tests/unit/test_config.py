@@ -581,6 +581,24 @@ def test_envoy_needs_no_token_within_a_pod(address: str) -> None:
     assert load_secrets(Config(intake=Intake(ext_proc=address)), Role.SIDECAR, {}).intake_token == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[intake]\next_proc = "127.0.0.1:9002"\n', "can open tickets and never page"),
+        (
+            '[[models]]\nname = "m"\nrecheck = { url = "http://h:1", versions = ["1"] }\n',
+            "QUANTDRIFT_SAMPLING_SALT",
+        ),
+    ],
+)
+def test_the_check_says_what_a_way_in_without_a_token_and_a_recheck_need(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    """Before the first ticket that should have been a page, and before rechecks count as traffic."""
+    assert any(words in note for note in explain(load(_file(tmp_path, text), {})).notes)
+    assert not any(words in note for note in explain(load(_file(tmp_path, ""), {})).notes)
+
+
 def test_a_loggers_sink_needs_an_address_and_a_certificate_its_key(tmp_path: Path) -> None:
     """The check says which option is wrong, and what to set."""
     path = tmp_path / "config.toml"
