@@ -290,8 +290,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stored_version(self) -> str:
-        """The version that it is stored and judged under."""
-        return self.version if self.is_verified else f"{self.version}{UNVERIFIED}"
+        """The version that it is stored and judged under.
+
+        A client may choose the version in a path: no verified exchange gets the end of an unverified one by that.
+        """
+        version = self.version
+        while version.endswith(UNVERIFIED):
+            version = version.removesuffix(UNVERIFIED)
+        return version if self.is_verified else f"{version}{UNVERIFIED}"
 
 
 class ModelCount(msgspec.Struct, frozen=True, kw_only=True):

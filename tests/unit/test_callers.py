@@ -23,6 +23,7 @@ from quantdrift.sidecar.intake.callers import Tokens
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, logits_of
 from tests.support.sidecar.raw_exchanges import raw_exchange
 from tests.support.sidecar.relay_rig import Bench
 
@@ -152,3 +153,22 @@ def test_what_a_tap_writes_about_itself_is_not_believed() -> None:
     (taken,) = bench.taken
     assert taken.meta == msgspec.structs.replace(meta, origin=Origin(Way.TAP))
     assert (taken.request, taken.response) == (request, response)
+
+
+@pytest.mark.parametrize(
+    ("way", "caller", "version", "stored"),
+    [
+        (Way.RELAY, "", "7", "7"),
+        (Way.RELAY, "", "7 (unverified) (unverified)", "7"),
+        (Way.INTAKE, "gateway", "7", "7"),
+        (Way.TAP, "uid 1000", "7", "7"),
+        (Way.TAP, "", "7", "7 (unverified)"),
+        (Way.EXT_PROC, "", "7 (unverified)", "7 (unverified)"),
+    ],
+)
+def test_the_way_in_and_the_caller_decide_which_version_an_exchange_counts_for(
+    way: Way, caller: str, version: str, stored: str
+) -> None:
+    """A client that names a version in its path can neither page for another one nor leave the one that can page."""
+    exchange = exchange_of(inputs_of(1), logits_of(inputs_of(1)), version=version)
+    assert msgspec.structs.replace(exchange, way=way, caller=caller).stored_version == stored
