@@ -83,6 +83,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     relay: int
     admin: int
     intake: int
+    logger: int
     ext_proc: int
     tap: str
 
@@ -107,6 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             relay=free_port(),
             admin=free_port(),
             intake=free_port(),
+            logger=free_port(),
             ext_proc=free_port(),
             tap=str(directory / "tap"),
         )
@@ -223,7 +225,7 @@ listen = "127.0.0.1:{ports.intake}"
 ext_proc = "127.0.0.1:{ports.ext_proc}"
 tap = "{ports.tap}"
 token_file = "{directory / "token"}"
-kserve_logger = true
+kserve_logger = "127.0.0.1:{ports.logger}"
 [stream]
 url = "{nats_url}"
 [sampling]

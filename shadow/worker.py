@@ -148,7 +148,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             if has_schema is None or queue is None:
                 return 0
             health.database_answered()
-            rechecks = Rechecks(config.models, clock, tls=Tls.of_shadow(config.shadow))
+            rechecks = Rechecks(config.models, clock, secrets.salt, tls=Tls.of_shadow(config.shadow))
             try:
                 await _work(
                     config=config,

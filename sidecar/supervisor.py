@@ -33,6 +33,7 @@ from quantdrift.core.process.child import Child
 from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.text import plain
+from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import Gauge, Slot
 from quantdrift.sidecar.state.counts_file import CountsFile
@@ -96,7 +97,7 @@ async def serve(config: Config, secrets: Secrets | None, stop: Stop, path: Path 
     if missing := missing_packages(config):
         raise OperatorError("; ".join(missing))
     with ExitStack() as stack:
-        relay = intake = tap = None
+        relay = intake = kserve = tap = None
         adoption = Adoption()
         if config.sidecar.listen:
             adoption = await adopt(config.sidecar.listen)
@@ -104,6 +105,9 @@ async def serve(config: Config, secrets: Secrets | None, stop: Stop, path: Path 
             relay = stack.enter_context(adoption.listener or _listen("sidecar.listen", config.sidecar.listen))
         if config.intake.listen:
             intake = stack.enter_context(_listen("intake.listen", config.intake.listen))
+        if config.intake.kserve_logger:
+            kserve = stack.enter_context(_listen("intake.kserve_logger", config.intake.kserve_logger))
+        ServerTls.of(config.intake)  # for a clear error
         if config.intake.ext_proc:
             # The intake process opens this port with gRPC; checking it here gives a clear error.
             _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
@@ -119,7 +123,7 @@ async def serve(config: Config, secrets: Secrets | None, stop: Stop, path: Path 
         probes = None
         if config.sidecar.probes:
             probes = stack.enter_context(_listen("sidecar.probes", config.sidecar.probes))
-        sockets = _Sockets(relay, intake, tap, handoff, admin, probes)
+        sockets = _Sockets(relay, intake, kserve, tap, handoff, admin, probes)
         supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets, adoption)
         return await supervisor.run(stop, None if path is None else FileWatch(path))
 
@@ -129,6 +133,7 @@ class _Sockets(NamedTuple):
 
     relay: socket.socket | None
     intake: socket.socket | None
+    kserve: socket.socket | None
     tap: socket.socket | None
     handoff: socket.socket
     admin: socket.socket
@@ -177,9 +182,12 @@ class _Supervisor:
             self._workers = [
                 self._child(f"relay {index}", _RELAY, index, sockets.relay) for index in range(self._n_relays)
             ]
-        if any((config.intake.listen, config.intake.ext_proc, config.intake.tap)):
+        ways = (config.intake.listen, config.intake.kserve_logger, config.intake.ext_proc, config.intake.tap)
+        if any(ways):
             self._workers.append(
-                self._child("intake", _INTAKE, self._n_relays, sockets.intake, tap=sockets.tap)
+                self._child(
+                    "intake", _INTAKE, self._n_relays, sockets.intake, tap=sockets.tap, kserve=sockets.kserve
+                )
             )
         self._admin = self._child("admin", _ADMIN, self._n_relays + 1, sockets.admin)
         self._capture = self._child("capture", _CAPTURE, self._n_relays + 2, sockets.handoff, boot=boot)
@@ -205,6 +213,11 @@ class _Supervisor:
             _LOG.info("relaying %s to %s", _address_of(self._sockets.relay), self._config.sidecar.backend)
         if self._sockets.intake is not None:
             _LOG.info("accepting exchanges at %s (intake.listen)", _address_of(self._sockets.intake))
+        if self._sockets.kserve is not None:
+            _LOG.info(
+                "accepting events of KServe's logger at %s (intake.kserve_logger)",
+                _address_of(self._sockets.kserve),
+            )
         if self._sockets.tap is not None:
             _LOG.info("accepting taps at %s (intake.tap)", self._config.intake.tap)
         if self._config.intake.ext_proc:
@@ -309,7 +322,8 @@ class _Supervisor:
             worker.terminate()
         # The workers' own copies stay open for the drain delay. After that clients must be refused instead of
         # waiting.
-        for listener in (self._sockets.relay, self._sockets.intake, self._sockets.tap):
+        sockets = self._sockets
+        for listener in (sockets.relay, sockets.intake, sockets.kserve, sockets.tap):
             if listener is not None:
                 listener.close()
         await asyncio.wait(workers, timeout=began_s + deadlines.relay_s - loop.time())
@@ -327,6 +341,7 @@ class _Supervisor:
         listener: socket.socket | None,
         *,
         tap: socket.socket | None = None,
+        kserve: socket.socket | None = None,
         boot: str = "",
     ) -> Child:
         start = ProcessStart(
@@ -338,6 +353,7 @@ class _Supervisor:
             handoff=self._sockets.handoff.getsockname(),
             listen_fd=None if listener is None else listener.fileno(),
             tap_fd=None if tap is None else tap.fileno(),
+            kserve_fd=None if kserve is None else kserve.fileno(),
             boot=boot,
             counts=str(self._counts_file.path or "") if boot else "",
             supervisor=os.getpid(),

@@ -3,7 +3,7 @@
 A table and two functions are added: the release before can use the schema as before.
 
 Revision ID: 0014
-Revises: 0009
+Revises: 0010
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 
 revision = "0014"
-down_revision = "0009"
+down_revision = "0010"
 branch_labels = None
 depends_on = None
 

@@ -136,10 +136,12 @@ def memory_bytes(config: Config) -> int:
 
 def _intake_bytes(config: Config) -> int:
     intake = config.intake
-    if not (intake.listen or intake.ext_proc or intake.tap):
+    if not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         return 0
     receiving = 4 * config.sidecar.max_exchange_bytes  # one body as text and decoded
-    receiving += bool(intake.listen) * HTTP_BYTES + bool(intake.tap) * TAP_BYTES
+    receiving += (bool(intake.listen) + bool(intake.kserve_logger)) * HTTP_BYTES + bool(
+        intake.tap
+    ) * TAP_BYTES
     receiving += bool(intake.ext_proc) * (GRPC_BYTES + config.sidecar.max_exchange_bytes)
     return INTAKE_BYTES + intake.max_pending_bytes + config.sidecar.handoff_bytes + receiving
 
@@ -192,6 +194,16 @@ def _notes(config: Config) -> list[str]:
     if not config.telemetry.otlp_endpoint:
         notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
     notes += _whose_rates(config)
+    if config.intake.ext_proc and not config.intake.token_file:
+        notes.append(
+            "intake.ext_proc: without a token in QUANTDRIFT_INTAKE_TOKEN or intake.token_file nobody checks who sends "
+            "exchanges there, and they can open tickets and never page"
+        )
+    if any(model.recheck.url for model in config.models):
+        notes.append(
+            "models.recheck: give shadow workers and sidecars the same QUANTDRIFT_SAMPLING_SALT, or rechecks through a "
+            "sidecar count as traffic"
+        )
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
         notes.append(

@@ -43,7 +43,7 @@ _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they
 _OPERATOR: Final = 2  # a process's exit code when a person must act
 _NEEDED: Final = {
     "sidecar": {"QUANTDRIFT_HMAC_KEY", "QUANTDRIFT_INTAKE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
-    "shadow": {"QUANTDRIFT_DSN", "QUANTDRIFT_REFERENCE_TOKEN"},
+    "shadow": {"QUANTDRIFT_DSN", "QUANTDRIFT_REFERENCE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
     "monitor": {"QUANTDRIFT_DSN"},
     "db upgrade": {"QUANTDRIFT_DSN"},
 }
@@ -264,6 +264,8 @@ class _Supervisor:
         self._instance = secrets.token_hex(8)
         states = {STATES_FILE: str((data / STATES).absolute())}
         self._environment = variables() | {INSTANCE: self._instance} | states
+        # Sidecar and shadow need the same one: the mark of rechecks is made with it.
+        self._environment.setdefault("QUANTDRIFT_SAMPLING_SALT", secrets.token_hex(16))
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._nats: tuple[Path, str] | None = None  # directory and address of the embedded server

@@ -52,6 +52,21 @@ class Protocol(StrEnum):
     OPENAI_EMBEDDINGS = "openai-embeddings"
 
 
+class Way(StrEnum):
+    """How an exchange came in."""
+
+    RELAY = "relay"  # the serving path itself
+    TAP = "tap"
+    INTAKE = "intake"
+    KSERVE_LOGGER = "kserve_logger"
+    EXT_PROC = "ext_proc"
+
+
+UNVERIFIED: Final = " (unverified)"
+"""The end of the name of a version whose exchanges came from senders that nobody has checked. It has slices, detectors and
+baselines of its own: what such senders say changes nothing in the version without this end, and pages nobody."""
+
+
 class Loss(StrEnum):
     """Why a request that the first phase chose did not reach the stream.
 
@@ -247,6 +262,11 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         Statistical unit that it belongs to: a session key (HMACed), or empty if it is its own unit.
     trace
         W3C `traceparent` of the production request, or empty.
+    way
+        How it came in.
+    caller
+        Who sent it, as the sidecar has checked it: a name in `intake.token_file`, or the user of a tap. Empty: nobody was
+        checked.
     """
 
     id: str
@@ -261,6 +281,24 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     attributes: dict[str, str] = {}
     group: str = ""
     trace: str = ""
+    way: Way = Way.RELAY
+    caller: str = ""
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether it is known who sent it: the relay saw it on the serving path, or the caller proved its identity."""
+        return self.way is Way.RELAY or bool(self.caller)
+
+    @property
+    def stored_version(self) -> str:
+        """The version that it is stored and judged under.
+
+        A client may choose the version in a path: no verified exchange gets the end of an unverified one by that.
+        """
+        version = self.version
+        while version.endswith(UNVERIFIED):
+            version = version.removesuffix(UNVERIFIED)
+        return version if self.is_verified else f"{version}{UNVERIFIED}"
 
 
 class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,7 +391,3 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     strata: tuple[StratumCount, ...]
     blind_connections: int
     final: bool = False
-
-
-MARK: Final = "x-quantdrift-recheck"
-"""Header of the requests that quantdrift itself sends to a candidate. A request with it is never captured."""

@@ -83,7 +83,20 @@ INTAKE_REFUSED = Instrument(
     "quantdrift.sidecar.intake.refused",
     _OC,
     "{call}",
-    "Calls that the intake refused, by reason: no_token, wrong_token, or off if that kind of input is disabled.",
+    "Calls that the intake refused, by reason: no_token or wrong_token; and exchanges of a model that the caller may not"
+    " report on: model.",
+)
+RECHECKS = Instrument(
+    "quantdrift.sidecar.rechecks",
+    _OC,
+    "{request}",
+    "Sampled requests that quantdrift itself sent to the candidate; they are not traffic.",
+)
+FORGED_MARKS = Instrument(
+    "quantdrift.sidecar.forged_marks",
+    _OC,
+    "{request}",
+    "Sampled requests with the header x-quantdrift-recheck and no valid mark; they are recorded as traffic.",
 )
 CONNECTIONS = Instrument("quantdrift.sidecar.connections", _OC, "{connection}", "Connections accepted.")
 OPEN_CONNECTIONS = Instrument(

@@ -172,6 +172,8 @@ class SliceTable:
         (rows,) how many signals each has.
     phase
         (rows,) place of the phase in `PHASES`.
+    may_page
+        (rows,) whether evidence can end in a page, and not only in a ticket.
     surveyed
         (rows,) whether the columns below are those of the states: whoever changes a state sets it to False.
     evidence
@@ -189,6 +191,7 @@ class SliceTable:
         self.evidence: dict[SignalKey, FloatArray] = {}
         self.n_signals: IntArray = np.zeros(1, dtype=np.intp)
         self.phase: IntArray = np.zeros(1, dtype=np.intp)
+        self.may_page: BoolArray = np.zeros(1, dtype=np.bool_)
         self.surveyed: BoolArray = np.zeros(1, dtype=np.bool_)
         self.total: FloatArray = np.zeros(1)
         self.page_mass: FloatArray = np.zeros(1)
@@ -374,11 +377,16 @@ class SliceWatch:
         phase: Phase = Phase.WATCHING,
         states: Mapping[SignalKey, FloatArray] | None = None,
         table: SliceTable | None = None,
+        *,
+        may_page: bool = True,
     ) -> None:
-        self._place(table or SliceTable(), phase, states or {})
+        self._place(table or SliceTable(), phase, states or {}, may_page=may_page)
 
-    def _place(self, table: SliceTable, phase: Phase, states: Mapping[SignalKey, FloatArray]) -> None:
+    def _place(
+        self, table: SliceTable, phase: Phase, states: Mapping[SignalKey, FloatArray], *, may_page: bool
+    ) -> None:
         self.table, self.row = table, table.add_row()
+        table.may_page[self.row] = may_page
         self.states = SliceStates(table, self.row)
         self.states.update(states)
         self.phase = phase
@@ -386,7 +394,7 @@ class SliceWatch:
 
     def move(self, table: SliceTable) -> None:
         """Move to another table."""
-        self._place(table, self.phase, self.states)
+        self._place(table, self.phase, self.states, may_page=bool(self.table.may_page[self.row]))
 
     @property
     def phase(self) -> Phase:
@@ -664,6 +672,7 @@ class _Run:
         ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (
             self._course[TICKET] >= ticket_mass
         )
+        page &= np.repeat(self._table.may_page[self._rows], self._lengths)
         phase = self._table.phase[self._rows]
         if not phase.any():
             return page | ticket
@@ -676,7 +685,7 @@ class _Run:
     def _change(self, part_index: int, thresholds: Thresholds) -> Change:
         part, last = self._parts[part_index], int(self._ends[part_index]) - 1
         watch, batch = self._watches[part.watch], self._given
-        page = self._course[PAGE, last] >= max(
+        page = self._table.may_page[watch.row] and self._course[PAGE, last] >= max(
             thresholds.page, float(thresholds.least(self._course[PAGE_MASS, last]))
         )
         if watch.phase is not Phase.FIRING and page:

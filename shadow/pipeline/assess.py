@@ -266,7 +266,7 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
             exchange=exchange,
             version=VersionKey(
                 model=exchange.model,
-                candidate_version=exchange.version,
+                candidate_version=exchange.stored_version,
                 reference_digest=sliced_exchange.case.version_reference.runtime.artefact.digest,
             ),
             items=items[id(sliced_exchange.outcome.batch_divergences)][rows.start : rows.stop],

@@ -54,7 +54,7 @@ def classify(
         return _unreadable(sequence, payload, error)
     version_reference = references.find(exchange.model, exchange.version)
     if version_reference is None:
-        key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
+        key = VersionKey(model=exchange.model, candidate_version=exchange.stored_version, reference_digest="")
         return Unreferenced(version=key, captured_at=exchange.captured_at)
     candidate = None
     try:

@@ -1,6 +1,6 @@
 """The noise of the candidate, measured by repeating requests at a replica that serves no traffic (`models.recheck`).
 
-Requests carry the mark of `quantdrift.core.records`, so that no sidecar captures them. One thread sends one request at a
+Requests carry the mark of `quantdrift.core.recheck_mark`, so that no sidecar records them as traffic. One thread sends one request at a
 time and skips what it has no time for. A replica that is unreachable, refuses or hangs delays nothing else.
 """
 
@@ -19,7 +19,8 @@ from quantdrift.core.config.address import without_mark
 from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.logs import of_model
-from quantdrift.core.records import MARK, Side
+from quantdrift.core.recheck_mark import RecheckMarks
+from quantdrift.core.records import Side
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.tls import Tls
 from quantdrift.shadow.replay.exchange import PreparedExchange
@@ -100,6 +101,8 @@ class Rechecks:
         Those with a `recheck.url` are rechecked.
     clock
         For the rate of requests.
+    salt
+        The sampling salt, from which the key of the mark is derived.
     timeout_s
         Longest wait for an answer.
     tls
@@ -110,12 +113,14 @@ class Rechecks:
         self,
         models: Iterable[Model],
         clock: Clock,
+        salt: bytes = b"",
         *,
         timeout_s: float = TIMEOUT_S,
         tls: Tls = Tls.of_shadow(Shadow()),  # noqa: B008 - it is frozen
     ) -> None:
         self._timeout_s = timeout_s
         self._tls = tls
+        self._marks = RecheckMarks(salt)
         self._models = {model.name: model for model in models if model.recheck.url}
         self._clock = clock
         self._next_s = dict.fromkeys(self._models, 0.0)
@@ -127,6 +132,12 @@ class Rechecks:
         self._thread = threading.Thread(target=self._run, name="recheck", daemon=True)
         if self._models:
             self._thread.start()
+            if not salt:
+                _LOG.warning(
+                    "rechecks of %s carry no mark: a sidecar in front of models.recheck.url would record them as traffic. "
+                    "Give the shadow the QUANTDRIFT_SAMPLING_SALT of the sidecars",
+                    ", ".join(sorted(self._models)),
+                )
 
     def offer(self, request: RecheckRequest) -> None:
         """Queue a recheck, if `models.recheck` allows it and the queue is not full."""
@@ -137,6 +148,8 @@ class Rechecks:
         recheck, now_s = model.recheck, self._clock.monotonic_s()
         if not any(fnmatchcase(exchange.version, pattern) for pattern in recheck.versions):
             return
+        if not exchange.is_verified:
+            return  # nobody knows who wrote it: it is sent to no server
         if now_s < self._next_s[model.name]:
             return  # not counted as left out: the rate limit is intended
         try:
@@ -188,7 +201,8 @@ class Rechecks:
             transport = self._transports[exchange.model] = _open(
                 self._models[exchange.model], self._timeout_s, self._tls
             )
-        answer = transport.infer(exchange.inputs, names)
+        headers = self._marks.headers(exchange.inputs, self._clock.now().timestamp())
+        answer = transport.infer(exchange.inputs, names, headers)
         again = recheck_outputs(request.entry, answer, names)
         if isinstance(again, QuarantineError):
             self._warn(exchange.model, again.detail)
@@ -237,7 +251,7 @@ def _open(model: Model, timeout_s: float, tls: Tls) -> Transport:
         timeout_s=timeout_s,
         token_file=recheck.token_file,
     )
-    request = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"}, tls=tls)
+    request = RuntimeRequest(model=model, reference=reference, tls=tls)
     if http:
         transport: Transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_http").OipHttp(
             request

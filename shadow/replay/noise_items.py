@@ -93,6 +93,6 @@ def version_of(entry: PreparedExchange) -> VersionKey:
     """Return the key of an exchange's candidate version and reference."""
     return VersionKey(
         model=entry.exchange.model,
-        candidate_version=entry.exchange.version,
+        candidate_version=entry.exchange.stored_version,
         reference_digest=entry.version_reference.runtime.artefact.digest,
     )

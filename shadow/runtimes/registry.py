@@ -46,8 +46,6 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
         As configured.
     token
         Bearer token for a server, if `reference.token_file` is empty.
-    headers
-        Further headers of every request to a server, in lower case.
     tls
         Certificates for the connections to a server.
     is_copy
@@ -62,7 +60,6 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
     gpu_bytes: int = 0
     engine_cache: str = ""
     token: str = ""
-    headers: Mapping[str, str] = MappingProxyType({})
     is_copy: bool = False
     tls: Tls = Tls.of_shadow(Shadow())
 

@@ -5,10 +5,17 @@ from collections.abc import Callable, Sequence
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.recheck_mark import HEADER
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.sidecar.capture.policy_watch import PolicyWatcher
 from quantdrift.sidecar.capture.publisher import Publisher
-from quantdrift.sidecar.capture.recorder import ExchangeHeads, Recorder, SidecarIdentity
+from quantdrift.sidecar.capture.recorder import (
+    ExchangeHeads,
+    ExchangeRequest,
+    Recheck,
+    Recorder,
+    SidecarIdentity,
+)
 from quantdrift.sidecar.capture.unknown_models import UnknownModels
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.handoff.receiver import FrameReceiver
@@ -16,7 +23,7 @@ from quantdrift.sidecar.protocols import cost
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.sampling.second_phase import keeps_all
 from quantdrift.sidecar.state.config import LiveConfigFile
-from quantdrift.sidecar.state.counters import Count, Counters, Row, Slot
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row, Slot
 from quantdrift.sidecar.state.pause import Paused
 from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory
 
@@ -56,7 +63,7 @@ class Pipeline:
         self._on_unknown = on_unknown or (lambda _name, _stratum: None)
         self._publisher = publisher
         self._slot = slot
-        self._n_errors = 0
+        self._n_errors = self._n_forged = self._n_models_denied = 0
         self.paused = Paused()
         self.reconfigure(recorder, rows)
 
@@ -85,7 +92,7 @@ class Pipeline:
         if self.paused.everything:
             self._slot.add(meta.stratum, Count.THINNED)
             return
-        exchange = loss = refusal = None
+        exchange = loss = refusal = no_traffic = None
         model = ""  # until a step knows it: losses are counted by model
         try:
             with cost.limited():
@@ -95,14 +102,22 @@ class Pipeline:
                 if refusal is None and model not in self.paused.models:
                     asked = self._recorder.read_request(meta, heads, request)
                     model = asked.model.name
-                    if model not in self.paused.models:
+                    no_traffic = self._no_traffic(meta, asked)
+                    if no_traffic is None and model not in self.paused.models:
                         exchange = self._recorder.record(meta, asked, response)
         except LostError as error:
             loss = self._reason(meta, error)
         except Exception:  # noqa: BLE001 - one bad exchange must not end the process
             self._log_error(meta)
-            loss = Loss.CAPTURE_ERROR
-        row = self._row(meta.stratum, model)
+            loss, no_traffic = Loss.CAPTURE_ERROR, None
+        if no_traffic is not None:
+            self._leave_out(meta, no_traffic)
+            return
+        self._end(meta, self._row(meta.stratum, model), refusal, loss, exchange)
+
+    def _end(
+        self, meta: RawMeta, row: int, refusal: Loss | None, loss: Loss | None, exchange: Exchange | None
+    ) -> None:
         if refusal is not None:
             self._publisher.refuse(row, refusal)
         elif loss is not None:
@@ -111,6 +126,40 @@ class Pipeline:
             self._slot.add(row, Count.THINNED)
         else:
             self._publish(meta, exchange, row)
+
+    def _leave_out(self, meta: RawMeta, gauge: Gauge) -> None:
+        """Take a request out of the counts of its row, and count it under `gauge`."""
+        self._slot.adjust(gauge)
+        for count in (Count.OFFERED, Count.TAKEN, Count.HANDED):
+            self._slot.add(meta.stratum, count, -1)
+
+    def _no_traffic(self, meta: RawMeta, asked: ExchangeRequest) -> Gauge | None:
+        """Return the counter of a request that is not traffic of its model, and None if it is traffic."""
+        if not meta.origin.allows(asked.model.name):
+            # Not a loss, which would let this caller make the verdicts on another's model `unknown`.
+            self._n_models_denied += 1
+            if _is_power_of_two(self._n_models_denied):
+                _LOG.warning(
+                    "an exchange of %s is refused, because intake.token_file does not allow this caller to report on"
+                    " model %s (%d so far)",
+                    meta.origin.caller,
+                    asked.model.name,
+                    self._n_models_denied,
+                )
+            return Gauge.MODEL_DENIED
+        recheck = self._recorder.recheck(meta, asked)
+        if recheck is Recheck.FORGED:
+            self._slot.adjust(Gauge.FORGED_MARKS)
+            self._n_forged += 1
+            if _is_power_of_two(self._n_forged):
+                _LOG.warning(
+                    "a request for model %s has the header %s and no valid mark: it is recorded as traffic (%d so far). If the"
+                    " shadow sent it: give shadow and sidecar the same QUANTDRIFT_SAMPLING_SALT, and check their clocks",
+                    asked.model.name,
+                    HEADER,
+                    self._n_forged,
+                )
+        return Gauge.RECHECKS if recheck is Recheck.YES else None
 
     def _reason(self, meta: RawMeta, error: LostError) -> Loss:
         """Return why an exchange is lost; report a model that is not configured."""
@@ -147,12 +196,15 @@ class Pipeline:
 
     def _log_error(self, meta: RawMeta) -> None:
         self._n_errors += 1
-        if (
-            self._n_errors & (self._n_errors - 1) == 0
-        ):  # 1, 2, 4, 8: an error in each exchange must not flood the log
+        if _is_power_of_two(self._n_errors):
             _LOG.exception(
                 "exchange %s is lost because of an internal error (%d so far)", meta.id, self._n_errors
             )
+
+
+def _is_power_of_two(n: int) -> bool:
+    """Return whether to log the n-th of its kind: what comes with each exchange must not flood the log."""
+    return n & (n - 1) == 0
 
 
 class CaptureService:

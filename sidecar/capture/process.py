@@ -166,6 +166,7 @@ def identity_of(secrets: Secrets, boot: str, environment: Mapping[str, str]) -> 
         salt=secrets.salt or boot.encode(),
         hmac_key=secrets.hmac_key,
         boot=boot,
+        mark_salt=secrets.salt,
     )
 
 

@@ -5,6 +5,7 @@ No I/O.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import Enum, auto
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
@@ -13,6 +14,7 @@ import msgspec
 from quantdrift.core.config.schema import Model
 from quantdrift.core.config.strata import MODEL
 from quantdrift.core.keys import KeyFile
+from quantdrift.core.recheck_mark import HEADER, RecheckMarks
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from quantdrift.core.slices import time_attributes
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
@@ -49,6 +51,8 @@ class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
         Key of hashed attributes, and the key file that is used in its place, if there is one.
     boot
         Identifier of its start, as in its tallies: 32 hexadecimal digits.
+    mark_salt
+        The salt that the mark of rechecks is made with. Empty: no mark is valid.
     """
 
     source: str
@@ -57,6 +61,15 @@ class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
     hmac_key: bytes
     hmac_keys: KeyFile | None = None
     boot: str = ""
+    mark_salt: bytes = b""
+
+
+class Recheck(Enum):
+    """Whether a request is a recheck, which is not traffic."""
+
+    NO = auto()
+    YES = auto()
+    FORGED = auto()  # its mark is not valid: it is traffic
 
 
 class ExchangeHeads(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,6 +159,7 @@ class Recorder:
         self._attributes = Attributes(config.capture, keyed_hash)
         self._group_hash = keyed_hash if identity.hmac_key else KeyedHash(identity.salt)
         self._policy_history = policy_history or PolicyHistory(config.sampling)
+        self._marks = RecheckMarks(identity.mark_salt)
         self._policy: Policy | None = None
         self._second_phase = SecondPhase((), b"")
 
@@ -221,6 +235,14 @@ class Recorder:
             n_bytes=len(content),
         )
 
+    def recheck(self, meta: RawMeta, asked: ExchangeRequest) -> Recheck:
+        """Return whether a request is a recheck of quantdrift's own, by its mark."""
+        mark = asked.heads.request.headers.get(HEADER)
+        if mark is None:
+            return Recheck.NO
+        is_valid = self._marks.is_valid(mark, asked.query.inputs, meta.captured_at_ns / 1e9)
+        return Recheck.YES if is_valid else Recheck.FORGED
+
     def record(self, meta: RawMeta, asked: ExchangeRequest, response: bytes | memoryview) -> Exchange | None:
         """Return the record, or None if the second sampling phase drops the exchange.
 
@@ -268,6 +290,8 @@ class Recorder:
             ),
             group=group,
             trace=cut(heads.request.headers.get("traceparent", ""), _TRACE_BYTES),
+            way=meta.origin.way,
+            caller=meta.origin.caller,
         )
 
     def _model(self, name: str) -> Model:

@@ -10,10 +10,13 @@ counters.
 
 import struct
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Final
 
 import msgspec
 
 from quantdrift.core.config.schema import KIB
+from quantdrift.core.records import Way
 
 _HEAD = struct.Struct("!II")
 _INTRODUCTION = struct.Struct("!III")
@@ -21,6 +24,31 @@ HEAD_BYTES = _HEAD.size
 
 MAX_HEADER_BYTES = 64 * KIB
 """Longest message head that is observed. By default gRPC accepts 16 KiB of metadata, and nginx 32 KiB of headers."""
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """How an exchange came in, and what its sender may report.
+
+    Parameters
+    ----------
+    way
+        How it came in.
+    caller
+        The sender, as it was checked; empty: it was not.
+    models
+        Names or patterns of the models that the sender may report on; none: all models.
+    """
+
+    way: Way = Way.RELAY
+    caller: str = ""
+    models: tuple[str, ...] = ()
+
+    def allows(self, model: str) -> bool:
+        """Return whether the sender may report on a model."""
+        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+RELAYED: Final = Origin()
 
 
 class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -44,6 +72,8 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         Length of the request's head, its empty line included, and of the whole request.
     response_head_bytes, response_bytes
         The same of the final response; interim 1xx responses are left out.
+    origin
+        How it came in. What a tap writes here is replaced by the intake.
     """
 
     id: str
@@ -56,6 +86,7 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     request_bytes: int
     response_head_bytes: int
     response_bytes: int
+    origin: Origin = RELAYED
 
 
 _ENCODER = msgspec.msgpack.Encoder()

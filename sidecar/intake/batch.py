@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 
 from quantdrift.core.errors import QuantdriftError
+from quantdrift.sidecar.state.routes import model_in
 
 MAX_EXCHANGES = 1000
 _MAX_AGE = timedelta(days=1)
@@ -25,8 +26,12 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    index
+        Its position in the batch.
     target
         The path that the client requested.
+    model
+        The model that the path or else the request names; empty: neither does.
     headers
         Headers of the request, names in lower case.
     request, response
@@ -37,7 +42,9 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
         Time when the response was complete; aware.
     """
 
+    index: int
     target: str
+    model: str
     headers: Mapping[str, str]
     request: bytes
     response: bytes
@@ -79,6 +86,11 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     exchanges: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EXCHANGES)]
 
 
+class _Named(msgspec.Struct, frozen=True):
+    model: str = ""
+
+
+_NAMED = msgspec.json.Decoder(_Named)
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _EXCHANGE = msgspec.json.Decoder(_WireExchange)
 
@@ -107,25 +119,40 @@ def read_batch(body: bytes, now: datetime | None = None) -> Batch:
     batch = Batch(exchanges=[], rejected=[])
     for index, raw in enumerate(envelope.exchanges):
         try:
-            batch.exchanges.append(_checked(_EXCHANGE.decode(raw), at))
+            batch.exchanges.append(_checked(index, _EXCHANGE.decode(raw), at))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
             batch.rejected.append((index, str(error)))
     return batch
 
 
-def _checked(wire: _WireExchange, now: datetime) -> SubmittedExchange:
+def _checked(index: int, wire: _WireExchange, now: datetime) -> SubmittedExchange:
     at = now if isinstance(wire.captured_at, msgspec.UnsetType) else wire.captured_at
     if not now - _MAX_AGE <= at <= now + _MAX_AHEAD:
         raise ValueError("captured_at is more than a day in the past, or in the future")
+    request = _content("request", wire.request, wire.request_base64)
+    path = wire.target.partition("?")[0].encode(errors="replace")
     return SubmittedExchange(
+        index=index,
         target=wire.target,
+        model=model_in(path) or _model_of(request),
         headers={name.lower(): value for name, value in wire.headers.items()},
-        request=_content("request", wire.request, wire.request_base64),
+        request=request,
         response=_content("response", wire.response, wire.response_base64),
         status=wire.status,
         response_headers={name.lower(): value for name, value in wire.response_headers.items()},
         captured_at=at,
     )
+
+
+def _model_of(request: bytes) -> str:
+    """Return the member `model` of a JSON request, as of the OpenAI protocol; empty if there is none.
+
+    The capture process checks again, for all protocols and encodings.
+    """
+    try:
+        return _NAMED.decode(request).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def _content(name: str, document: msgspec.Raw, text: str | msgspec.UnsetType) -> bytes:

@@ -1,12 +1,14 @@
-"""Authentication of callers by the intake's token, in a header or, if they can send none, in the path."""
+"""Authentication of callers by their tokens, in a header or, if they can send none, in the path."""
 
-import contextlib
-import hmac
 import logging
 from pathlib import Path
 from typing import Final
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.config.callers import Caller, find_caller, read_callers
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Way
+from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.counters import Denial
 
@@ -14,83 +16,102 @@ _LOG = logging.getLogger(__name__)
 _READ_S: Final = 1.0
 _ADVICE = {
     Denial.NO_TOKEN: "it has no token (send the header `Authorization: Bearer TOKEN`)",
-    Denial.WRONG_TOKEN: "its token differs from that in intake.token_file",
-    Denial.OFF: "this endpoint is off (set intake.kserve_logger to turn it on)",
+    Denial.WRONG_TOKEN: "its token is not in intake.token_file, or has expired",
 }
 
 
-class Token:
-    """The intake's token, as its file contains it now; the file is read at most once a second.
+class Tokens:
+    """The callers and their tokens, as the file contains them now; it is read at most once a second.
 
     Parameters
     ----------
     text
-        The token that was read at the start. It stays in effect while the file cannot be read.
+        The content that was read at the start.
     file
-        Its file; empty: the token never changes.
+        The file; empty: the tokens never change.
+
+    Raises
+    ------
+    OperatorError
+        A line of `text` cannot be read.
     """
 
     def __init__(self, text: str, file: str, clock: Clock) -> None:
-        self._text = text.encode()
+        self._callers = read_callers(text, f"intake.token_file {file}" if file else "QUANTDRIFT_INTAKE_TOKEN")
+        self._text = text
         self._file = file
         self._clock = clock
         self._read_s = clock.monotonic_s()
 
-    def current(self) -> bytes:
-        """Return the token; empty if there is none."""
+    def find(self, token: str) -> Caller | None:
+        """Return the caller whose token this is, or None."""
         now_s = self._clock.monotonic_s()
         if self._file and now_s - self._read_s >= _READ_S:
             self._read_s = now_s
-            with contextlib.suppress(OSError):
-                self._text = Path(self._file).read_bytes().strip() or self._text
-        return self._text
+            self._read()
+        return find_caller(self._callers, token, self._clock.now())
+
+    def _read(self) -> None:
+        """Read the file again; one that is empty, unreadable or wrong leaves the tokens as they are."""
+        try:
+            text = Path(self._file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            return
+        if not text or text == self._text:
+            return
+        self._text = text
+        try:
+            self._callers = read_callers(text, f"intake.token_file {self._file}")
+        except OperatorError as error:
+            _LOG.error("the changed tokens are refused, the previous ones stay in effect: %s", error)
+        else:
+            _LOG.info("the changed tokens of intake.token_file are in effect")
 
 
 class Callers:
-    """Checks the token of callers. Refused calls are counted and logged; callers are not told the reason.
+    """Checks the tokens of callers. Refused calls are counted and logged; callers are not told the reason.
 
     Parameters
     ----------
-    token
-        The intake's token; without one every call is refused.
+    tokens
+        The valid tokens; without one every call is refused.
     gateway
         Counts refused calls.
     """
 
-    def __init__(self, token: Token, gateway: Gateway) -> None:
-        self._token = token
+    def __init__(self, tokens: Tokens, gateway: Gateway) -> None:
+        self._tokens = tokens
         self._gateway = gateway
 
-    def has_token(self, endpoint: str, authorization: str) -> bool:
-        """Return whether a call has the token in its `Authorization` header.
+    def by_header(self, way: Way, endpoint: str, authorization: str) -> Origin | None:
+        """Return who calls with this `Authorization` header, or None if the call is refused.
 
         Parameters
         ----------
+        way
+            The way in.
         endpoint
             The called endpoint, for the log.
         authorization
             The value of the header; empty if it is missing.
         """
         scheme, _, token = authorization.partition(" ")
-        return self.is_token(endpoint, token.strip() if scheme.lower() == "bearer" else "")
+        return self.by_token(way, endpoint, token.strip() if scheme.lower() == "bearer" else "")
 
-    def is_token(self, endpoint: str, token: str) -> bool:
-        """Return whether a call gives the token, in constant time.
+    def by_token(self, way: Way, endpoint: str, token: str) -> Origin | None:
+        """Return who calls with this token, or None if the call is refused; otherwise as `by_header`.
 
         Parameters
         ----------
-        endpoint
-            The called endpoint, for the log.
         token
             The token of the call; empty if there is none.
         """
-        expected = self._token.current()
-        is_valid = hmac.compare_digest(token.encode(errors="replace"), expected) and bool(expected)
-        if not is_valid:
-            self.refuse(endpoint, Denial.WRONG_TOKEN if token else Denial.NO_TOKEN)
-        return is_valid
+        caller = self._tokens.find(token) if token else None
+        if caller is None:
+            self._refuse(endpoint, Denial.WRONG_TOKEN if token else Denial.NO_TOKEN)
+            return None
+        return Origin(way, caller.name, caller.models)
 
-    def refuse(self, endpoint: str, reason: Denial) -> None:
-        """Count and log a refused call."""
+    def _refuse(self, endpoint: str, reason: Denial) -> None:
         self._gateway.count_denied(reason)
         _LOG.warning("the intake refuses a call of %s: %s", endpoint, _ADVICE[reason])

@@ -8,6 +8,7 @@ which a base install does not have.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +20,17 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.config.address import read_address
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.intake.callers import Callers, Token
+from quantdrift.core.records import Way
+from quantdrift.sidecar.handoff.frame import Origin
+from quantdrift.sidecar.intake.callers import Callers, Tokens
 from quantdrift.sidecar.intake.envoy_port import EnvoyPort
 from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.shutdown import Deadlines
 
+_LOG = logging.getLogger(__name__)
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 # Open streams of any kind; their memory reaches the limit on buffered bytes long before.
 _MAX_STREAMS = 8192
@@ -43,7 +48,8 @@ class ExtProc:
     config
         Configuration of the sidecar.
     token
-        The token that a stream must have, as it was at the start; empty: none is needed, because the port has a loopback address.
+        The tokens of which a stream must have one, as they were at the start; empty: none is needed, because the port has a
+        loopback address. Its exchanges have no caller then, and cannot page.
     gateway
         Receives the exchanges.
     directory
@@ -59,11 +65,17 @@ class ExtProc:
         self._address = config.intake.ext_proc
         self._inner = directory / "ext-proc"
         self._gateway = gateway
-        current = Token(token, config.intake.token_file, SystemClock())
+        current = Tokens(token, config.intake.token_file, SystemClock())
         self._callers = Callers(current, gateway) if token else None
         self._limits = StreamLimits(config, gateway)
         self._inner.unlink(missing_ok=True)  # of an intake process that was killed
-        self._port = EnvoyPort(str(self._inner), self._limits.unfinished_bytes, self._limits.add_unfinished)
+        self._tls = ServerTls.of(config.intake, "h2")
+        self._port = EnvoyPort(
+            str(self._inner),
+            self._limits.unfinished_bytes,
+            self._limits.add_unfinished,
+            None if self._tls is None else self._tls.context,
+        )
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s
         self._server = grpc.aio.server(
@@ -84,6 +96,11 @@ class ExtProc:
         )
 
     async def __aenter__(self) -> Self:
+        if self._callers is None:
+            _LOG.warning(
+                "intake.ext_proc has no token, so nobody checks who sends exchanges there: they can open tickets and never"
+                " page. Set intake.token_file or QUANTDRIFT_INTAKE_TOKEN"
+            )
         self._server.add_insecure_port(f"unix:{self._inner}")
         await self._server.start()
         try:
@@ -104,17 +121,25 @@ class ExtProc:
         """Apply another limit on buffered bytes; the longest message stays."""
         self._limits.reconfigure(live_config.config)
 
+    def tick(self) -> None:
+        """Use a changed certificate. Called about once a second."""
+        if self._tls is not None:
+            self._tls.refresh()
+
     async def _process(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
+        origin = Origin(Way.EXT_PROC)
         if self._callers is not None:
             authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
-            if not self._callers.has_token("the Envoy external processor", str(authorization)):
+            caller = self._callers.by_header(Way.EXT_PROC, "the Envoy external processor", str(authorization))
+            if caller is None:
                 return  # without an error, since Envoy would fail requests if the filter does not fail open
+            origin = caller
         first = await self._first(messages)
         if not first:
             return
-        stream = Stream(self._gateway, self._limits)
+        stream = Stream(self._gateway, self._limits, origin)
         try:
             if not stream.take(first):
                 return

@@ -8,6 +8,7 @@ the intake, the connection that has most of them is closed.
 
 import asyncio
 import logging
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Final, cast
@@ -20,6 +21,7 @@ CONNECTION_BYTES: Final = 128 * 1024
 """Memory of a connection: buffers of this port, of the socket in between, and of gRPC."""
 _FRAME_HEAD: Final = struct.Struct("!IBI")
 _MESSAGE_HEAD_BYTES: Final = 5  # whether it is compressed, and its length
+_HANDSHAKE_S: Final = 10.0
 _DATA, _RST_STREAM = 0, 3
 _END_STREAM, _PADDED = 0x1, 0x8
 _STREAM: Final = 0x7FFFFFFF
@@ -141,14 +143,21 @@ class EnvoyPort:
         Returns how many bytes unfinished messages may have now.
     on_change
         Called with the change of the bytes of unfinished messages.
+    tls
+        For a port that speaks TLS only.
     """
 
     def __init__(
-        self, inner: str, limit_bytes: Callable[[], int], on_change: Callable[[int], object]
+        self,
+        inner: str,
+        limit_bytes: Callable[[], int],
+        on_change: Callable[[int], object],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._inner = inner
         self._limit_bytes = limit_bytes
         self._on_change = on_change
+        self._tls = tls
         self._open: dict[_Client, None] = {}  # the one that has been silent longest first
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -163,7 +172,14 @@ class EnvoyPort:
             The port cannot be opened.
         """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Client(self), host, port, reuse_port=False)
+        self._server = await loop.create_server(
+            lambda: _Client(self),
+            host,
+            port,
+            reuse_port=False,
+            ssl=self._tls,
+            ssl_handshake_timeout=None if self._tls is None else _HANDSHAKE_S,
+        )
 
     def stop_accepting(self) -> None:
         """Refuse new connections; those that are open go on."""

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
 from quantdrift.sidecar.intake.gateway import Gateway, SampledRequest
 
@@ -105,12 +106,24 @@ class Stream:
         Receives the exchange.
     limits
         Shared by all streams.
+    origin
+        Who sends it.
     """
 
-    __slots__ = ("_charged_bytes", "_gateway", "_limits", "_request", "_response", "_sampled", "_status")
+    __slots__ = (
+        "_charged_bytes",
+        "_gateway",
+        "_limits",
+        "_origin",
+        "_request",
+        "_response",
+        "_sampled",
+        "_status",
+    )
 
-    def __init__(self, gateway: Gateway, limits: StreamLimits) -> None:
+    def __init__(self, gateway: Gateway, limits: StreamLimits, origin: Origin) -> None:
         self._gateway = gateway
+        self._origin = origin
         self._limits = limits
         self._sampled: SampledRequest | None = None
         self._request = _Half()
@@ -163,7 +176,11 @@ class Stream:
         if authority := pseudo.get(":authority"):
             headers.setdefault("host", authority)
         self._sampled = self._gateway.sample(
-            pseudo.get(":path", ""), headers, pseudo.get(":method", ""), self._version
+            pseudo.get(":path", ""),
+            headers,
+            pseudo.get(":method", ""),
+            self._version,
+            origin=self._origin,
         )
         if self._sampled is None:
             return False

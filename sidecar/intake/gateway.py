@@ -1,18 +1,29 @@
 """The gateway of all intakes: it draws, counts and hands over exchanges as the relay does."""
 
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from quantdrift.core.records import MARK, Loss
-from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths, parse, parse_meta
+from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.frame import (
+    HEAD_BYTES,
+    Origin,
+    RawMeta,
+    frame,
+    lengths,
+    parse,
+    parse_meta,
+)
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import Draw
 from quantdrift.sidecar.state.counters import INTAKE_DENIALS, Count, Denial, Gauge
+from quantdrift.sidecar.state.routes import model_in
 from quantdrift.sidecar.tap.wire import Counts
 
+_LOG = logging.getLogger(__name__)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MAX_COUNT = 1 << 48  # in one message; larger counts could overflow the shared table
@@ -28,10 +39,13 @@ class SampledRequest(msgspec.Struct, frozen=True, kw_only=True):
         The first phase's decision.
     head
         The request's head.
+    origin
+        How it came in.
     """
 
     draw: Draw
     head: bytes
+    origin: Origin
 
 
 class Gateway:
@@ -45,6 +59,7 @@ class Gateway:
 
     def __init__(self, scope: CaptureScope) -> None:
         self._scope = scope
+        self._n_models_denied = 0
 
     @property
     def held_bytes(self) -> int:
@@ -62,8 +77,12 @@ class Gateway:
         headers: Mapping[str, str],
         method: str = "POST",
         version: bytes = b"HTTP/1.1",
+        *,
+        origin: Origin,
     ) -> SampledRequest | None:
         """Count a request and draw it.
+
+        Where the body alone names the model, the capture process checks whether the sender may report on it.
 
         Parameters
         ----------
@@ -75,19 +94,23 @@ class Gateway:
             Method of the request.
         version
             HTTP version; gRPC is only recognised in `HTTP/2`.
+        origin
+            How it came in.
 
         Returns
         -------
         SampledRequest or None
-            None if the request is not inference, is quantdrift's own, or is not taken: no more is to be done
-            with it.
+            None if the request is not inference, is of a model that the sender may not report on, or is not taken:
+            no more is to be done with it.
         """
         scope = self._scope
         method_bytes, target_bytes = method.encode(errors="replace"), target.encode(errors="replace")
-        is_own = any(name.lower() == MARK for name in headers)
-        path = None if is_own else scope.routes.find(method_bytes, target_bytes)
+        path = scope.routes.find(method_bytes, target_bytes)
         if path is None:
-            scope.count_ignored(is_unknown=method_bytes == b"POST" and not is_own)
+            scope.count_ignored(is_unknown=method_bytes == b"POST")
+            return None
+        if (model := model_in(path)) and not origin.allows(model):
+            self.refuse_model(origin)
             return None
         head = request_head(method_bytes, target_bytes, _encode_headers(headers), version)
         draw = scope.sampler.draw(method_bytes, path, head, 0, len(head))
@@ -95,7 +118,7 @@ class Gateway:
         if not draw.taken or scope.refuses(draw.stratum):
             return None
         scope.slot.add(draw.stratum, Count.TAKEN)
-        return SampledRequest(draw=draw, head=head)
+        return SampledRequest(draw=draw, head=head, origin=origin)
 
     def hand_over(
         self,
@@ -139,10 +162,25 @@ class Gateway:
             request_bytes=len(head) + len(request),
             response_head_bytes=len(answer),
             response_bytes=len(answer) + len(response),
+            origin=sampled.origin,
         )
         self._scope.send_frame(sampled.draw.stratum, frame(meta, [head, request, answer, response]))
 
-    def forward_frame(self, content: bytes, n_rows: int) -> None:
+    def refuse_model(self, origin: Origin) -> None:
+        """Count and log an exchange of a model that its sender may not report on. It is not traffic of that model."""
+        self.count_denied(Denial.MODEL)
+        self._n_models_denied += 1
+        if (
+            self._n_models_denied & (self._n_models_denied - 1) == 0
+        ):  # 1, 2, 4, 8: a batch must not flood the log
+            _LOG.warning(
+                "an exchange of %s is refused, because intake.token_file does not allow this caller to report on its"
+                " model (%d so far)",
+                origin.caller,
+                self._n_models_denied,
+            )
+
+    def forward_frame(self, content: bytes, n_rows: int, origin: Origin) -> None:
         """Forward a hand-off frame of a tap, which has drawn the exchange by the rates that it received.
 
         Parameters
@@ -151,6 +189,8 @@ class Gateway:
             The frame.
         n_rows
             Rows in use in the table of counts.
+        origin
+            How it came in; what the frame says about that is not believed.
 
         Raises
         ------
@@ -162,13 +202,14 @@ class Gateway:
         n_rest, n_meta = lengths(content[:HEAD_BYTES])
         if n_rest != len(content) - HEAD_BYTES or not 0 <= n_meta <= n_rest:
             raise ValueError("a frame whose lengths do not add up")
-        meta, _, _ = parse(n_meta, content[HEAD_BYTES:])
+        meta, request, response = parse(n_meta, memoryview(content)[HEAD_BYTES:])
         if not 0 <= meta.stratum < n_rows:
             raise ValueError(f"no row {meta.stratum} in the table of counts")
         if self._scope.refuses(meta.stratum):
             return
         self._scope.slot.add(meta.stratum, Count.TAKEN)
-        self._scope.send_frame(meta.stratum, [content])
+        meta = msgspec.structs.replace(meta, origin=origin)
+        self._scope.send_frame(meta.stratum, frame(meta, [request, response]))
 
     def lose_frame(self, start: bytes, n_rows: int) -> None:
         """Count a frame of a tap as lost, because there is no memory for it.

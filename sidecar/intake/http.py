@@ -1,12 +1,12 @@
-"""The HTTP intakes: batches of exchanges and the KServe logger's sink, on one port served by aiohttp.
+"""The HTTP ports of the intake, served by aiohttp; and the one for batches of exchanges.
 
-Both check the intake's token before they read any content. KServe's logger can only be given a URL, so its
-token may be in the path. Every response says whether the message was understood, but not whether the exchange
-was sampled or lost, because that does not concern the caller.
+A token is checked before any content is read. Every response says whether the message was understood, but not
+whether the exchange was sampled or lost, because that does not concern the caller.
 """
 
 import asyncio
 import socket
+from collections.abc import Iterable
 from importlib.resources import files
 from types import TracebackType
 from typing import Self
@@ -19,23 +19,22 @@ from aiohttp.web import RequestPayloadError
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.process.http_port import HttpPort, Limits
-from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.records import Way
+from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
-from quantdrift.sidecar.intake.callers import Callers, Token
+from quantdrift.sidecar.intake.callers import Callers, Tokens
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import METADATA_BYTES
-from quantdrift.sidecar.intake.kserve_logger import KserveLogger
+from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import LiveConfig
-from quantdrift.sidecar.state.counters import Denial
 
 _JSON = "application/json"
-_TICK_S = 1.0
 _PIECE_BYTES = 100  # memory of a piece of a body in addition to its content
 _READ_S = 60.0  # after this time the sender of a batch is considered stuck
 _END_S = 1.0  # at shutdown, to receive the rest of a body
 # The logger sends all headers of the client in one field.
 _LIMITS = Limits(head_bytes=METADATA_BYTES + 16 * 1024)
-_NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - an explanation, not a secret
+NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - an explanation, not a secret
 _CONTENT_ENCODINGS = frozenset({"identity", "gzip", "deflate"})  # which the server decodes
 
 
@@ -43,99 +42,98 @@ class _NoMemoryError(Exception):
     """The memory that all intakes share is in use."""
 
 
-class HttpIntake:
-    """Serves `POST /v1/exchanges`, and `POST /` and `POST /kserve/TOKEN` for the logger, while it is entered.
+class IntakePort:
+    """A port of the intake: it checks the token of each call, and speaks TLS if a certificate is configured.
 
     Parameters
     ----------
     config
         Configuration of the sidecar.
     token
-        The token that callers must give, as it was at the start; empty: every call is refused.
+        The tokens of which callers must give one, as they were at the start; empty: every call is refused.
     gateway
         Receives the exchanges.
     listener
         Listening socket.
+    routes
+        What it serves.
+
+    Raises
+    ------
+    OperatorError
+        The certificate or the tokens cannot be read.
     """
 
-    def __init__(self, config: Config, token: str, gateway: Gateway, listener: socket.socket) -> None:
-        self._callers = Callers(Token(token, config.intake.token_file, SystemClock()), gateway)
-        self._has_logger = config.intake.kserve_logger
+    def __init__(
+        self,
+        config: Config,
+        token: str,
+        gateway: Gateway,
+        listener: socket.socket,
+        routes: Iterable[web.RouteDef],
+    ) -> None:
+        self._callers = Callers(Tokens(token, config.intake.token_file, SystemClock()), gateway)
         self._gateway = gateway
         self._listener = listener
-        self._logger = KserveLogger(config, gateway)
-        self._max_batch_bytes = config.sidecar.max_exchange_bytes
-        self._limit_bytes = config.intake.max_pending_bytes
-        self._ended = Stop()
-        self._tick_task: asyncio.Task[None] | None = None
+        self._tls = ServerTls.of(config.intake)
         app = web.Application(
             client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_errors_as_json]
         )
-        app.add_routes(
-            [
-                web.post("/", self._event),
-                web.post("/kserve/{token}", self._event_by_path),
-                web.post("/v1/exchanges", self._exchanges),
-                web.get("/openapi.json", self._openapi),
-            ]
-        )
+        app.add_routes(routes)
         self._port = HttpPort(app, _LIMITS, shutdown_timeout=_END_S)
 
     async def __aenter__(self) -> Self:
-        await self._port.open(self._listener)
-        self._tick_task = asyncio.create_task(supervise("expiring KServe events", self._tick, self._ended))
+        await self._port.open(self._listener, None if self._tls is None else self._tls.context)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._port.close()
-        self._ended.set()
-        if self._tick_task is not None:
-            await self._tick_task
-        self._logger.close()
+
+    def tick(self) -> None:
+        """Use a changed certificate. Called about once a second."""
+        if self._tls is not None:
+            self._tls.refresh()
+
+    def _origin(self, request: web.Request, way: Way, endpoint: str) -> Origin | None:
+        return self._callers.by_header(way, endpoint, request.headers.get("Authorization", ""))
+
+
+class HttpIntake(IntakePort):
+    """Serves `POST /v1/exchanges` while it is entered; parameters and errors as of `IntakePort`."""
+
+    def __init__(self, config: Config, token: str, gateway: Gateway, listener: socket.socket) -> None:
+        routes = [web.post("/v1/exchanges", self._exchanges), web.get("/openapi.json", self._openapi)]
+        super().__init__(config, token, gateway, listener, routes)
+        self._max_batch_bytes = config.sidecar.max_exchange_bytes
+        self._limit_bytes = config.intake.max_pending_bytes
 
     def reconfigure(self, live_config: LiveConfig) -> None:
-        """Apply other limits; the longest body that is read stays."""
+        """Apply another limit; the longest body that is read stays."""
         self._limit_bytes = live_config.config.intake.max_pending_bytes
-        self._logger.reconfigure(live_config.config)
-
-    async def _tick(self) -> None:
-        await self._ended.wait(_TICK_S)
-        self._logger.tick()
-
-    async def _event(self, request: web.Request) -> web.Response:
-        if not self._has_token(request, "POST /"):
-            return _error(_NO_TOKEN, 401)
-        if not self._has_logger:
-            self._callers.refuse("POST /", Denial.OFF)
-            raise web.HTTPNotFound
-        return await self._logger.handle(request)
-
-    async def _event_by_path(self, request: web.Request) -> web.Response:
-        endpoint = "POST /kserve/"
-        if not self._callers.is_token(endpoint, request.match_info["token"]):
-            raise web.HTTPNotFound
-        if not self._has_logger:
-            self._callers.refuse(endpoint, Denial.OFF)
-            raise web.HTTPNotFound
-        return await self._logger.handle(request)
 
     async def _exchanges(self, request: web.Request) -> web.Response:
-        if not self._has_token(request, "POST /v1/exchanges"):
-            return _error(_NO_TOKEN, 401)
+        if (origin := self._origin(request, Way.INTAKE, "POST /v1/exchanges")) is None:
+            return error_response(NO_TOKEN, 401)
         if request.content_type != _JSON:
-            return _error("send a batch as application/json", 415)
+            return error_response("send a batch as application/json", 415)
         if request.headers.get("Content-Encoding", "identity").lower() not in _CONTENT_ENCODINGS:
-            return _error("compress a batch with gzip or deflate only", 415)
+            return error_response("compress a batch with gzip or deflate only", 415)
         try:
             batch: Batch = read_batch(await self._read(request))
         except _NoMemoryError:
-            return _error("there is no memory for the batch now: send it again later", 503)
+            return error_response("there is no memory for the batch now: send it again later", 503)
         except (BatchError, TimeoutError) as error:
-            return _error(str(error) or "the body did not arrive in time", 400)
+            return error_response(str(error) or "the body did not arrive in time", 400)
+        rejected = list(batch.rejected)
         for exchange in batch.exchanges:
-            sampled = self._gateway.sample(exchange.target, exchange.headers)
+            model = exchange.model
+            if model and not origin.allows(model):
+                self._gateway.refuse_model(origin)
+                rejected.append((exchange.index, f"this token may not report on model {model[:64]}"))
+                continue
+            sampled = self._gateway.sample(exchange.target, exchange.headers, origin=origin)
             if sampled is not None:
                 self._gateway.hand_over(
                     sampled,
@@ -147,8 +145,8 @@ class HttpIntake:
                 )
         return web.json_response(
             {
-                "accepted": len(batch.exchanges),
-                "rejected": [{"index": index, "error": error} for index, error in batch.rejected],
+                "accepted": len(batch.exchanges) + len(batch.rejected) - len(rejected),
+                "rejected": [{"index": index, "error": error} for index, error in sorted(rejected)],
             }
         )
 
@@ -183,22 +181,20 @@ class HttpIntake:
         text = (files("quantdrift.sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
         return web.Response(text=text, content_type=_JSON)
 
-    def _has_token(self, request: web.Request, endpoint: str) -> bool:
-        return self._callers.has_token(endpoint, request.headers.get("Authorization", ""))
-
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPException as error:  # body too long, unknown path or wrong method
-        response = _error(error.text or error.reason, error.status)
+        response = error_response(error.text or error.reason, error.status)
         if "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
         return response
     except (ClientPayloadError, ContentEncodingError, RequestPayloadError) as error:
-        return _error(f"the body cannot be read: {error}", 400)
+        return error_response(f"the body cannot be read: {error}", 400)
 
 
-def _error(error: str, status: int) -> web.Response:
+def error_response(error: str, status: int) -> web.Response:
+    """Return an answer with an error, as JSON."""
     return web.json_response({"error": error}, status=status)

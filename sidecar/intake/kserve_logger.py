@@ -12,6 +12,7 @@ from aiohttp import web
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import (
     Event,
@@ -52,7 +53,7 @@ class KserveLogger:
         self._pairs.limit_bytes = config.intake.max_pending_bytes
         self._max_bytes = config.sidecar.max_exchange_bytes
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: web.Request, origin: Origin) -> web.Response:
         """Respond at once: 200, or 400 if the headers are insufficient or the body does not arrive."""
         try:
             body = await self._read(request)
@@ -66,10 +67,10 @@ class KserveLogger:
         if event is None:
             self._gateway.count_ignored()
         else:
-            asyncio.get_running_loop().call_soon(self.take, event, body)
+            asyncio.get_running_loop().call_soon(self.take, event, body, origin)
         return web.Response()
 
-    def take(self, event: Event, body: bytes | None) -> None:
+    def take(self, event: Event, body: bytes | None, origin: Origin) -> None:
         """Pair an event with its other half if that has arrived.
 
         Parameters
@@ -78,14 +79,17 @@ class KserveLogger:
             Its headers.
         body
             Its content, or None if it was too long.
+        origin
+            Who sent it. A response counts for the sender of its request, who alone can be paired with it.
         """
         now_s = asyncio.get_running_loop().time()
+        key = (origin.caller, *event.key)
         if event.half is Half.REQUEST:
-            request = self._sample(event, body)
-            pair, lost = self._pairs.add_request(event.key, request, now_s)
+            request = self._sample(event, body, origin)
+            pair, lost = self._pairs.add_request(key, request, now_s)
         else:
             # A response that is too long is ignored: its request expires in the end.
-            pair, lost = self._pairs.add_response(event.key, body, now_s) if body is not None else (None, [])
+            pair, lost = self._pairs.add_response(key, body, now_s) if body is not None else (None, [])
         if pair is not None:
             self._complete(pair)
         for dropped in lost:
@@ -106,7 +110,7 @@ class KserveLogger:
         for dropped in self._pairs.expire(float("inf")):
             self._gateway.lose(dropped.sampled, Loss.TRUNCATED)
 
-    def _sample(self, event: Event, body: bytes | None) -> PendingRequest | None:
+    def _sample(self, event: Event, body: bytes | None, origin: Origin) -> PendingRequest | None:
         if body is None:
             self._gateway.count_ignored()
             return None
@@ -117,7 +121,7 @@ class KserveLogger:
             self._gateway.count_ignored()
             return None
         headers = _with_json_length(event.headers, body)
-        sampled = self._gateway.sample(target, event.headers if headers is None else headers)
+        sampled = self._gateway.sample(target, event.headers if headers is None else headers, origin=origin)
         if sampled is None:
             return None
         if headers is None:

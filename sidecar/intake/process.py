@@ -23,6 +23,7 @@ from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
+from quantdrift.sidecar.intake.kserve_sink import KserveSink
 from quantdrift.sidecar.intake.tap_server import TapServer
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.state.config import LiveConfig
@@ -33,9 +34,10 @@ from quantdrift.sidecar.tap.wire import Rates
 
 
 class Sockets(NamedTuple):
-    """The listening sockets: HTTP port and Unix socket of taps, or None if not configured; and a directory for others."""
+    """The listening sockets: two ports and the Unix socket of taps, None if not configured; and a directory for others."""
 
     http: socket.socket | None
+    kserve: socket.socket | None
     tap: socket.socket | None
     directory: Path = Path()
 
@@ -53,6 +55,9 @@ class Intake(Protocol):
 
     def reconfigure(self, live_config: LiveConfig) -> None:
         """Apply another configuration."""
+
+    def tick(self) -> None:
+        """Do what has to be done from time to time. Called about once a second."""
 
 
 def configured_intakes(
@@ -74,6 +79,8 @@ def configured_intakes(
     config = live_config.config
     if sockets.http is not None:
         yield HttpIntake(config, secrets.intake_token, gateway, sockets.http)
+    if sockets.kserve is not None:
+        yield KserveSink(config, secrets.intake_token, gateway, sockets.kserve)
     if sockets.tap is not None:
         yield TapServer(gateway, sockets.tap, rates, live_config)
     if config.intake.ext_proc:
@@ -122,6 +129,8 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, sockets: Sock
         if (live_config := live_scope.refresh()) is not None:
             for intake in intakes:
                 intake.reconfigure(live_config)
+        for intake in intakes:
+            intake.tick()
 
     ended = Stop()
     intakes: list[Intake] = []
@@ -154,10 +163,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         salt=passed.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
         intake_token=passed.get("QUANTDRIFT_INTAKE_TOKEN", ""),
     )
-    listen_fd, tap_fd = child.start.listen_fd, child.start.tap_fd
+    start = child.start
+    http, kserve, tap = (
+        None if fd is None else socket.socket(fileno=fd)
+        for fd in (start.listen_fd, start.kserve_fd, start.tap_fd)
+    )
     sockets = Sockets(
-        http=None if listen_fd is None else socket.socket(fileno=listen_fd),
-        tap=None if tap_fd is None else socket.socket(fileno=tap_fd),
+        http=http,
+        kserve=kserve,
+        tap=tap,
         directory=child.start.directory,
     )
     return run(

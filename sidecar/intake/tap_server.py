@@ -1,11 +1,14 @@
 """The Unix socket of the taps.
 
-It sends them the rates in effect, counts their calls and forwards their exchanges.
+It sends them the rates in effect, counts their calls and forwards their exchanges. The kernel says which user a tap runs
+as: exchanges of another user than that of the sidecar and those in `intake.tap_uids` have no caller, and cannot page.
 """
 
 import asyncio
 import logging
+import os
 import socket
+import struct
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -13,7 +16,8 @@ from typing import Self
 import msgspec
 
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.sidecar.handoff.frame import HEAD_BYTES
+from quantdrift.core.records import Way
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, Origin
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
@@ -26,6 +30,7 @@ _HEADS_BYTES = 1 << 20  # of heads and JSON parts, in addition to tensors
 _CONNECTIONS = 128  # one for each process of a server
 _BUFFER_BYTES = 1 << 17  # of a connection; asyncio keeps up to twice as much
 _PIECE_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _COUNTS = msgspec.msgpack.Decoder(Counts)
 
 
@@ -55,6 +60,7 @@ class TapServer:
         self._current_rates = rates
         self._rates = rates()
         self._longest_bytes = 0
+        self._unverified: set[int] = set()  # users that were logged
         self.reconfigure(live_config)
         self._writers: set[asyncio.StreamWriter] = set()
         self._readers: set[asyncio.Task[None]] = set()
@@ -81,11 +87,15 @@ class TapServer:
 
     def reconfigure(self, live_config: LiveConfig) -> None:
         """Use other rows; taps get the new rates within half a second."""
+        self._uids = frozenset({os.geteuid(), *live_config.config.intake.tap_uids})
         self._n_rows = len(live_config.rows)
         self._rows = {row.stratum: index for index, row in enumerate(live_config.rows) if not row.model}
         self._limit_bytes = live_config.config.intake.max_pending_bytes
         # A lower limit is not enforced at once, because taps do not know it yet.
         self._longest_bytes = max(self._longest_bytes, live_config.config.sidecar.max_exchange_bytes)
+
+    def tick(self) -> None:
+        """Do nothing: rates are sent more often than once a second."""
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)
@@ -108,7 +118,7 @@ class TapServer:
         self._writers.add(writer)
         try:
             writer.write(message(Kind.RATES, self._rates))
-            await self._read(reader, writer)
+            await self._read(reader, writer, _uid_of(writer))
         except (asyncio.IncompleteReadError, OSError):
             pass  # the server ended or was killed
         except (ValueError, msgspec.MsgspecError) as error:
@@ -118,14 +128,26 @@ class TapServer:
             self._writers.discard(writer)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _origin(self, uid: int) -> Origin:
+        """Return who sends an exchange, by the configuration in effect now."""
+        if uid in self._uids:
+            return Origin(Way.TAP, f"uid {uid}")
+        if uid not in self._unverified:
+            self._unverified.add(uid)
+            _LOG.warning(
+                "a tap runs as user %d, which intake.tap_uids does not name: its exchanges can open tickets and never page",
+                uid,
+            )
+        return Origin(Way.TAP)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, uid: int) -> None:
         while True:
             limit = self._longest_bytes + _META_BYTES + _HEADS_BYTES
             length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
             if not 1 <= length <= limit:
                 raise ValueError(f"a message of {length} bytes")
             if kind == Kind.EXCHANGE:
-                await self._exchange(reader, length - 1)
+                await self._exchange(reader, length - 1, self._origin(uid))
                 await asyncio.sleep(
                     0
                 )  # buffered messages arrive without a pause, and the hand-off must run, too
@@ -138,7 +160,7 @@ class TapServer:
             else:
                 raise ValueError(f"a message of kind {kind}")
 
-    async def _exchange(self, reader: asyncio.StreamReader, n_bytes: int) -> None:
+    async def _exchange(self, reader: asyncio.StreamReader, n_bytes: int, origin: Origin) -> None:
         """Read a frame and forward it; without memory for it, read it to its end and count it as lost."""
         if not self._gateway.reserve(n_bytes, self._limit_bytes):
             start = await reader.readexactly(min(n_bytes, HEAD_BYTES + _META_BYTES))
@@ -148,6 +170,13 @@ class TapServer:
                 n_left -= len(await reader.readexactly(min(n_left, _PIECE_BYTES)))
             return
         try:
-            self._gateway.forward_frame(await reader.readexactly(n_bytes), self._n_rows)
+            self._gateway.forward_frame(await reader.readexactly(n_bytes), self._n_rows, origin)
         finally:
             self._gateway.add_held_bytes(-n_bytes)
+
+
+def _uid_of(writer: asyncio.StreamWriter) -> int:
+    """Return the user of the process at the other end, as the kernel knows it."""
+    peer = writer.get_extra_info("socket")
+    _, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(uid) & 0xFFFFFFFF

@@ -47,10 +47,10 @@ class Gauge(IntEnum):
     REFUSED_BY_BYTES = 24  # because of sampling.max_bytes_per_s
     BACKEND_REACHED = 25  # connections for which the backend was reached
     BACKEND_ERROR = 26  # error of the last connection that failed: see `traffic_warnings.connect_errno`
-    UNKNOWN_POSTS = 27  # POST requests that are neither inference nor quantdrift's own
+    UNKNOWN_POSTS = 27  # POST requests that are not inference
     NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
-    WAY_OFF = 30
+    WAY_OFF = 30  # no longer used
     ENDS = 31  # capture: 1 once the supervisor has ended the relay workers and the intake; the supervisor writes it
     QUEUED_SINCE_S = (
         32  # capture: when the oldest exchange that waits was queued, seconds since 1970; 0: none waits
@@ -59,6 +59,9 @@ class Gauge(IntEnum):
     UNSTORED_S = (
         34  # capture: seconds for which NATS, though connected, stored no exchange; 0: it stored the last one
     )
+    RECHECKS = 35  # capture: sampled requests of quantdrift's own, which are not traffic
+    FORGED_MARKS = 36  # capture: sampled requests with a mark that is not valid; they are captured
+    MODEL_DENIED = 37  # intake, capture: exchanges of a model that the caller may not report on
     UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
     # The supervisor writes the next ones: in the slot of the child concerned, or in that of the admin process.
     LATE = 41  # 1 while the child gives no heartbeat
@@ -72,7 +75,7 @@ class Denial(StrEnum):
 
     NO_TOKEN = "no_token"  # noqa: S105 - a reason, not a secret
     WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason
-    OFF = "off"  # the token is right, but the configuration turns this endpoint off
+    MODEL = "model"  # the token is right, and is not for the model of this exchange
 
 
 class Row(NamedTuple):
@@ -118,7 +121,7 @@ POLICY_REFUSALS = {
 INTAKE_DENIALS = {
     Denial.NO_TOKEN: Gauge.NO_TOKEN,
     Denial.WRONG_TOKEN: Gauge.WRONG_TOKEN,
-    Denial.OFF: Gauge.WAY_OFF,
+    Denial.MODEL: Gauge.MODEL_DENIED,
 }
 
 

@@ -27,6 +27,8 @@ _TOTALS = {
     t.ACCEPT_PAUSES: Gauge.ACCEPT_PAUSES,
     t.SLOW: Gauge.SLOW,
     t.UNSTORED: Gauge.UNSTORED_S,
+    t.RECHECKS: Gauge.RECHECKS,
+    t.FORGED_MARKS: Gauge.FORGED_MARKS,
 }
 
 

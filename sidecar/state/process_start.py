@@ -48,8 +48,8 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
         directory.
     listen_fd
         The socket that this process listens on: the relay's port, the intake's, or the hand-off; None: it has none.
-    tap_fd
-        The Unix socket of taps, for the intake process.
+    tap_fd, kserve_fd
+        The Unix socket of taps and the socket of KServe's logger, for the intake process.
     boot
         Id of this start of the sidecar, for the capture process: 32 hexadecimal digits.
     counts
@@ -68,6 +68,7 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     handoff: str
     listen_fd: int | None = None
     tap_fd: int | None = None
+    kserve_fd: int | None = None
     boot: str = ""
     counts: str = ""
     supervisor: int = 0
@@ -81,7 +82,8 @@ class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fds(self) -> tuple[int, ...]:
         """The file descriptors that the process inherits."""
-        return tuple(fd for fd in (self.counters_fd, self.listen_fd, self.tap_fd) if fd is not None)
+        fds = (self.counters_fd, self.listen_fd, self.tap_fd, self.kserve_fd)
+        return tuple(fd for fd in fds if fd is not None)
 
     @property
     def directory(self) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from quantdrift.core.records import MARK, Loss
+from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.tap.client import TapClient
@@ -97,8 +97,6 @@ class Tap:
                 counts.early += 1
                 sender.start()  # a child of the process that made the tap has no thread at first
                 return
-            if headers and MARK in headers:
-                return  # quantdrift's own requests are not traffic
             stratum = sampler.stratum(headers) if headers else sampler.default_stratum
             counts.offered[stratum] += 1
             if sampler.strata_rates[stratum] > 0.0:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quantdrift.core.records import Metric, Policy, Predicate, Side, Verdict
+from quantdrift.core.records import UNVERIFIED, Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
 from quantdrift.storage.monitor.events import AlertEvent, NoiseEvent
 
@@ -235,6 +235,11 @@ class VersionRow(_Row, frozen=True, kw_only=True):
     candidate_version: str
     reference_digest: str
     first_seen_us: int
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether it is known who sent its exchanges."""
+        return not self.candidate_version.endswith(UNVERIFIED)
 
 
 class SliceRow(_Row, frozen=True, kw_only=True):

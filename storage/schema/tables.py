@@ -265,6 +265,10 @@ class Comparison(Base):
         comment="Whether the decision differs only because several entries share the largest score of a side; the model's"
         " count_ties says whether flip counts it. Null where the task chooses no entry, and before revision 0002.",
     )
+    origin: Mapped[Str | None] = mapped_column(
+        comment="How it came in, and a space and the caller where that was checked, as `intake NAME`; null: through the"
+        " relay.",
+    )
 
 
 class ConfigWarning(Base):

@@ -7,6 +7,7 @@ import asyncpg
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.records import Way
 from quantdrift.storage.shadow.rows import ComparedExchange
 
 _COLUMNS: Final = (
@@ -38,6 +39,7 @@ _COLUMNS: Final = (
     "features",
     "trace",
     "tie",
+    "origin",
 )
 _STAGING: Final = "comparison_staging"
 _CREATE_STAGING: Final = f"""
@@ -103,6 +105,7 @@ def comparison_rows(
             msgspec.json.encode(item.features).decode(),
             exchange.trace,
             item.tie,
+            None if exchange.way is Way.RELAY else f"{exchange.way.value} {exchange.caller}".rstrip(),
         )
         for index, item in enumerate(compared.items)
     ]

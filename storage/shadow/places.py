@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.admission import COUNTERS_PER_PLACE, MOST_VERSIONS, Shares
-from quantdrift.core.records import Predicate
+from quantdrift.core.records import UNVERIFIED, Predicate
 from quantdrift.core.slices import OTHER, SliceKey, ValueRules
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import ComparedExchange, StoreBatch, VersionKey
@@ -213,7 +213,8 @@ class Places:
         """Return for each version the one that its items are stored under; otherwise as for slices."""
         placed: dict[str, set[str]] = {}
         for model in sorted({key.model for key in keys}):
-            names = sorted({key.candidate_version for key in keys if key.model == model} - {OTHER})
+            named = {key.candidate_version for key in keys if key.model == model}
+            names = sorted(named - {OTHER, OTHER + UNVERIFIED})
             known = await connection.execute(_KNOWN_VERSIONS, {"model": model, "names": names})
             placed[model] = {row.candidate_version for row in known if row.has_place}
             wanting = [name for name in names if name not in placed[model]]
@@ -226,7 +227,10 @@ class Places:
         return {
             key: key
             if key.candidate_version in placed[key.model]
-            else msgspec.structs.replace(key, candidate_version=OTHER)
+            else msgspec.structs.replace(
+                key,
+                candidate_version=OTHER + (UNVERIFIED if key.candidate_version.endswith(UNVERIFIED) else ""),
+            )
             for key in keys
         }
 

@@ -32,9 +32,10 @@ TARGET = "/v2/models/digits/infer"
 class Intake:
     """A sidecar without a relay, and what its stream holds."""
 
-    def __init__(self, running: SidecarProcess, port: int, stream: Stream) -> None:
+    def __init__(self, running: SidecarProcess, port: int, stream: Stream, *, logger_port: int = 0) -> None:
         self.running = running
         self.url = f"http://127.0.0.1:{port}"
+        self.logger_url = f"http://127.0.0.1:{logger_port or port}"
         self._stream = stream
         self._stored: list[Exchange] = []
 
@@ -76,7 +77,7 @@ class Intake:
             async with (
                 aiohttp.ClientSession() as session,
                 session.post(
-                    self.url + by, data=io.BytesIO(message.body), headers=message.headers
+                    self.logger_url + by, data=io.BytesIO(message.body), headers=message.headers
                 ) as response,
             ):
                 return response.status
@@ -104,7 +105,11 @@ class Intake:
 @pytest.fixture(scope="module")
 def intake(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[Intake]:
     """Return a running sidecar whose only way in is the intake."""
-    stream, port = Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"), free_port()
+    stream, port, logger_port = (
+        Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"),
+        free_port(),
+        free_port(),
+    )
     directory: Path = tmp_path_factory.mktemp("intake")
     (directory / "token").write_text(TOKEN)
     with sidecar(
@@ -116,13 +121,13 @@ def intake(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[
         STREAM__NAME=stream.name,
         INTAKE__LISTEN=f"127.0.0.1:{port}",
         INTAKE__TOKEN_FILE=str(directory / "token"),
-        INTAKE__KSERVE_LOGGER="true",
+        INTAKE__KSERVE_LOGGER=f"127.0.0.1:{logger_port}",
         INTAKE__PAIR_WINDOW_S=2,
         CAPTURE__HEADERS='["x-scanner"]',
         SAMPLING__RATE=1.0,
         MODELS='[{"name": "digits"}]',
     ) as running:
-        yield Intake(running, port, stream)
+        yield Intake(running, port, stream, logger_port=logger_port)
 
 
 def exchange(**changes: Any) -> dict[str, Any]:
@@ -260,7 +265,7 @@ def test_events_of_whoever_has_no_token_reach_nothing(intake: Intake) -> None:
 
 
 def test_an_intake_takes_events_only_where_that_is_configured(tmp_path: Path, nats_url: str) -> None:
-    """An address for programs opens nothing for loggers."""
+    """The port of programs has no sink for loggers: there is nothing to find out about a token there."""
     stream, port = Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"), free_port()
     with sidecar(
         tmp_path,
@@ -273,7 +278,7 @@ def test_an_intake_takes_events_only_where_that_is_configured(tmp_path: Path, na
         MODELS='[{"name": "digits"}]',
     ) as running:
         intake = Intake(running, port, stream)
-        assert forge(intake, "/") == [401] * 24
+        assert forge(intake, "/") == forge(intake, "/kserve/other") == [404] * 24
         assert intake.count("offered") == intake.count("ignored") == 0
 
 

@@ -30,10 +30,16 @@ OPENAPI = json.loads((files("quantdrift.sidecar.intake") / "openapi.json").read_
 class Intake:
     """A sidecar with every way in but the relay, which takes everything."""
 
-    def __init__(self, running: SidecarProcess, port: int, tap: Path) -> None:
+    def __init__(self, running: SidecarProcess, port: int, logger_port: int, tap: Path) -> None:
         self.running = running
         self.url = f"http://127.0.0.1:{port}"
-        self.environment = {**os.environ, "INTAKE": self.url, "TOKEN": TOKEN, "QUANTDRIFT_TAP": str(tap)}
+        self.environment = {
+            **os.environ,
+            "INTAKE": self.url,
+            "LOGGER": f"http://127.0.0.1:{logger_port}",
+            "TOKEN": TOKEN,
+            "QUANTDRIFT_TAP": str(tap),
+        }
 
     def tell(self, body: bytes, **headers: str) -> tuple[int, Any]:
         """Send a batch; return status and answer."""
@@ -68,7 +74,7 @@ class Intake:
 @pytest.fixture(scope="module")
 def intake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intake]:
     """Return a running intake, with a bound that a test can pass."""
-    port = free_port()
+    port, logger_port = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="qd-") as directory:
         tap = Path(directory) / "tap"
         with sidecar(
@@ -78,12 +84,12 @@ def intake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intake]:
             SIDECAR__BACKEND="127.0.0.1:1",
             SIDECAR__MAX_EXCHANGE_BYTES=1 << 20,
             INTAKE__LISTEN=f"127.0.0.1:{port}",
-            INTAKE__KSERVE_LOGGER="true",
+            INTAKE__KSERVE_LOGGER=f"127.0.0.1:{logger_port}",
             INTAKE__TAP=str(tap),
             SAMPLING__RATE=1.0,
             MODELS='[{"name": "digits"}]',
         ) as running:
-            yield Intake(running, port, tap)
+            yield Intake(running, port, logger_port, tap)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,7 +42,7 @@ _OTHERS: Final = {
 }
 # fmt: off
 _PORTS: Final = (
-    53, 80, 443, 4222, 4317, 5432, 6443, 8000, 8001, 8080, 8222, 9000, 9001, 9002, 9081, 9463, 9464, 9465, 9466, 15012, 15020,
+    53, 80, 443, 4222, 4317, 5432, 6443, 8000, 8001, 8080, 8222, 9000, 9001, 9002, 9003, 9081, 9463, 9464, 9465, 9466, 15012, 15020,
 )
 # fmt: on
 Flow = tuple[str, str, int]
@@ -100,6 +100,7 @@ def test_the_central_roles_reach_what_they_need_and_nothing_else() -> None:
         ("migrate", "nats", 4222),
         ("intake", "nats", 4222),
         ("client", "intake", 9001),
+        ("client", "intake", 9003),
         ("prometheus", "shadow", 9465),
         ("prometheus", "monitor", 9466),
         ("prometheus", "intake", 9464),
@@ -148,7 +149,7 @@ def test_the_loggers_pod_reaches_the_intake_alone() -> None:
     assert {flow for flow in flows if flow[0] in {"digits", "digits-logged"}} == {
         *_resolving("digits", "digits-logged"),
         ("digits", "nats", 4222),
-        ("digits-logged", "intake", 9001),
+        ("digits-logged", "intake", 9003),
     }
     opened = {flow for flow in flows if flow[1] in {"digits", "digits-logged"}}
     can_leave = {name for name in inside if not cluster.isolates({**ours, **_OTHERS}[name], "Egress")}
@@ -164,7 +165,7 @@ def test_the_policies_of_two_ways_in_one_namespace_open_nothing_of_each_other() 
     cluster, ours = _cluster("relay", "tap", "kserve", "envoy")
     for name in ("digits", "digits-logged"):
         assert not cluster.allows(_OTHERS["client"], ours[name], 8000)
-    assert not cluster.allows(ours["digits-tapped"], ours["digits-logged"], 9001)
+    assert not cluster.allows(ours["digits-tapped"], ours["digits-logged"], 9003)
 
 
 def test_the_evaluator_knows_what_an_open_policy_opens() -> None:

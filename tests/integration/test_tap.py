@@ -24,7 +24,7 @@ import torch
 from quantdrift import Tap
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.records import Exchange, Tensor
+from quantdrift.core.records import Exchange, Tensor, Way
 from quantdrift.core.stream.connection import Queue
 from tests.support.sidecar.relay_process import SidecarProcess, sidecar, wait
 
@@ -146,6 +146,7 @@ def test_recorded_calls_arrive_and_every_call_is_counted(pod: Pod) -> None:
         "00-1-2-01",
     )
     assert found.attributes == {"header.x-scanner": "faint", "parameter.language": "de"}
+    assert (found.way, found.caller) == (Way.TAP, f"uid {os.geteuid()}")
     assert found.inputs == (
         Tensor(name="x", datatype="FP32", shape=(2, 3), data=values[:, ::-1].tobytes()),
         Tensor(name="text", datatype="BYTES", shape=(2,), data=b"\2\0\0\0ab\2\0\0\0\xc3\xbc"),

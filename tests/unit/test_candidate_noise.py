@@ -16,7 +16,8 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config, Model, Recheck
-from quantdrift.core.records import MARK, Side, Tensor
+from quantdrift.core.recheck_mark import HEADER, RecheckMarks
+from quantdrift.core.records import Side, Tensor, Way
 from quantdrift.core.slices import everything
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
@@ -75,6 +76,9 @@ def replica() -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
         thread.join()
 
 
+SALT = b"0123456789abcdef"
+
+
 def model_at(url: str, **more: Any) -> Model:
     """Return a model whose candidate may be asked there."""
     return Model(name="digits", top_k=2, recheck=Recheck(url=url, versions=("int8*",), **more))
@@ -107,7 +111,7 @@ class Asking:
     def __init__(self, model: Model, timeout_s: float = TIMEOUT_S) -> None:
         self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         self.clock.advance(100)
-        self.rechecks = Rechecks((model,), self.clock, timeout_s=timeout_s)
+        self.rechecks = Rechecks((model,), self.clock, SALT, timeout_s=timeout_s)
         self.found: list[RecheckResult] = []
 
     def until(self, n: int) -> list[RecheckResult]:
@@ -130,7 +134,10 @@ def test_the_same_answer_is_no_noise_and_the_request_is_marked() -> None:
         asking.rechecks.offer(exchange(model))
         (answered,) = asking.until(1)
         asking.rechecks.close()
-    assert [(path, headers[MARK]) for path, headers in asked] == [("/v2/models/digits/versions/7/infer", "1")]
+    ((path, headers),) = asked
+    assert path == "/v2/models/digits/versions/7/infer"
+    asked_for = exchange(model).entry.exchange.inputs
+    assert RecheckMarks(SALT).is_valid(headers[HEADER], asked_for, asking.clock.now().timestamp())
     assert (answered.outcome, answered.n_items) == ("measured", 2)
     assert {(item.side, item.flip, item.divergence) for item in answered.items} == {
         (Side.CANDIDATE, False, 0.0)
@@ -169,8 +176,26 @@ def test_over_grpc_the_request_is_marked_too(monkeypatch: pytest.MonkeyPatch) ->
         asking.rechecks.offer(exchange(model, output=tensor("y_x", np.concatenate([x, x], axis=1))))
         (answered,) = asking.until(1)
         asking.rechecks.close()
-    assert seen[0][MARK] == "1"
+    asked_for = exchange(model).entry.exchange.inputs
+    assert RecheckMarks(SALT).is_valid(seen[0][HEADER], asked_for, asking.clock.now().timestamp())
     assert [item.divergence for item in answered.items] == [0.0, 0.0]
+
+
+@pytest.mark.integration
+def test_what_unverified_senders_report_is_sent_to_no_replica() -> None:
+    """Nobody knows who wrote it, and it would take the turn of an exchange that is known."""
+    with replica() as (url, asked):
+        model = model_at(url)
+        asking = Asking(model)
+        request = exchange(model)
+        entry = msgspec.structs.replace(
+            request.entry, exchange=msgspec.structs.replace(request.entry.exchange, way=Way.EXT_PROC)
+        )
+        asking.rechecks.offer(msgspec.structs.replace(request, entry=entry))
+        asking.rechecks.offer(request)
+        asking.until(1)
+        asking.rechecks.close()
+    assert len(asked) == 1
 
 
 @pytest.mark.integration

@@ -551,7 +551,7 @@ def test_where_a_reference_is_names_file_or_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("intake", "named"),
     [
-        (Intake(listen="127.0.0.1:9001", kserve_logger=True), "intake.kserve_logger"),
+        (Intake(kserve_logger="127.0.0.1:9003"), "intake.kserve_logger"),
         (Intake(ext_proc="0.0.0.0:9002"), "intake.ext_proc at 0.0.0.0:9002"),
         (Intake(ext_proc="[::]:9002"), "intake.ext_proc at [::]:9002"),
         (Intake(ext_proc="pod.local:9002"), "intake.ext_proc at pod.local:9002"),
@@ -581,9 +581,32 @@ def test_envoy_needs_no_token_within_a_pod(address: str) -> None:
     assert load_secrets(Config(intake=Intake(ext_proc=address)), Role.SIDECAR, {}).intake_token == ""
 
 
-def test_a_loggers_sink_needs_an_address(tmp_path: Path) -> None:
-    """The check says so."""
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[intake]\next_proc = "127.0.0.1:9002"\n', "can open tickets and never page"),
+        (
+            '[[models]]\nname = "m"\nrecheck = { url = "http://h:1", versions = ["1"] }\n',
+            "QUANTDRIFT_SAMPLING_SALT",
+        ),
+    ],
+)
+def test_the_check_says_what_a_way_in_without_a_token_and_a_recheck_need(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    """Before the first ticket that should have been a page, and before rechecks count as traffic."""
+    assert any(words in note for note in explain(load(_file(tmp_path, text), {})).notes)
+    assert not any(words in note for note in explain(load(_file(tmp_path, ""), {})).notes)
+
+
+def test_a_loggers_sink_needs_an_address_and_a_certificate_its_key(tmp_path: Path) -> None:
+    """The check says which option is wrong, and what to set."""
     path = tmp_path / "config.toml"
     path.write_text("[intake]\nkserve_logger = true\n")
-    with pytest.raises(OperatorError, match=r"intake\.listen names no address"):
+    with pytest.raises(OperatorError, match="kserve_logger"):
         load(path, {})
+    path.write_text('[intake]\nlisten = "127.0.0.1:9001"\ncertificate_file = "tls.crt"\n')
+    with pytest.raises(OperatorError, match=r"intake\.certificate_file is set and intake\.key_file is not"):
+        load(path, {})
+    path.write_text('[intake]\nlisten = "127.0.0.1:9001"\ncertificate_file = "a.crt"\nkey_file = "a.key"\n')
+    assert load(path, {}).intake.certificate_file == str(tmp_path / "a.crt")

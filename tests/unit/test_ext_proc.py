@@ -16,6 +16,7 @@ from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.frame import RELAYED
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
 from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
@@ -50,7 +51,7 @@ class Told:
 
     def stream(self) -> Stream:
         """Return a new one."""
-        return Stream(self.entrance, self.room)
+        return Stream(self.entrance, self.room, RELAYED)
 
     def tell(self, messages: Iterable[bytes]) -> int:
         """Tell an exchange until no more is wanted, and end; return how many messages were taken."""

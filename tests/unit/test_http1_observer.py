@@ -3,7 +3,7 @@
 import pytest
 
 from quantdrift.core.config import Sampling
-from quantdrift.core.records import MARK, HeaderStratum, Loss
+from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.sidecar.relay.http1.observer import Http1Observer, with_close
 from quantdrift.sidecar.relay.observing.heads import parse_request
 from quantdrift.sidecar.state.counters import Count, Gauge
@@ -37,13 +37,12 @@ def test_an_exchange_is_handed_over_as_it_was_on_the_wire() -> None:
     ("request_", "n_unknown"),
     [
         (post(b"", b"/predict"), 1),
-        (post(b"", b"/predict", MARK.encode() + b": 1\r\n"), 0),
         (b"GET /predict HTTP/1.1\r\n\r\n", 0),
         (post(b""), 0),
     ],
 )
 def test_what_may_have_been_meant_as_inference_is_counted_apart(request_: bytes, n_unknown: int) -> None:
-    """Probes and quantdrift's own requests are none of it, so that a hint can be given early."""
+    """Probes are none of it, so that a hint can be given early."""
     bench = Bench()
     follow(bench, (">", request_), ("<", answer(b"")))
     assert bench.slot.gauge(Gauge.UNKNOWN_POSTS) == n_unknown

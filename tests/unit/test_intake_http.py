@@ -16,6 +16,7 @@ from quantdrift.sidecar.intake import http
 from quantdrift.sidecar.intake import kserve_logger as logger
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
+from quantdrift.sidecar.intake.kserve_sink import KserveSink
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import INTAKE_DENIALS, Counters, Gauge, Slot
@@ -36,15 +37,15 @@ EVENT = {
 class Server:
     """The way, its port and its counts."""
 
-    def __init__(self, way: HttpIntake, port: int, slot: Slot) -> None:
-        self.way, self.port, self.slot = way, port, slot
+    def __init__(self, sink: KserveSink, ports: tuple[int, int], slot: Slot) -> None:
+        self.sink, self.ports, self.slot = sink, ports, slot
 
     @asynccontextmanager
     async def asking(
         self, length: int, target: str = "/", **headers: str
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         """Send the head of a request whose body is to be `length` bytes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports[target.startswith("/v1/")])
         fields = EVENT | {"Host": "a", "Content-Length": f"{length}"} | headers
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         writer.write(f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode())
@@ -55,9 +56,9 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*, kserve_logger: bool = True) -> AsyncIterator[Server]:
-    """Serve on a free port."""
-    intake = Intake(max_pending_bytes=LIMIT, kserve_logger=kserve_logger)
+async def serving() -> AsyncIterator[Server]:
+    """Serve on two free ports."""
+    intake = Intake(max_pending_bytes=LIMIT)
     config = msgspec.structs.replace(Config(), intake=intake)
     slot = Counters.create(1, 4).slot(0)
     scope = CaptureScope(
@@ -68,13 +69,12 @@ async def serving(*, kserve_logger: bool = True) -> AsyncIterator[Server]:
         slot=slot,
         clock=SystemClock(),
     )
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        way = HttpIntake(config, "t0ken", Gateway(scope), listener)
-        async with way:
-            yield Server(way, port, slot)
+    gateway = Gateway(scope)
+    with socket.create_server(("127.0.0.1", 0)) as events, socket.create_server(("127.0.0.1", 0)) as batches:
+        sink = KserveSink(config, "t0ken", gateway, events)
+        ports = events.getsockname()[1], batches.getsockname()[1]
+        async with sink, HttpIntake(config, "t0ken", gateway, batches):
+            yield Server(sink, ports, slot)
 
 
 async def status(reader: asyncio.StreamReader) -> int:
@@ -114,7 +114,7 @@ async def test_all_unfinished_bodies_share_one_limit() -> None:
         held = 0
         async with asyncio.timeout(20):
             while held < LIMIT // 3:  # it is told, too
-                server.way._logger.tick()
+                server.sink.tick()
                 held = server.slot.gauge(Gauge.HELD_BYTES)
                 assert held <= LIMIT
                 await asyncio.sleep(0.01)
@@ -128,16 +128,6 @@ async def test_a_client_with_long_headers_is_logged() -> None:
         assert await status(reader) == 200
 
 
-@pytest.mark.parametrize("target", ["/", "/kserve/t0ken"])
-async def test_the_loggers_sink_is_off_unless_it_is_named(target: str) -> None:
-    """Whoever has the token finds nothing there, and the count says why."""
-    async with serving(kserve_logger=False) as server, server.asking(2, target) as (reader, writer):
-        writer.write(b"{}")
-        assert await status(reader) == 404
-        assert (server.slot.gauge(Gauge.WAY_OFF), server.slot.gauge(Gauge.IGNORED)) == (1, 0)
-
-
-@pytest.mark.parametrize("is_on", [True, False])
 @pytest.mark.parametrize(
     ("target", "authorization", "expected", "counted"),
     [
@@ -151,11 +141,11 @@ async def test_the_loggers_sink_is_off_unless_it_is_named(target: str) -> None:
     ],
 )
 async def test_a_caller_without_the_token_learns_nothing(
-    target: str, authorization: str, expected: int, counted: Gauge, *, is_on: bool
+    target: str, authorization: str, expected: int, counted: Gauge
 ) -> None:
-    """The answer is the same whether the sink is on, and the content is not waited for: none of it was sent here."""
+    """The content is not waited for: none of it was sent here."""
     asked = {"Authorization": authorization}
-    async with serving(kserve_logger=is_on) as server, server.asking(10**9, target, **asked) as (reader, _):
+    async with serving() as server, server.asking(10**9, target, **asked) as (reader, _):
         assert await status(reader) == expected
         noted = {gauge: server.slot.gauge(gauge) for gauge in INTAKE_DENIALS.values()}
         assert noted == {gauge: int(gauge is counted) for gauge in INTAKE_DENIALS.values()}

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quantdrift.sidecar.handoff.frame import RELAYED
 from quantdrift.sidecar.intake.gateway import SampledRequest
 from quantdrift.sidecar.intake.kserve_pairs import EventPair, EventPairs, PendingRequest
 from quantdrift.sidecar.sampling.first_phase import Draw
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.unit
 def asked(body: bytes = b"q") -> PendingRequest:
     """Return a request that was taken."""
     draw = Draw(0, True, 1.0, 0.5, "e", "0" * 32)
-    return PendingRequest(sampled=SampledRequest(draw=draw, head=b""), kind="", body=body)
+    return PendingRequest(sampled=SampledRequest(draw=draw, head=b"", origin=RELAYED), kind="", body=body)
 
 
 def test_a_pair_is_joined_in_either_order() -> None:

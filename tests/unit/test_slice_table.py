@@ -29,7 +29,14 @@ def state(budget: float) -> FloatArray:
 def slice_in(table: FoldTable, slice_id: int) -> SliceState:
     """Return a slice in a table."""
     return new_slice(
-        (1, slice_id), table, reason="", at_us=1, last_us=slice_id, thresholds=THRESHOLDS, fold_seq=1
+        (1, slice_id),
+        table,
+        reason="",
+        at_us=1,
+        last_us=slice_id,
+        thresholds=THRESHOLDS,
+        fold_seq=1,
+        may_page=True,
     )
 
 

@@ -19,7 +19,9 @@ from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision_check import vision_problems
 from quantdrift.core.tasks import Task
 
-_MAY_BE_EMPTY = frozenset({"sidecar.listen", "sidecar.probes", "intake.listen", "intake.ext_proc"})
+_MAY_BE_EMPTY = frozenset(
+    {"sidecar.listen", "sidecar.probes", "intake.listen", "intake.kserve_logger", "intake.ext_proc"}
+)
 _MOST_PLACES = 100_000
 _MOST_SHOWN = 100  # characters of a wrong address
 
@@ -46,6 +48,7 @@ def _addresses(config: Config) -> Iterator[str]:
         "sidecar.admin": sidecar.admin,
         "sidecar.probes": sidecar.probes,
         "intake.listen": config.intake.listen,
+        "intake.kserve_logger": config.intake.kserve_logger,
         "intake.ext_proc": config.intake.ext_proc,
         "shadow.admin": config.shadow.admin,
         "monitor.admin": config.monitor.admin,
@@ -82,10 +85,13 @@ def _addresses(config: Config) -> Iterator[str]:
 def _sidecar(config: Config) -> Iterator[str]:
     sidecar = config.sidecar
     intake = config.intake
-    if not sidecar.listen and not (intake.listen or intake.ext_proc or intake.tap):
+    if not sidecar.listen and not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         yield "sidecar.listen is empty and [intake] has no address either: nothing can be captured; set one of them"
-    if intake.kserve_logger and not intake.listen:
-        yield "intake.kserve_logger is true, but intake.listen names no address for it: set intake.listen"
+    if bool(intake.certificate_file) != bool(intake.key_file):
+        given, other = (
+            ("certificate_file", "key_file") if intake.certificate_file else ("key_file", "certificate_file")
+        )
+        yield f"intake.{given} is set and intake.{other} is not: set both, or neither for ports without TLS"
     if sidecar.drain_delay_s >= sidecar.grace_s:
         yield "sidecar.drain_delay_s must be below sidecar.grace_s: requests need the rest of the time to finish"
     if sidecar.max_exchange_bytes > min(sidecar.handoff_bytes, sidecar.queue_bytes):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.address import is_loopback, read_address
+from quantdrift.core.config.callers import read_callers
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
@@ -196,6 +197,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers=_otlp_headers(headers_file) if headers_file else {},
         otlp_headers_file=headers_file,
         reference_token=token,
+        salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
 
 
@@ -207,9 +209,12 @@ def _otlp_headers(file: str) -> dict[str, str]:
 
 
 def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
-    if not (intake.listen or intake.ext_proc):
+    if not (intake.listen or intake.kserve_logger or intake.ext_proc):
         return ""
     token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
+    read_callers(
+        token, f"intake.token_file {intake.token_file}" if intake.token_file else "QUANTDRIFT_INTAKE_TOKEN"
+    )
     asking = []
     if intake.kserve_logger:
         asking.append("intake.kserve_logger")
@@ -329,7 +334,11 @@ def _resolve(config: Config, base: Path) -> Config:
         capture=msgspec.structs.replace(config.capture, hmac_key_file=absolute(config.capture.hmac_key_file)),
         sidecar=msgspec.structs.replace(config.sidecar, pause_file=absolute(config.sidecar.pause_file)),
         intake=msgspec.structs.replace(
-            config.intake, token_file=absolute(config.intake.token_file), tap=absolute(config.intake.tap)
+            config.intake,
+            token_file=absolute(config.intake.token_file),
+            tap=absolute(config.intake.tap),
+            certificate_file=absolute(config.intake.certificate_file),
+            key_file=absolute(config.intake.key_file),
         ),
         telemetry=msgspec.structs.replace(
             config.telemetry,

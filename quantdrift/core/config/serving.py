@@ -264,24 +264,32 @@ class Intake(Section, frozen=True, kw_only=True):
 
     listen: Annotated[
         str,
-        about(
-            "Address of the HTTP intake, HOST:PORT (POST /v1/exchanges, and the KServe logger). Empty: off."
-        ),
+        about("Address of the HTTP intake, HOST:PORT (POST /v1/exchanges). Empty: off."),
     ] = ""
     token_file: Annotated[
         str,
         about(
-            "File with the token that callers of `listen` and `ext_proc` send. Empty: "
+            "File with the tokens of the callers of `listen`, `kserve_logger` and `ext_proc`: one token, or lines of "
+            "NAME sha256:HEX [until=TIME] [MODEL ...]. It is read again when it changes. Empty: "
             "QUANTDRIFT_INTAKE_TOKEN. Without a token `listen` answers 401, and `ext_proc` must "
-            "be a loopback address."
+            "be a loopback address; what it receives can then open tickets, and never page."
         ),
     ] = ""
-    kserve_logger: Annotated[
-        bool,
+    certificate_file: Annotated[
+        str,
         about(
-            "Accept events of KServe's logger on `listen`: POST /kserve/TOKEN, or POST / with a bearer token."
+            "Certificate (PEM, with those of its authorities) of the ports of the intake: `listen`, `kserve_logger` and "
+            "`ext_proc` then speak TLS only. It is read again when it changes. Empty: no TLS."
         ),
-    ] = False
+    ] = ""
+    key_file: Annotated[str, about("Key of `certificate_file` (PEM, without a password).")] = ""
+    kserve_logger: Annotated[
+        str,
+        about(
+            "Address of the sink of KServe's logger, HOST:PORT (POST /kserve/TOKEN, or POST / with a bearer token). "
+            "Empty: off. Needs a token."
+        ),
+    ] = ""
     ext_proc: Annotated[
         str,
         about(
@@ -290,6 +298,13 @@ class Intake(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     tap: Annotated[str, about("Path of the Unix socket for taps in Python servers. Empty: off.")] = ""
+    tap_uids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...],
+        about(
+            "User ids of servers with a tap, beside the user of the sidecar. Taps of other users that the mode of "
+            "the socket lets in can open tickets, and never page."
+        ),
+    ] = ()
     pair_window_s: Annotated[
         float,
         about(

@@ -8,6 +8,7 @@ an incomplete one costs its own bytes only.
 import asyncio
 import logging
 import socket
+import ssl
 from typing import Any, NamedTuple, cast
 
 from aiohttp import StreamReader, web
@@ -87,13 +88,15 @@ class HttpPort:
             **options,
         )
 
-    async def open(self, where: socket.socket | tuple[str, int]) -> int:
+    async def open(self, where: socket.socket | tuple[str, int], tls: ssl.SSLContext | None = None) -> int:
         """Listen, and return the port.
 
         Parameters
         ----------
         where
             A listening socket, or host and port.
+        tls
+            For a port that speaks TLS only. A connection counts once its handshake is done, for which a client has `head_s`.
 
         Raises
         ------
@@ -102,10 +105,15 @@ class HttpPort:
         """
         await self._runner.setup()
         loop = asyncio.get_running_loop()
+        handshake_s = None if tls is None else self._usage.limits.head_s
         if isinstance(where, socket.socket):
-            self._server = await loop.create_server(self._accept, sock=where)
+            self._server = await loop.create_server(
+                self._accept, sock=where, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
         else:
-            self._server = await loop.create_server(self._accept, *where)
+            self._server = await loop.create_server(
+                self._accept, *where, ssl=tls, ssl_handshake_timeout=handshake_s
+            )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:

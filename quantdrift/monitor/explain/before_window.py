@@ -124,7 +124,9 @@ async def _predecessor(
     earlier = sorted(
         version.id
         for version in versions.values()
-        if version.model == own.model and (version.first_seen_us, version.id) < (own.first_seen_us, own.id)
+        if version.model == own.model
+        and version.is_verified == own.is_verified
+        and (version.first_seen_us, version.id) < (own.first_seen_us, own.id)
     )
     end_us = min(row.onset_us, own.first_seen_us)
     span = (end_us - BEFORE_US, end_us)

@@ -7,7 +7,7 @@ import math
 from datetime import UTC, datetime
 
 from quantdrift.core.notation import count_of, from_to, number, percent
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import UNVERIFIED, Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.drift.explain import diagnosis_text as words
@@ -59,7 +59,13 @@ _RAISED = {
 }
 
 
-def reason_of(kind: str, metric: Metric, *, page: bool) -> str:
+UNVERIFIED_SENDERS = (
+    "a ticket and never a page, because nobody checked who sent these exchanges: give that way in a"
+    " token or a checked user"
+)
+
+
+def reason_of(kind: str, metric: Metric, *, page: bool, is_verified: bool = True) -> str:
     """Return why a slice alerts, as text, from the signal with the most evidence.
 
     Parameters
@@ -68,8 +74,11 @@ def reason_of(kind: str, metric: Metric, *, page: bool) -> str:
         The signal: kind of detector (`budget`, `change` or `tail`) and metric.
     page
         Whether the evidence is enough for a page; else the text is that of a ticket.
+    is_verified
+        Whether it is known who sent the exchanges.
     """
-    return _REASONS[metric, Kind(kind)].format(is_="is" if page else "seems to be")
+    reason = _REASONS[metric, Kind(kind)].format(is_="is" if page else "seems to be")
+    return reason if is_verified else f"{reason}; {UNVERIFIED_SENDERS}"
 
 
 def page(event: AlertEvent) -> str:
@@ -79,6 +88,7 @@ def page(event: AlertEvent) -> str:
     case = diagnosis_of(event)
     lines = [
         f"{words.headline(case)}.",
+        *([f"It is {UNVERIFIED_SENDERS}."] if event.slice.version.endswith(UNVERIFIED) else ()),
         words.sureness(case),
         words.since(case),
         words.changed(case),

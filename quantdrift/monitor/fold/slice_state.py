@@ -251,6 +251,7 @@ def new_slice(
     last_us: int,
     thresholds: Thresholds,
     fold_seq: int,
+    may_page: bool,
 ) -> SliceState:
     """Return a slice that nothing is known of yet: `unknown`."""
     verdict = VerdictRow(
@@ -267,7 +268,7 @@ def new_slice(
         updated_us=at_us,
         fold_seq=fold_seq,
     )
-    return SliceState(SliceWatch(table=table), verdict, thresholds)
+    return SliceState(SliceWatch(table=table, may_page=may_page), verdict, thresholds)
 
 
 def rows_of(slices: Sequence[SliceState]) -> IntArray:

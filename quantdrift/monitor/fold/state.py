@@ -167,6 +167,9 @@ class FoldState:
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies."""
         self.catalog = catalog
+        if unverified := {row.id for row in catalog.versions.values() if not row.is_verified}:
+            for entry in self.slices.values():
+                self.table.may_page[entry.row] = entry.key[0] not in unverified
         self._everything = {
             row.model: row.id for row in catalog.slices.values() if row.name == ALL and not row.where
         }
@@ -178,6 +181,10 @@ class FoldState:
     def model(self, version_id: int) -> str:
         """Return the model of a version."""
         return self.catalog.versions[version_id].model
+
+    def is_verified(self, version_id: int) -> bool:
+        """Return whether it is known who sent the exchanges of a version: without that, nothing in it can page."""
+        return self.catalog.versions[version_id].is_verified
 
     def budget(self, version_id: int) -> Budget:
         """Return what the owner of a version's model accepts."""
@@ -217,6 +224,7 @@ class FoldState:
             last_us=last_us,
             thresholds=self.thresholds,
             fold_seq=self.fold_seq,
+            may_page=self.is_verified(key[0]),
         )
 
     def ignores(self, slice_id: int) -> bool:
@@ -263,15 +271,18 @@ class FoldState:
         """Return whether another version has replaced this one.
 
         It has had no comparison for `stale_after_s`, counted until the newest one of another version of its model (or
-        of the same with another reference). Silence alone shows nothing: there may be no traffic.
+        of the same with another reference). Silence alone shows nothing: there may be no traffic. A version that
+        unverified senders report replaces no other one.
         """
         last_us = self._last_us.get(version_id)
         if last_us is None:
             return False
         until_us = last_us + self.limits.stale_after_s * MICROSECONDS
         model = self.model(version_id)
+        counts_all = not self.is_verified(version_id)
         return any(
-            other_us > until_us and self.model(other) == model for other, other_us in self._last_us.items()
+            other_us > until_us and self.model(other) == model and (counts_all or self.is_verified(other))
+            for other, other_us in self._last_us.items()
         )
 
     def pause_superseded(self) -> None:
@@ -544,10 +555,16 @@ class FoldState:
             self.table.dirty[before.row] = True
 
     def _earlier(self, key: Key, signal: SignalKey) -> Iterator[SliceState]:
-        """Yield the same slice of the other versions, where it has this signal."""
+        """Yield the same slice of the other versions, where it has this signal.
+
+        What unverified senders report gives nothing to verified versions, and takes nothing from them.
+        """
+        is_verified = self.is_verified(key[0])
         for version_id in self._last_us:
             entry = self.slices.get((version_id, key[1]))
-            if entry is not None and version_id != key[0] and signal in entry.watch.states:
+            if entry is None or version_id == key[0] or self.is_verified(version_id) is not is_verified:
+                continue
+            if signal in entry.watch.states:
                 yield entry
 
     def _learner_state(self, key: Key, signal: SignalKey, budget: Budget) -> None:

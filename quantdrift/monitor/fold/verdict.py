@@ -283,7 +283,12 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     else:
         episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
         signal = max(signals, key=lambda one: change.evidence[one])
-        reason = reason_of(signal.kind, Metric(signal.metric), page=verdict is Verdict.FIRING)
+        reason = reason_of(
+            signal.kind,
+            Metric(signal.metric),
+            page=verdict is Verdict.FIRING,
+            is_verified=state.is_verified(key[0]),
+        )
         evidence = math.fsum(change.evidence.values())
         moved = DETECTORS[signal.kind].moved(change.states[signal])
     _send(

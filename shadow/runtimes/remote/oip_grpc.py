@@ -15,6 +15,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import (
+    NO_HEADERS,
     Metadata,
     Refusal,
     RefusedError,
@@ -120,7 +121,9 @@ class OipGrpc:
             outputs=outputs,
         )
 
-    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
+    def infer(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str] = NO_HEADERS
+    ) -> list[Tensor]:
         """Return the outputs."""
         request = wire.InferRequest(
             model_name=self._model["name"],
@@ -133,7 +136,7 @@ class OipGrpc:
             outputs=[wire.RequestedOutput(name=name) for name in outputs],
             raw_input_contents=[tensor.data for tensor in inputs],
         )
-        answer = self._ask("ModelInfer", request, wire.InferResponse)
+        answer = self._ask("ModelInfer", request, wire.InferResponse, headers)
         raw = answer.raw_output_contents
         if raw and len(raw) != len(answer.outputs):
             raise RefusedError(
@@ -156,7 +159,13 @@ class OipGrpc:
             return grpc.insecure_channel(self._target, (*_OPTIONS, _NO_PROXY))
         return grpc.secure_channel(self._target, self._tls.grpc_credentials(), _OPTIONS)
 
-    def _ask(self, method: str, request: Message, kind: type[Answer]) -> Answer:
+    def _ask(
+        self,
+        method: str,
+        request: Message,
+        kind: type[Answer],
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Answer:
         if self._is_stale:  # a new channel reads the certificates again: they may have been renewed
             self._channel.close()
             self._channel = self._open()
@@ -167,9 +176,8 @@ class OipGrpc:
             response_deserializer=kind.FromString,
         )
         try:
-            answer: Answer = call(
-                request, timeout=self._timeout_s, metadata=tuple(self._token.headers().items())
-            )
+            metadata = tuple({**headers, **self._token.headers()}.items())
+            answer: Answer = call(request, timeout=self._timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             code, details = error.code(), "".join((error.details() or "").splitlines()[:1])[:_SAID]
             if code is grpc.StatusCode.UNAVAILABLE:

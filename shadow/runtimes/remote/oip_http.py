@@ -2,7 +2,7 @@
 
 import http
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -15,6 +15,7 @@ from quantdrift.core.text import misfit
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
 from quantdrift.shadow.runtimes.remote.protocol import (
+    NO_HEADERS,
     Metadata,
     Refusal,
     RefusedError,
@@ -63,7 +64,9 @@ class OipHttp:
         """Return what `GET /v2/models/MODEL` answers."""
         return self._read(self._model, Metadata)
 
-    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
+    def infer(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str] = NO_HEADERS
+    ) -> list[Tensor]:
         """Return the outputs."""
         document = {
             "id": uuid.uuid4().hex,  # optional, and yet some servers fail without it
@@ -80,9 +83,9 @@ class OipHttp:
             "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in outputs],
         }
         head = msgspec.json.encode(document)
-        headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(len(head))}
+        fields = {**headers, "Content-Type": "application/octet-stream", _JSON_LENGTH: str(len(head))}
         body = b"".join([head, *(tensor.data for tensor in inputs)])
-        status, response_headers, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
+        status, response_headers, answer = self._server.ask("POST", f"{self._model}/infer", body, fields)
         refuse(status, answer)
         return _tensors(response_headers.get(_JSON_LENGTH), answer)
 

@@ -92,6 +92,9 @@ class RefusedError(QuantdriftError):
         self.brief = brief or detail
 
 
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class Transport(Protocol):
     """The transport of requests about one model.
 
@@ -111,8 +114,16 @@ class Transport(Protocol):
         """Return the description of the model."""
         ...
 
-    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
-        """Return the named outputs; all of them if none is named."""
+    def infer(
+        self, inputs: Sequence[Tensor], outputs: Sequence[str], headers: Mapping[str, str] = NO_HEADERS
+    ) -> list[Tensor]:
+        """Return the named outputs; all of them if none is named.
+
+        Parameters
+        ----------
+        headers
+            Further headers of this request, in lower case.
+        """
         ...
 
     def close(self) -> None:
@@ -143,7 +154,6 @@ class RequestHeaders:
         # The token from the environment goes to every server, so that one in plaintext would show it to the network.
         is_shown = not (server.is_encrypted or server.is_loopback)
         self._token = "" if is_shown else request.token
-        self._headers = dict(request.headers)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request, in lower case.
@@ -159,7 +169,7 @@ class RequestHeaders:
             raise OperatorError(
                 f"models.references.token_file {self._file} cannot be read: {error.strerror}"
             ) from error
-        return {**self._headers, "authorization": f"Bearer {token}"} if token else self._headers
+        return {"authorization": f"Bearer {token}"} if token else {}
 
 
 class RemoteRuntime:

@@ -16,7 +16,6 @@ from quantdrift.sidecar.relay.observing.observer import (
     CaptureBuffer,
     CaptureScope,
     ExchangeObserver,
-    is_marked,
 )
 from quantdrift.sidecar.sampling.first_phase import SamplingKey
 from quantdrift.sidecar.state.counters import Count
@@ -167,7 +166,7 @@ class Http1Observer(ExchangeObserver):
         sampling_key = self._sampling_key
         draw = None
         if sampling_key is None:
-            scope.count_ignored(is_unknown=head.method == b"POST" and not is_marked(head.wanted))
+            scope.count_ignored(is_unknown=head.method == b"POST")
         else:
             scope.slot.add(sampling_key.stratum, Count.OFFERED)
             draw = scope.sampler.take(sampling_key)

@@ -8,7 +8,7 @@ the DATA frames.
 
 import re
 
-from quantdrift.core.records import MARK, Loss
+from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import MAX_HEADER_BYTES
 from quantdrift.sidecar.handoff.http_head import field_lines, request_head
 from quantdrift.sidecar.relay.http2.frames import PREFACE, Frames
@@ -24,7 +24,6 @@ _STREAMS_AT_ONCE = 100  # the usual limit of servers
 _STREAM_BYTES = 200
 _HEAD_BYTES = 1024  # longest head that is cached
 _VERSION = b"HTTP/2"
-_MARK = MARK.encode()
 _PROBES = re.compile(rb"/grpc\.|/inference\.GRPCInferenceService/(?:Server|ModelReady|ModelMetadata)")
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
 # Fields of an HTTP/1.1 connection. If a client sends them over HTTP/2, they must not decide how a body is
@@ -66,12 +65,9 @@ class _RequestBlock:
         self._head = b""
         self._method = method
         self._target = target
-        is_excluded = _MARK in headers or _NO_TARGET.search(target)
-        path = None if is_excluded else scope.routes.find(method, target)
+        path = None if _NO_TARGET.search(target) else scope.routes.find(method, target)
         self.sampling_key = None if path is None else scope.sampler.key_for_headers(method, path, headers)
-        self.is_unknown = (
-            path is None and method == b"POST" and _MARK not in headers and not _PROBES.match(target)
-        )
+        self.is_unknown = path is None and method == b"POST" and not _PROBES.match(target)
 
     @property
     def head(self) -> bytes:

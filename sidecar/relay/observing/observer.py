@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
-from quantdrift.core.records import MARK, Loss
+from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import PIECE_BYTES, RawMeta, frame
 from quantdrift.sidecar.relay.observing.head_cache import FieldCache, HeadCache, remember
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, ResponseHead
@@ -29,7 +29,6 @@ _KEY_BYTES = 1024  # longest target and fields that are cached
 _HELD_BYTES = 500  # memory of a buffered exchange in addition to its bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_MARK = MARK.encode()
 
 SendFrame = Callable[[int, Sequence[bytes | memoryview]], None]
 
@@ -61,8 +60,7 @@ class CaptureScope:
     memory : ObserverMemory
         Memory that observers use to follow their connections.
     names : frozenset of bytes
-        Lower-case names of the header fields to look for: those of the sampler, and the mark of quantdrift's
-        own requests.
+        Lower-case names of the header fields to look for: those of the sampler.
     field_cache : FieldCache
         Header lines seen so far.
     request_heads, response_heads : HeadCache
@@ -122,7 +120,7 @@ class CaptureScope:
         self.routes = routes
         self.sampler = sampler
         self.generation += 1
-        self.names = sampler.names | {_MARK}
+        self.names = sampler.names
         self.field_cache = FieldCache(self.names)
         self.request_heads: HeadCache[RequestHead] = HeadCache()
         self.response_heads: HeadCache[ResponseHead] = HeadCache()
@@ -133,13 +131,13 @@ class CaptureScope:
     def sampling_key(self, head: RequestHead, data: bytes, start: int, stop: int) -> SamplingKey | None:
         """Return the sampling key of the request whose head is `data[start:stop]`.
 
-        None if the request is not inference, or is quantdrift's own.
+        None if the request is not inference.
         """
         key = head.method, head.target, head.wanted
         try:
             return self._sampling_keys[key]
         except KeyError:
-            path = None if is_marked(head.wanted) else self.routes.find(head.method, head.target)
+            path = self.routes.find(head.method, head.target)
             sampling_key = (
                 None if path is None else self.sampler.key_for(head.method, path, data, start, stop)
             )
@@ -148,13 +146,12 @@ class CaptureScope:
             return sampling_key
 
     def count_ignored(self, *, is_unknown: bool) -> None:
-        """Count a request that is not inference, or is quantdrift's own.
+        """Count a request that is not inference.
 
         Parameters
         ----------
         is_unknown
-            Whether it may be inference in an unknown protocol: it has a body, and is neither quantdrift's own
-            nor a probe.
+            Whether it may be inference in an unknown protocol: it has a body, and is no probe.
         """
         self.slot.adjust(Gauge.IGNORED)
         if is_unknown:
@@ -475,8 +472,3 @@ class Unobserved(ExchangeObserver):
 
     def response_eof(self) -> None:
         """Do nothing: no exchange is followed."""
-
-
-def is_marked(wanted: Sequence[bytes]) -> bool:
-    """Return whether one of the lines is the mark of quantdrift's own requests, which are not captured."""
-    return any(line.partition(b":")[0].lower() == _MARK for line in wanted)
