@@ -586,7 +586,7 @@ def test_envoy_needs_no_token_within_a_pod(address: str) -> None:
     [
         ('[intake]\next_proc = "127.0.0.1:9002"\n', "can open tickets and never page"),
         (
-            '[[models]]\nname = "m"\nrecheck = { url = "http://h:1", versions = ["1"] }\n',
+            '[[models]]\nname = "m"\nrecheck = { url = "https://h:1", versions = ["1"] }\n',
             "QUANTDRIFT_SAMPLING_SALT",
         ),
     ],
