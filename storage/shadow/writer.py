@@ -365,7 +365,7 @@ async def _quarantine(
                 "model": message.model,
                 "captured_at": message.captured_at,
                 "reason": message.reason.value,
-                "detail": plain(message.detail),
+                "detail": plain(message.detail.replace("\0", "")),
                 "payload": payloads.kept(message),
             }
             for message in messages
