@@ -130,6 +130,7 @@ def _monitor() -> list[str]:
         _PARTITIONS_TO_MONITOR,
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
+        f"grant update on leader_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
         f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 
 import asyncpg
 import pytest
@@ -29,6 +30,7 @@ from quantdrift.storage.shadow.rows import (
 )
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
 
@@ -60,19 +62,9 @@ TALLY = Tally(
 
 
 @pytest.fixture
-async def login(postgres_dsn: str) -> Login:
-    """Apply the roles; return what makes a user in one of them and returns its address."""
-    await apply(postgres_dsn)
-
-    async def user_in(role: str) -> str:
-        place, _, name = postgres_dsn.rpartition("/")
-        user = f"{role}_{name}"
-        connection = await asyncpg.connect(postgres_dsn)
-        await connection.execute(f"create user {user} password 'p' in role {role}")
-        await connection.close()
-        return f"postgresql://{user}:p@{place.rpartition('@')[2]}/{name}"
-
-    return user_in
+def login(postgres_dsn: str) -> Login:
+    """Return what applies the roles, makes a user in one of them and returns its address."""
+    return partial(login_in, postgres_dsn)
 
 
 def batch(sequence: int) -> StoreBatch:
