@@ -127,6 +127,7 @@ async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str
         "slice_item",
         "coverage_hour",
         "account",
+        "leader_lock",
     }
     assert all(row["of_view"] and row["said"] for row in rows)
 

@@ -177,7 +177,6 @@ async def test_monitors_of_two_releases_never_lead_together(
 
     async def stays(number: int) -> None:
         # Both have tried several times by then: each tries once in a second at least.
-        seen = await record.fetchval("select now()")
         await until(both, "the other monitor stands by", 60)
         tried = "select count(*) from pg_stat_activity where application_name = 'quantdrift leader' and query_start > $1"
         for _ in range(3):
