@@ -36,6 +36,7 @@ _EXTRAS = {
     "backtest": "report",
     "plan": "storage",
     "db": "storage",
+    "setup": "storage",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",

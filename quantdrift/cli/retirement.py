@@ -192,7 +192,7 @@ async def _change(
         rows = await load_discoveries(connection)
         (row,) = (row for row in rows if row.id == listed.discovery.id)
         stored = decide(row, rows)
-        await store(connection, stored, made_by=by)
+        await store(connection, stored, made_by=by, before=row)
     return stored
 
 

@@ -209,7 +209,7 @@ async def test_a_schema_of_an_older_release_is_to_be_upgraded_first(postgres_dsn
 
 
 async def test_a_user_who_may_not_read_the_revision_is_not_stopped(postgres_dsn: str) -> None:
-    """The rights of an older release are enough to work; `quantdrift db roles` grants the new ones."""
+    """The rights of an older release are enough to work; `quantdrift setup postgres` grants the new ones."""
     connection = await asyncpg.connect(postgres_dsn)
     name = f"limited_{postgres_dsn.rpartition('/')[2]}"
     await connection.execute(f"create role {name} login password 'limited'")

@@ -114,6 +114,15 @@ def config(tmp_path: Path, nats_url: str) -> Path:
     return path
 
 
+@pytest.fixture
+def other(tmp_path: Path, config: Path) -> Path:
+    """Return the same configuration in a directory of its own, so that two processes have two logs."""
+    path = tmp_path / "other" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(config.read_text())
+    return path
+
+
 async def _publish(nats_url: str, n: int) -> None:
     queue = await Queue.connect(Stream(url=nats_url, name="upgrade_order"), client_name="test")
     for seed in range(n):
@@ -158,12 +167,9 @@ async def test_processes_of_the_release_before_work_with_the_new_schema(
 
 
 async def test_monitors_of_two_releases_never_lead_together(
-    release_before: Path, tmp_path: Path, config: Path, postgres_dsn: str, record: asyncpg.Connection
+    release_before: Path, config: Path, other: Path, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:
     """Whichever leads goes on leading; the other one takes over when it ends, and the term rises once for each."""
-    other = tmp_path / "other" / "config.toml"
-    other.parent.mkdir()
-    other.write_text(config.read_text())
     sessions = (
         "select count(distinct pid) from pg_stat_activity"
         " where application_name = 'quantdrift leader' and datname = current_database()"
