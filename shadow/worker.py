@@ -41,6 +41,7 @@ from quantdrift.shadow.pipeline.reader import FETCH_BYTES, ModelReaders, Reader
 from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
 from quantdrift.shadow.pipeline.tallies import TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
+from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import Load, References, is_remote
@@ -275,6 +276,7 @@ async def _work(
                 shadow=shadow,
                 fetch_bytes=fetch_bytes,
                 model=name,
+                rules=rules,
                 consumer=consumer,
                 references=references,
                 queues=remote.get(name, local).queues,
@@ -285,6 +287,7 @@ async def _work(
                 stop=stop,
             )
 
+        rules = AttributeRules.of(config.capture, config.slices)
         readers = ModelReaders(
             models=(model.name for model in config.models),
             list_models=queue.models,

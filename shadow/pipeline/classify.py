@@ -1,10 +1,15 @@
 """The classification of a message: to be replayed, only counted, or quarantined."""
 
+from collections.abc import Callable
+
+import msgspec
+
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.tasks import Task
+from quantdrift.core.text import plain
 from quantdrift.shadow.language.from_exchange import embedding_inputs, scoring_inputs
-from quantdrift.shadow.pipeline.validate import read_exchange
+from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -14,7 +19,15 @@ Case = PreparedExchange | Quarantined | Unreferenced
 
 
 def classify(
-    payload: bytes, *, sequence: int, n_delivered: int, max_deliveries: int, references: References
+    payload: bytes,
+    *,
+    sequence: int,
+    n_delivered: int,
+    max_deliveries: int,
+    references: References,
+    envelope: Envelope | None = None,
+    rules: AttributeRules | None = None,
+    dropped: Callable[[str, int], None] = lambda _model, _number: None,
 ) -> Case:
     """Classify one message.
 
@@ -25,6 +38,10 @@ def classify(
     n_delivered, max_deliveries
         How often it was delivered, this time included, and how often it may be. Above the limit it is quarantined
         unread, because it may crash the worker that reads it.
+    envelope, rules
+        What the stream says of the message, and which attributes it may have; None: neither is checked.
+    dropped
+        Called with the model and the number of attributes that the rules do not let in, if there are any.
     """
     if n_delivered > max_deliveries:
         return Quarantined(
@@ -34,11 +51,19 @@ def classify(
             detail=f"delivered {n_delivered - 1} times, and no worker finished it",
         )
     try:
-        exchange = read_exchange(payload)
+        exchange = read_exchange(payload, envelope)
     except QuarantineError as error:
         return Quarantined(
-            stream_sequence=sequence, payload=payload, reason=error.reason, detail=error.detail
+            stream_sequence=sequence,
+            payload=payload,
+            reason=error.reason,
+            detail=error.detail,
+            model="" if envelope is None else plain(envelope.model),
         )
+    if rules is not None and (others := rules.dropped(exchange.attributes)):
+        dropped(exchange.model, len(others))
+        kept = {key: value for key, value in exchange.attributes.items() if key not in others}
+        exchange = msgspec.structs.replace(exchange, attributes=kept)
     version_reference = references.find(exchange.model, exchange.version)
     if version_reference is None:
         key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
