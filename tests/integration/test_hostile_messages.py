@@ -13,7 +13,17 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Capture, Config, Model, Reference, Slice
-from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Policy, Predicate, Tensor
+from quantdrift.core.records import (
+    BodyStratum,
+    Exchange,
+    HeaderStratum,
+    ModelCount,
+    Policy,
+    Predicate,
+    StratumCount,
+    Tally,
+    Tensor,
+)
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline import reader
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
@@ -146,6 +156,43 @@ async def test_attributes_that_the_shadow_does_not_record_are_dropped(
         await _until(compared, "both are compared")
     names = [row["name"] for row in await record.fetch("select name from slice order by name")]
     assert names == ["all", "scanner=faint", f"user={HASHED}"]
+
+
+async def test_a_hostile_tally_is_dropped_and_the_next_one_is_stored(
+    config: Config, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Counts that the database has no room for, another sidecar's name, and names of any size are not stored."""
+
+    def tally(source: str, **changes: Any) -> Tally:
+        stratum = StratumCount(stratum="default", offered=9, taken=5, thinned=1, published=3)
+        return Tally(
+            source=source,
+            boot="f" * 32,
+            sequence=1,
+            at=datetime.now(UTC),
+            strata=(msgspec.structs.replace(stratum, **changes),),
+            blind_connections=0,
+        )
+
+    hostile = {
+        "huge": tally("huge", offered=2**63),
+        "negative": tally("negative", taken=-5),
+        "forged": tally("honest", offered=1_000_000),
+        "long": tally("long", stratum="s" * 100_000),
+        "many": tally("many", models={f"m{n}": ModelCount(taken=1) for n in range(20_000)}),
+    }
+    async with serving(config, postgres_dsn) as queue:
+        for source, one in hostile.items():
+            await queue.publish_tally(source, one.boot, 1, encode(one))
+        honest = tally("honest")
+        await queue.publish_tally("honest", honest.boot, 1, encode(honest))
+
+        async def stored() -> bool:
+            return bool(await record.fetchval("select count(*) from tally where source = 'honest'"))
+
+        await _until(stored, "the honest tally is stored")
+    rows = await record.fetch("select source, offered from tally")
+    assert [tuple(row) for row in rows] == [("honest", 9)]
 
 
 async def test_models_that_nobody_configured_are_read_up_to_a_number(
