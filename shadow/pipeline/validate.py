@@ -197,7 +197,8 @@ def _check_policy(policy: Policy) -> None:
     _check_texts(texts)
     if any(plain(part) != part for part in texts):
         raise _decode("its policy has a control character")
-    if not all(0 <= stratum.rate <= 1 for stratum in (*policy.header_strata, *policy.body_strata)):
+    rates = [*(one.rate for one in policy.header_strata), *(one.rate for one in policy.body_strata)]
+    if not all(0 <= rate <= 1 for rate in rates):
         raise _decode("a rate of its policy does not lie between 0 and 1")
 
 

@@ -346,7 +346,7 @@ def test_the_manual_names_a_role_for_every_command_with_a_database() -> None:
         for name, command in group.commands.items():
             if isinstance(command, click.Group):
                 yield from commands(command, (*words, name))
-            elif any(option.name == "data" for option in command.params):
+            elif not command.hidden and any(option.name == "data" for option in command.params):
                 yield " ".join((*words, name))
 
     by_owner = {"db upgrade", "setup postgres", "up"}
