@@ -43,6 +43,7 @@ from quantdrift.shadow.pipeline.reader import FETCH_BYTES, ModelReaders, Reader
 from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
 from quantdrift.shadow.pipeline.tallies import TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
+from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import Load, References, is_remote
@@ -68,6 +69,8 @@ _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
 # Requests to the server for each exchange: bisection takes fewer than two, and each is followed by one of the self-test.
 _REQUESTS_PER_EXCHANGE = 4
+# A transaction holds a handful of statements, each bounded by the server itself.
+_STORE_LIMIT_S = 2 * STATEMENT_TIMEOUT_S + 10
 _MAX_IN_FLIGHT = 5  # one being assembled, one replayed and one next, one compared, one stored
 
 Connection = TypeVar("Connection")
@@ -196,8 +199,6 @@ async def _work(
     name: str,
 ) -> None:
     shadow = config.shadow
-    # A transaction holds a handful of statements, each bounded by the server itself.
-    store_limit_s = 2 * STATEMENT_TIMEOUT_S + 10
     tallies = await _connected(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
     if tallies is None:
         return
@@ -251,7 +252,7 @@ async def _work(
                 health=health,
                 clock=clock,
                 stop=stop,
-                store_limit_s=store_limit_s,
+                store_limit_s=_STORE_LIMIT_S,
                 replay_limit_s=longest_replay_s(shadow, models),
                 on_broken=_exit,
             )
@@ -278,6 +279,7 @@ async def _work(
                 shadow=shadow,
                 fetch_bytes=fetch_bytes,
                 model=name,
+                rules=rules,
                 consumer=consumer,
                 references=references,
                 queues=remote.get(name, local).queues,
@@ -289,6 +291,7 @@ async def _work(
                 keys=keys,
             )
 
+        rules = AttributeRules.of(config.capture, config.slices)
         readers = ModelReaders(
             models=(model.name for model in config.models),
             list_models=queue.models,
@@ -304,7 +307,7 @@ async def _work(
             stop=stop,
             max_deliveries=shadow.max_deliveries,
             fetch_bytes=FETCH_BYTES,
-            store_limit_s=store_limit_s,
+            store_limit_s=_STORE_LIMIT_S,
         )
         background = [
             asyncio.create_task(supervise(title, work, drained))

@@ -173,6 +173,20 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         return hosts if isinstance(hosts, list) else hosts.split(",")
 
 
+def with_user(dsn: str, user: str, password: str) -> str:
+    """Return an address with another user, without the client certificate of the first one.
+
+    Raises
+    ------
+    OperatorError
+        The address cannot be read.
+    """
+    Address.of(dsn)
+    url = make_url(dsn, keep_blank_values=True)
+    url = url.difference_update_query(("user", "password", "passfile", "sslcert", "sslkey"))
+    return url.set(username=user, password=password).render_as_string(hide_password=False)
+
+
 class Connector:
     """Opens connections. It reads the address for each of them, so that a new password needs no restart.
 

@@ -65,7 +65,7 @@ class Action(StrEnum):
     CONFIGURATION = "configuration"
     SETUP_NATS = "setup nats"
     DB_UPGRADE = "db upgrade"
-    DB_ROLES = "db roles"
+    SETUP_POSTGRES = "setup postgres"
     PRIVACY_ERASE = "privacy erase"
 
 

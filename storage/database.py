@@ -62,7 +62,7 @@ _PASSING_STATES: Final = ("08", "53", "57", "40", "55", _READ_ONLY, "25P03")
 _OPERATOR_STATES: Final = {
     "28": "check user and password in the Postgres address, and the server's pg_hba.conf",
     "3D000": "create it, or correct the name at the end of the Postgres address",
-    "42501": "grant what is missing: `quantdrift db roles` prints the statements",
+    "42501": "grant what is missing: `quantdrift setup postgres` prints the statements",
     "42P01": "run `quantdrift db upgrade`",
     "42703": "run `quantdrift db upgrade`",
     "42883": "run `quantdrift db upgrade`",

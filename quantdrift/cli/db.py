@@ -1,4 +1,4 @@
-"""The command `quantdrift db`: schema and roles."""
+"""The command `quantdrift db`: the schema."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from quantdrift.core.config.load import Role
 
 @click.group()
 def db() -> None:
-    """Create and upgrade the database schema, and its roles."""
+    """Create and upgrade the database schema."""
 
 
 @db.command("upgrade")
@@ -40,24 +40,13 @@ def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
         click.echo(f"schema revision: {head()} ({len(applied)} revisions applied)")
 
 
-@db.command("roles")
+@db.command("roles", hidden=True, deprecated="use `quantdrift setup postgres`")
 @CONFIG
 @DATA
 @click.option("--apply", "apply_", is_flag=True, help="Execute the statements instead of printing them.")
 def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
-    """Print or apply SQL roles with the least rights that each process needs, and a read-only role for people.
+    """Print or apply SQL roles, as `quantdrift setup postgres` does."""
+    from quantdrift.cli.setup import postgres
 
-    \b
-    Example:
-      quantdrift db roles | psql "$QUANTDRIFT_DSN"
-    """
-    import asyncio
-
-    from quantdrift.storage.schema.roles import apply, statements
-
-    if not apply_:
-        click.echo("\n".join(f"{statement};" for statement in statements()))
-        return
-    _, secrets = prepare(config_path, Role.MIGRATE, data)
-    asyncio.run(apply(secrets.dsn))
-    click.echo("roles applied")
+    words = ("config_path", config_path), ("data", data), ("apply_", apply_)
+    click.get_current_context().invoke(postgres, **dict(words), directory=None, rotate=(), as_json=False)

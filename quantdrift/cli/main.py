@@ -39,6 +39,7 @@ _EXTRAS = {
     "plan": "storage",
     "audit": "storage",
     "db": "storage",
+    "setup": "storage",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",

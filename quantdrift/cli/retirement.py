@@ -199,7 +199,7 @@ async def _change(
         rows = await load_discoveries(connection)
         (row,) = (row for row in rows if row.id == listed.discovery.id)
         stored = decide(row, rows)
-        await store(connection, stored, made_by=await who(connection))
+        await store(connection, stored, made_by=await who(connection), before=row)
         await add(
             connection,
             action,

@@ -1,7 +1,9 @@
 """The command `quantdrift setup`: rights and keys at the servers that quantdrift uses."""
 
 import asyncio
+import contextlib
 import os
+import secrets as random_secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,8 +12,8 @@ import click
 import msgspec
 import nkeys
 
-from quantdrift.cli.options import CONFIG, JSON, audit_dsn, emit
-from quantdrift.core.config.load import load
+from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, prepare
+from quantdrift.core.config.load import Role, load
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, rights
@@ -25,7 +27,7 @@ _SEED_BYTES = 32
 
 @click.group()
 def setup() -> None:
-    """Set up users with the least rights at NATS."""
+    """Set up roles and users with the least rights at NATS and Postgres."""
 
 
 @setup.command("nats")
@@ -75,6 +77,117 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
         click.echo(f"the keys are in {directory}: give each role its own file only", err=True)
 
 
+@setup.command("postgres")
+@CONFIG
+@DATA
+@click.option(
+    "--apply",
+    "apply_",
+    is_flag=True,
+    help="Connect as the administrator, and create or update the roles.",
+)
+@click.option(
+    "--users",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --apply: create a user in each role, and write its address to a file in this folder.",
+)
+@click.option(
+    "--rotate",
+    multiple=True,
+    help="With --users: give the user of this role a new password, and write it to its file. May be repeated.",
+)
+@JSON
+def postgres(
+    config_path: Path,
+    data: Path | None,
+    apply_: bool,
+    directory: Path | None,
+    rotate: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Print or apply SQL roles with the least rights, for each process and for people.
+
+    --users adds a user to each role, with a random password, and writes its complete address to a file that only its owner can
+    read: shadow.dsn, monitor.dsn and so on, for storage.dsn_file. A second run keeps users and passwords. Run it again after
+    each `quantdrift db upgrade`.
+
+    \b
+    Examples:
+      quantdrift setup postgres | psql "$QUANTDRIFT_DSN"
+      quantdrift setup postgres --apply --users postgres-users
+      quantdrift setup postgres --apply --users postgres-users --rotate shadow
+    """
+    from quantdrift.storage.schema.roles import ROLES, apply, statements
+
+    if directory is not None and not apply_:
+        raise OperatorError("--users needs --apply: a printed password would be seen by others")
+    if rotate and directory is None:
+        raise OperatorError("--rotate needs --users: the folder of the files with the addresses")
+    short = {role.removeprefix("quantdrift_"): role for role in ROLES}
+    if unknown := sorted(set(rotate) - short.keys()):
+        raise OperatorError(f"--rotate {unknown[0]}: there is no such role; roles: {', '.join(short)}")
+    if not apply_:
+        if as_json:
+            emit({"statements": statements()})
+        else:
+            click.echo("\n".join(f"{statement};" for statement in statements()))
+        return
+    _, secrets = prepare(config_path, Role.MIGRATE, data)
+    files = {} if directory is None else {name: directory / f"{name}.dsn" for name in short}
+    if directory is None:
+        asyncio.run(apply(secrets.dsn))
+    else:
+        _make_users(secrets.dsn, directory, {short[name]: path for name, path in files.items()}, rotate)
+    if as_json:
+        emit({"roles": list(ROLES), "users": {name: str(path) for name, path in files.items()}})
+    else:
+        click.echo("\n".join(str(path) for path in files.values()) or "roles applied")
+
+
+def _make_users(dsn: str, directory: Path, files: Mapping[str, Path], rotate: tuple[str, ...]) -> None:
+    """Create the users that are missing, and write the addresses of those that got a password."""
+    from quantdrift.storage.address import with_user
+    from quantdrift.storage.schema.roles import apply, login_of, logins
+
+    known = asyncio.run(logins(dsn))
+    passwords = {}
+    for role, path in files.items():
+        if path.stem in rotate or role not in known:
+            passwords[role] = random_secrets.token_hex(24)
+        elif path.exists():
+            passwords[role] = ""
+        else:
+            raise OperatorError(
+                f"the user {login_of(role)} exists, and {path} does not: give the folder of the first run, or"
+                f" `--rotate {path.stem}` for a new password"
+            )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Written before the password changes, and under the real name only afterwards: no password is lost.
+        new = {role: files[role].with_suffix(".dsn.new") for role, password in passwords.items() if password}
+        for role, path in new.items():
+            path.unlink(missing_ok=True)
+            _write(path, with_user(dsn, login_of(role), passwords[role]).encode())
+        try:
+            asyncio.run(apply(dsn, passwords))
+            for role, path in new.items():
+                path.replace(files[role])
+        finally:
+            for path in new.values():
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OperatorError(f"{error.filename or directory}: {os_error_text(error)}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content + b"\n")
+
+
 def configuration(name: str, public_keys: Mapping[NatsRole, str]) -> str:
     """Return the users of one installation, as a part of a configuration file of nats-server.
 
@@ -118,9 +231,7 @@ def _public_key(path: Path) -> str:
     try:
         if not path.exists():
             seed = nkeys.encode_seed(os.urandom(_SEED_BYTES), nkeys.PREFIX_BYTE_USER)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(bytes(seed) + b"\n")
+            _write(path, bytes(seed))
         key: bytes = nkeys.from_seed(bytearray(path.read_bytes().strip())).public_key
         return key.decode()
     except OSError as error:

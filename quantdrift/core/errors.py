@@ -37,13 +37,13 @@ class QuarantineReason(StrEnum):
     """Why the shadow quarantined an exchange."""
 
     DECODE = "decode"  # the message is not an exchange that this version can read
+    SUBJECT = "subject"  # it says another model than the subject that it was published to
+    LIMITS = "limits"  # a text, number of parts, shape or weight is beyond what any sidecar sends
     SCHEMA = "schema"  # tensor names, types or shapes do not match the reference
     OUTPUT = "output"  # the candidate's output cannot be compared with the reference's
     REPLAY = "replay"  # the reference fails on this input every time
     TOO_LATE = "too_late"  # captured so long ago that its partition is gone
-    TOO_EARLY = (
-        "too_early"  # captured in the future because a clock is wrong; its partition does not exist yet
-    )
+    TOO_EARLY = "too_early"  # captured in the future because a clock is wrong
     ENCRYPTED = "encrypted"  # no key here opens it: it is kept as it came
     POISON = "poison"  # delivered too often without being finished
 

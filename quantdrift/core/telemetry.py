@@ -240,6 +240,12 @@ COMPARED = Instrument(
 SKIPPED = Instrument(
     "quantdrift.shadow.skipped", _C, "{exchange}", "Exchanges read but not compared, by model and reason."
 )
+ATTRIBUTES_DROPPED = Instrument(
+    "quantdrift.shadow.attributes.dropped",
+    _C,
+    "{attribute}",
+    "Attributes of exchanges that the shadow's configuration does not record, or that are no hash and must be one, by model.",
+)
 EXPIRED = Instrument(
     "quantdrift.shadow.expired",
     _C,

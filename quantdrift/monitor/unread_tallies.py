@@ -110,9 +110,9 @@ class UnreadTallies:
         read = []
         for delivery in deliveries:
             try:
-                read.append((read_tally(delivery.data), delivery.streamed_at))
+                read.append((read_tally(delivery.data, delivery.subject), delivery.streamed_at))
             except QuarantineError as error:
-                _LOG.warning("dropped a tally that cannot be decoded; the next one replaces it: %s", error)
+                _LOG.warning("dropped a tally that cannot be used; the next one replaces it: %s", error)
         if read:
             tallies, streamed_at = zip(*read, strict=True)
             await self._writer.store_tallies(_WORKER, tallies, streamed_at)

@@ -4,13 +4,15 @@ import contextlib
 import re
 from collections.abc import Callable
 
+import msgspec
+
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.sealing import envelope_of, is_sealed
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
 from quantdrift.shadow.language.from_exchange import embedding_inputs, scoring_inputs
-from quantdrift.shadow.pipeline.validate import read_exchange
+from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope, read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -28,6 +30,9 @@ def classify(
     max_deliveries: int,
     references: References,
     opened: Callable[[bytes], bytes] = bytes,
+    envelope: Envelope | None = None,
+    rules: AttributeRules | None = None,
+    dropped: Callable[[str, int], None] = lambda _model, _number: None,
 ) -> Case:
     """Classify one message.
 
@@ -40,6 +45,10 @@ def classify(
         unread, because it may crash the worker that reads it.
     opened
         Returns the message without its encryption. An encrypted one goes to the quarantine as it came.
+    envelope, rules
+        What the stream says of the message, and which attributes it may have; None: neither is checked.
+    dropped
+        Called with the model and the number of attributes that the rules do not let in, if there are any.
     """
     if n_delivered > max_deliveries:
         return Quarantined(
@@ -49,9 +58,13 @@ def classify(
             detail=f"delivered {n_delivered - 1} times, and no worker finished it",
         )
     try:
-        exchange = read_exchange(opened(payload))
+        exchange = read_exchange(opened(payload), envelope)
     except QuarantineError as error:
-        return _unreadable(sequence, payload, error)
+        return _unreadable(sequence, payload, error, "" if envelope is None else plain(envelope.model))
+    if rules is not None and (others := rules.dropped(exchange.attributes)):
+        dropped(exchange.model, len(others))
+        kept = {key: value for key, value in exchange.attributes.items() if key not in others}
+        exchange = msgspec.structs.replace(exchange, attributes=kept)
     version_reference = references.find(exchange.model, exchange.version)
     if version_reference is None:
         key = VersionKey(model=exchange.model, candidate_version=exchange.stored_version, reference_digest="")
@@ -97,13 +110,13 @@ def quarantine(sequence: int, payload: bytes, exchange: Exchange, error: Quarant
     )
 
 
-def _unreadable(sequence: int, payload: bytes, error: QuarantineError) -> Quarantined:
+def _unreadable(sequence: int, payload: bytes, error: QuarantineError, model: str) -> Quarantined:
     """Return the row of a message that could not be read, with what the envelope of an encrypted one says of it."""
-    exchange_id, model = None, ""
+    exchange_id = None
     if is_sealed(payload):
         with contextlib.suppress(QuarantineError):
             envelope = envelope_of(payload)
-            model = plain(envelope.model)
+            model = model or plain(envelope.model)
             exchange_id = envelope.exchange_id if _ID.fullmatch(envelope.exchange_id) else None
     return Quarantined(
         stream_sequence=sequence,

@@ -45,6 +45,7 @@ class ShadowMetrics:
         self._clock = clock
         self._compared = meter.counter(telemetry.COMPARED)
         self._skipped = meter.counter(telemetry.SKIPPED)
+        self._attributes_dropped = meter.counter(telemetry.ATTRIBUTES_DROPPED)
         self._expired = meter.counter(telemetry.EXPIRED)
         self._expired_so_far: Counter[tuple[str, str]] = Counter()
         self._expired_most: Counter[tuple[str, str]] = Counter()
@@ -140,6 +141,10 @@ class ShadowMetrics:
         skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
+
+    def attributes_dropped(self, model: str, number: int) -> None:
+        """Count attributes that the configuration does not let in."""
+        self._attributes_dropped.add(number, {"model": model})
 
     def expired(self, counts: Iterable[Expired]) -> None:
         """Record samples that expired in the stream.

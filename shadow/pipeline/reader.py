@@ -31,6 +31,7 @@ from quantdrift.shadow.pipeline.in_flight import InFlight, give_back
 from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
 from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.stages import TakenMessage
+from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.storage.shadow.rows import Quarantined
@@ -57,6 +58,8 @@ class Reader:
         Most bytes of one fetch from the stream.
     model
         Name of the model.
+    rules
+        Attributes that an exchange may have.
     consumer
         Consumer of the model's exchanges.
     queues
@@ -73,6 +76,7 @@ class Reader:
         shadow: Shadow,
         fetch_bytes: int,
         model: str,
+        rules: AttributeRules,
         consumer: Consumer,
         references: References,
         queues: BatchQueues[list[TakenMessage]],
@@ -87,6 +91,7 @@ class Reader:
         self._shadow = shadow
         self._fetch_bytes = fetch_bytes
         self._model = model
+        self._rules = rules
         self._consumer = consumer
         self._references = references
         self._queues = queues
@@ -211,6 +216,9 @@ class Reader:
             max_deliveries=self._shadow.max_deliveries,
             references=self._references,
             opened=self._opened,
+            envelope=Envelope(model=self._model, streamed_at=delivery.streamed_at),
+            rules=self._rules,
+            dropped=self._meters.attributes_dropped,
         )
         if isinstance(case, Quarantined):
             case = msgspec.structs.replace(case, numbered=delivery.numbered)
@@ -236,12 +244,15 @@ def _by_delivery(fetched: list[TakenMessage]) -> tuple[list[TakenMessage], list[
 
 
 _LIST_MODELS_S = 2.0
+MOST_OTHER_MODELS = 64
+"""Most models without configuration whose exchanges are read and counted. Each has a reader and a consumer at the server, and
+whoever has a sidecar's key can publish to any number of subjects."""
 
 
 class ModelReaders:
     """The readers of all models: the configured ones, and others as they appear in the stream.
 
-    A model that is not configured has no reference; its exchanges are only counted.
+    A model that is not configured has no reference; its exchanges are only counted, and those of a bounded number of models.
 
     Parameters
     ----------
@@ -271,6 +282,8 @@ class ModelReaders:
         self._health = health
         self._stop = stop
         self._readers: dict[str, Reader] = {}
+        self._others: frozenset[str] = frozenset()
+        self._warned = False
 
     async def run(self) -> None:
         """Read until `stop` is set, then queue the batches that were still filling."""
@@ -308,4 +321,15 @@ class ModelReaders:
             _LOG.debug("%s", error)
             return self._models
         self._health.stream_answered()
-        return self._models.union(on_record)
+        others = sorted(frozenset(on_record) - self._models - self._others)
+        free = MOST_OTHER_MODELS - len(self._others)
+        self._others |= frozenset(others[:free])
+        if len(others) > free and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "exchanges of more than %d models that are not configured are in the stream: those of %d more are not read"
+                " and not counted, and expire there. Configure the models, or find out which sidecar sends them",
+                MOST_OTHER_MODELS,
+                len(others) - free,
+            )
+        return self._models | self._others

@@ -96,7 +96,7 @@ class TallyStore:
             )
             return None
         try:
-            return read_tally(delivery.data)
+            return read_tally(delivery.data, delivery.subject)
         except QuarantineError as error:
-            _LOG.warning("dropped a tally that cannot be decoded; the next one replaces it: %s", error)
+            _LOG.warning("dropped a tally that cannot be used; the next one replaces it: %s", error)
             return None

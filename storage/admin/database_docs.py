@@ -64,7 +64,7 @@ All times are UTC. Divergences are >= 0; `js` is in nats, `divergence` in the un
 the inverse of the probability with which the exchange was sampled, divided by the number of its items in the slice. The
 views and the report use the same weights. 1 / (pi1 * pi2) alone counts an exchange once for each of its items.
 
-To read, log in as a user with the role `quantdrift_reader`, which `quantdrift db roles` creates. It can read everything
+To read, log in as a user with the role `quantdrift_reader`, which `quantdrift setup postgres` creates. It can read everything
 except payloads and vectors, and change nothing.
 
 ## How bad is each slice now?

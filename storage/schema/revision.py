@@ -42,7 +42,7 @@ def _known() -> frozenset[str]:
 async def refusal(connection: AsyncConnection) -> str:
     """Return why this release cannot work with the schema of a database, and what to do; empty if it can.
 
-    A user who may not read the revision is not stopped: `quantdrift db roles` of this release grants it.
+    A user who may not read the revision is not stopped: `quantdrift setup postgres` of this release grants it.
 
     Raises
     ------

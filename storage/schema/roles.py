@@ -1,10 +1,18 @@
 """SQL roles with the least rights that each process needs, so that a compromised process can do little else."""
 
+import base64
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
 from typing import Final
 
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import NullPool
 
+from quantdrift.core.errors import OperatorError
+from quantdrift.storage.address import Dsn
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.tables import Base, Quarantine
@@ -15,7 +23,13 @@ READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
 AUDIT_ADD: Final = "audit_add(text, text, text, jsonb, jsonb, text)"
 """Adds an entry to the audit. Nobody may write its table: who and when come from the server, not from the caller."""
-ROLES: Final = (SHADOW, MONITOR, READER, REPORT)
+OPERATOR: Final = "quantdrift_operator"
+ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR)
+# Of the users that people log in as: they cannot change the first one, and must not use up the server's connections. The
+# others are against mistakes, such as a transaction that somebody forgets and that holds back vacuum.
+_OF_PEOPLE: Final = "connection limit 10"
+_LIMITS: Final = {"statement_timeout": "10min", "idle_in_transaction_session_timeout": "1min"}
+_ITERATIONS: Final = 4096  # of SCRAM, as Postgres does
 
 # Tables that the shadow inserts into. It updates or deletes only a `batch` row of its own transaction, and updates `doubt`
 # and `arrival`.
@@ -80,27 +94,95 @@ def statements() -> list[str]:
         f"grant select on alembic_version, compatibility to {SHADOW}, {MONITOR}, {READER}",
         f"grant {READER} to {REPORT}",
         f"grant insert on report_run to {REPORT}",
+        f"grant {REPORT} to {OPERATOR}",
+        *_operator(),
     ]
 
 
-async def apply(dsn: str) -> None:
-    """Execute the statements and add an entry to the audit, in one transaction.
+async def apply(dsn: Dsn, passwords: Mapping[str, str] | None = None) -> None:
+    """Execute the statements, create or change one user for some roles, and add an entry to the audit: one transaction.
+
+    Parameters
+    ----------
+    passwords
+        Of the users to create or change, by role: ASCII. Empty: the user exists and keeps its password. The server gets
+        only a SCRAM-SHA-256 verifier of it, so that no log can have it.
 
     Raises
     ------
     OperatorError
-        The schema does not exist, or the user may not create roles.
+        The schema does not exist, the user may not create roles, or a user that should keep its password does not exist.
     RetryError
         Postgres is unavailable.
     """
-    engine = make_engine(dsn, settings={"application_name": "quantdrift db"}, poolclass=NullPool)
+    engine = make_engine(dsn, settings={"application_name": "quantdrift setup"}, poolclass=NullPool)
     try:
         async with translated(), engine.begin() as connection:
             for statement in statements():
-                await connection.execute(text(statement.replace(":", "\\:")))
-            await add(connection, Action.DB_ROLES, after={"roles": list(ROLES)})
+                await _execute(connection, statement)
+            known = await _logins(connection)
+            for role, password in (passwords or {}).items():
+                await _login(connection, role, password, exists=role in known)
+            changed = sorted(role for role, password in (passwords or {}).items() if password)
+            await add(connection, Action.SETUP_POSTGRES, after={"roles": list(ROLES), "passwords": changed})
     finally:
         await engine.dispose()
+
+
+async def logins(dsn: Dsn) -> frozenset[str]:
+    """Return the roles whose user exists.
+
+    Raises
+    ------
+    RetryError, OperatorError
+        As `apply`.
+    """
+    engine = make_engine(dsn, settings={"application_name": "quantdrift setup"}, poolclass=NullPool)
+    try:
+        async with translated(), engine.begin() as connection:
+            return await _logins(connection)
+    finally:
+        await engine.dispose()
+
+
+def login_of(role: str) -> str:
+    """Return the name of the user in a role."""
+    return f"{role}_user"
+
+
+async def _logins(connection: AsyncConnection) -> frozenset[str]:
+    found = set((await connection.scalars(text("select rolname from pg_roles"))).all())
+    return frozenset(role for role in ROLES if login_of(role) in found)
+
+
+async def _execute(connection: AsyncConnection, statement: str) -> None:
+    await connection.execute(text(statement.replace(":", "\\:")))
+
+
+async def _login(connection: AsyncConnection, role: str, password: str, *, exists: bool) -> None:
+    """Create or change the user in a role."""
+    user = login_of(role)
+    if not exists and not password:
+        raise OperatorError(f"the user {user} does not exist any more: remove its file, and run this again")
+    if not exists:
+        await _execute(connection, f"create role {user} login in role {role}")
+    await _execute(connection, f"grant {role} to {user}")
+    if password:
+        await _execute(connection, f"alter role {user} login password '{scram(password, os.urandom(16))}'")
+    if role not in {SHADOW, MONITOR}:
+        await _execute(connection, f"alter role {user} {_OF_PEOPLE}")
+        for name, value in _LIMITS.items():
+            await _execute(connection, f"alter role {user} set {name} = '{value}'")
+
+
+def scram(password: str, salt: bytes) -> str:
+    """Return the SCRAM-SHA-256 verifier of an ASCII password, as Postgres stores it (RFC 5802, RFC 7677)."""
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode("ascii"), salt, _ITERATIONS)
+    client_key = hmac.digest(salted, b"Client Key", "sha256")
+    stored_key = hashlib.sha256(client_key).digest()
+    server_key = hmac.digest(salted, b"Server Key", "sha256")
+    parts = [base64.b64encode(part).decode() for part in (salt, stored_key, server_key)]
+    return f"SCRAM-SHA-256${_ITERATIONS}:{parts[0]}${parts[1]}:{parts[2]}"
 
 
 def _create(role: str) -> str:
@@ -134,6 +216,7 @@ def _monitor() -> list[str]:
         _PARTITIONS_TO_MONITOR,
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
+        f"grant update on leader_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
         f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.
@@ -145,6 +228,25 @@ def _monitor() -> list[str]:
         f"grant delete on embedding, report_run to {MONITOR}",
         f"grant execute on function {AUDIT_ADD} to {MONITOR}",
     ]
+
+
+def _operator() -> list[str]:
+    # Decisions are rows that the monitor takes over: it alone says from which fold on they count.
+    return [
+        f"grant insert ({_columns('baseline')}) on baseline to {OPERATOR}",
+        f"grant update (status, held, waits_since, confirmed_at, expired_at) on discovery to {OPERATOR}",
+        f"grant insert ({_columns('discovery_change')}) on discovery_change to {OPERATOR}",
+        f"grant insert ({_columns('slice_change')}) on slice_change to {OPERATOR}",
+        f"grant update (lapsed_at) on slice to {OPERATOR}",
+        f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
+        f"grant execute on function {AUDIT_ADD} to {OPERATOR}",
+    ]
+
+
+def _columns(table: str) -> str:
+    """Return the columns of a decision that whoever makes it gives."""
+    names = Base.metadata.tables[table].columns.keys()
+    return ", ".join(name for name in names if name not in {"id", "made_at", "fold_seq"})
 
 
 def _reader() -> list[str]:

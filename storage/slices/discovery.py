@@ -254,7 +254,9 @@ async def take_turn(connection: AsyncConnection) -> None:
     await connection.execute(_TURN, {"key": _LOCK})
 
 
-async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str) -> None:
+async def store(
+    connection: AsyncConnection, stored: StoredRow, *, made_by: str, before: DiscoveryRow | None = None
+) -> None:
     """Write one discovery, and its change of status if there is a reason.
 
     Parameters
@@ -265,11 +267,13 @@ async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str)
         New or changed.
     made_by
         The user of the database who changed it, or `monitor`.
+    before
+        The row as it was: only what differs is written, because a person may change less than the monitor.
     """
     row = stored.row
     if row.status is Status.CONFIRMED and row.slice_id is None:
         row = msgspec.structs.replace(row, slice_id=await _slice_id(connection, row))
-    discovery_id = await _store(connection, row)
+    discovery_id = await _store(connection, row, before)
     if stored.reason:
         await connection.execute(
             insert(DiscoveryChange).values(
@@ -306,16 +310,23 @@ async def _slice_id(connection: AsyncConnection, row: DiscoveryRow) -> int:
     return slice_id
 
 
-async def _store(connection: AsyncConnection, row: DiscoveryRow) -> int:
+def _values(row: DiscoveryRow) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.structs.asdict(row)
     for derived in ("id", "seen_at"):
         del values[derived]
-    values |= {
+    return values | {
         "definition": {"where": msgspec.to_builtins(values.pop("where"))},
         "status": row.status.value,
         "metric": row.metric.value,
         "log_wealth": list(row.log_wealth),
     }
+
+
+async def _store(connection: AsyncConnection, row: DiscoveryRow, before: DiscoveryRow | None) -> int:
+    values = _values(row)
+    if before is not None:
+        old = _values(before)
+        values = {name: value for name, value in values.items() if value != old[name]}
     if row.id:
         await connection.execute(update(Discovery).where(Discovery.id == row.id).values(values))
         return row.id

@@ -263,7 +263,7 @@ async def test_commands_write_one_entry_each_with_the_databases_user(
     assert paused[5]["everything"]["by"] == anna
     assert (resumed[4], resumed[5]) == (paused[5], {"everything": None, "models": {}})
     async with database.begin() as connection:
-        assert await newest(connection, [Action.DB_ROLES]) is not None
+        assert await newest(connection, [Action.SETUP_POSTGRES]) is not None
     code, out, _ = await quantdrift(dsn, tmp_path, "audit", "list", "--by", anna)
     assert (code, out.count(anna) >= 4, "\x1b" in out) == (0, True, False)
     code, out, _ = await quantdrift(dsn, tmp_path, "audit", "list", "--action", "slices retire", "--json")

@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Slice, Stream
+from quantdrift.core.config.schema import Capture, Config, Model, Provider, Reference, Shadow, Slice, Stream
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import slice_of
@@ -38,6 +38,7 @@ def _config(tmp_path: Path, nats_url: str) -> Config:
         stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
         shadow=Shadow(provider=Provider.CPU, threads=1, batch_delay_s=0.05, admin="127.0.0.1:0"),
         models=(Model(name="digits", references=(Reference(path=path),)),),
+        capture=Capture(headers=("x-site",)),
         slices=(Slice(name="norm", feature="norm", edges=(1.0,)),),
     )
 

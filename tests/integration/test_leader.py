@@ -13,11 +13,14 @@ from sqlalchemy import text
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
+from quantdrift.storage.schema.roles import MONITOR, READER
+from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
 
 DEADLINE_S = 60.0
 WRITE = text("insert into policy (epoch, definition) values (:epoch, '{}')")
+ADVISORY = 0x7175616E666F6C64  # the lock of earlier releases
 # A process that leads and renews its lease, until it is stopped.
 LEADER = """
 import asyncio, sys
@@ -144,6 +147,7 @@ async def test_monitors_of_different_users_wait_for_the_end_of_the_transaction(
     await record.execute(f"grant select, insert, update on leader to {name}")
     _, _, where = postgres_dsn.rpartition("@")
     try:
+        await record.execute(f"grant update on leader_lock to {name}")
         await record.execute("insert into leader (id, term, holder) values (1, 7, 'former')")
         async with Leadership(f"postgresql://{name}:other@{where}") as other:
             async with record.transaction():
@@ -156,3 +160,91 @@ async def test_monitors_of_different_users_wait_for_the_end_of_the_transaction(
     finally:
         await record.execute(f"drop owned by {name}")
         await record.execute(f"drop role {name}")
+
+
+async def test_a_reader_cannot_keep_the_monitors_from_leading(
+    postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every lock that a reader may take is taken, and the monitor leads, writes, and loses nothing to the next one."""
+    reader = await asyncpg.connect(await login_in(postgres_dsn, READER))
+    monitor = await login_in(postgres_dsn, MONITOR)
+    await reader.execute("select pg_advisory_lock($1)", ADVISORY)
+    await reader.execute("select pg_advisory_lock_shared($1)", ADVISORY)
+    await reader.execute("begin isolation level repeatable read")
+    await reader.execute("lock table leader in access share mode")
+    await reader.fetch("select * from leader")
+    async with Leadership(monitor) as leader, Leadership(monitor) as standby, Database(monitor) as database:
+        assert await leader.acquire()
+        assert not await standby.acquire()
+        async with database.begin() as connection:
+            await leader.fence(connection)
+        await leader.release()
+        await led_by(standby)
+    assert f"user {READER}_" in caplog.text
+    assert "holds the advisory lock" in caplog.text
+    await reader.close()
+
+
+async def test_a_reader_may_not_take_a_lock_that_the_lead_needs(postgres_dsn: str) -> None:
+    """Each needs a right that only monitors have."""
+    reader = await asyncpg.connect(await login_in(postgres_dsn, READER))
+    for attack in (
+        *(
+            f"lock table leader_lock in {mode} mode"
+            for mode in ("access share", "row exclusive", "share", "access exclusive")
+        ),
+        *(f"lock table leader in {mode} mode" for mode in ("row share", "share", "access exclusive")),
+        "select * from leader for key share",
+        "select * from leader_lock",
+        "update leader set term = term + 1",
+        "delete from leader",
+    ):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            async with reader.transaction():
+                await reader.execute(attack)
+    await reader.close()
+
+
+async def test_a_monitor_of_an_earlier_release_is_not_replaced_while_it_leads(
+    postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """It holds the advisory lock and may lead; once it has ended, this release leads and holds that lock as well."""
+    monitor = await login_in(postgres_dsn, MONITOR)
+    earlier = await asyncpg.connect(monitor)
+    assert await earlier.fetchval("select pg_try_advisory_lock($1)", ADVISORY)
+    async with Leadership(monitor) as leader:
+        for _ in range(3):
+            assert not await leader.acquire()
+        await earlier.close()
+        await led_by(leader)
+        assert not await record.fetchval("select pg_try_advisory_lock($1)", ADVISORY)
+
+
+async def test_a_leader_takes_the_lock_of_earlier_releases_as_soon_as_it_is_free(
+    postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """A reader who held it lets it go, and no monitor of an earlier release gets it."""
+    reader = await asyncpg.connect(await login_in(postgres_dsn, READER))
+    await reader.execute("select pg_advisory_lock($1)", ADVISORY)
+    async with Leadership(postgres_dsn) as leader:
+        assert await leader.acquire()
+        await reader.execute("select pg_advisory_unlock($1)", ADVISORY)
+        assert await leader.acquire()
+        assert not await record.fetchval("select pg_try_advisory_lock($1)", ADVISORY)
+    await reader.close()
+
+
+async def test_a_lead_holds_back_no_vacuum(postgres_dsn: str, record: asyncpg.Connection) -> None:
+    """Its open transaction has no snapshot and no number, and maintenance of the whole database does not wait for it."""
+    async with Leadership(postgres_dsn) as leader:
+        assert await leader.acquire()
+        assert await leader.acquire()
+        held = await record.fetch(
+            "select backend_xmin, backend_xid from pg_stat_activity"
+            " where application_name = 'quantdrift leader' and datname = current_database()"
+            " and state = 'idle in transaction'"
+        )
+        assert [tuple(row) for row in held] == [(None, None)]
+        await record.execute("set lock_timeout = '30s'")
+        await record.execute("vacuum analyze")
+        assert await leader.acquire()

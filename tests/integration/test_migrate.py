@@ -50,7 +50,7 @@ CATALOG = {
 }
 OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
 
-REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0014"]
+REVISIONS = ["0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012"]
 
 
 def quiet(_line: str) -> None:
@@ -127,6 +127,7 @@ async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str
         "slice_item",
         "coverage_hour",
         "account",
+        "leader_lock",
     }
     assert all(row["of_view"] and row["said"] for row in rows)
 
@@ -208,7 +209,7 @@ async def test_a_schema_of_an_older_release_is_to_be_upgraded_first(postgres_dsn
 
 
 async def test_a_user_who_may_not_read_the_revision_is_not_stopped(postgres_dsn: str) -> None:
-    """The rights of an older release are enough to work; `quantdrift db roles` grants the new ones."""
+    """The rights of an older release are enough to work; `quantdrift setup postgres` grants the new ones."""
     connection = await asyncpg.connect(postgres_dsn)
     name = f"limited_{postgres_dsn.rpartition('/')[2]}"
     await connection.execute(f"create role {name} login password 'limited'")

@@ -1,22 +1,42 @@
 """SQL roles: each can do its work and nothing else."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import re
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 import asyncpg
+import click
 import pytest
 
+from quantdrift.cli.main import main
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuarantineReason
-from quantdrift.core.records import Loss, StratumCount, Tally
-from quantdrift.core.slices import everything
+from quantdrift.core.records import Loss, Predicate, StratumCount, Tally
+from quantdrift.core.slices import everything, slice_of
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
+from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.revision import check_schema
-from quantdrift.storage.schema.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
+from quantdrift.storage.schema.roles import (
+    MONITOR,
+    OPERATOR,
+    READER,
+    REPORT,
+    ROLES,
+    SHADOW,
+    apply,
+    login_of,
+    statements,
+)
 from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.shadow.expiries import count_expired
 from quantdrift.storage.shadow.rows import (
@@ -28,10 +48,17 @@ from quantdrift.storage.shadow.rows import (
     VersionKey,
 )
 from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.slices.discovery import StoredRow, store
+from tests.support.commands import invoked
+from tests.support.monitor.fold_stream import CONFIG as WATCH
+from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.storage.discovered_traffic import discovery
+from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).resolve().parents[2]
 Login = Callable[[str], Awaitable[str]]
 AT = datetime.now(UTC)
 VERSION = VersionKey(model="digits", candidate_version="1", reference_digest="d" * 64)
@@ -60,19 +87,9 @@ TALLY = Tally(
 
 
 @pytest.fixture
-async def login(postgres_dsn: str) -> Login:
-    """Apply the roles; return what makes a user in one of them and returns its address."""
-    await apply(postgres_dsn)
-
-    async def user_in(role: str) -> str:
-        place, _, name = postgres_dsn.rpartition("/")
-        user = f"{role}_{name}"
-        connection = await asyncpg.connect(postgres_dsn)
-        await connection.execute(f"create user {user} password 'p' in role {role}")
-        await connection.close()
-        return f"postgresql://{user}:p@{place.rpartition('@')[2]}/{name}"
-
-    return user_in
+def login(postgres_dsn: str) -> Login:
+    """Return what applies the roles, makes a user in one of them and returns its address."""
+    return partial(login_in, postgres_dsn)
 
 
 def batch(sequence: int) -> StoreBatch:
@@ -91,12 +108,58 @@ def batch(sequence: int) -> StoreBatch:
     return StoreBatch(worker="w", at=AT, compared=(compared,), quarantined=(bad,), doubts=(doubt,))
 
 
+# Each command that reads or changes the database, with the role that it needs: as docs/how-to/rights.md says.
+COMMANDS = (
+    (READER, "slices list"),
+    (READER, "slices show scanner=faint"),
+    (READER, "slices clusters"),
+    (READER, "baseline list"),
+    (READER, "triage"),
+    (READER, "plan --model digits --day-rate 1000"),
+    (READER, "backtest --model digits"),
+    (READER, "status"),
+    (READER, "slices search --dry-run"),
+    (REPORT, "report --day --out report.html"),
+    (OPERATOR, "report --day --out report.html"),
+    (OPERATOR, "baseline accept --model digits"),
+    (OPERATOR, "baseline freeze --model digits"),
+    (OPERATOR, "baseline keep --model digits"),
+    (OPERATOR, "baseline import offline.json --model digits --version 1"),
+    (OPERATOR, "slices retire x-site=s1"),
+    (OPERATOR, "slices restore x-site=s1"),
+    (OPERATOR, "slices forget scanner=faint"),
+    (MONITOR, "slices fit --model digits"),
+    (MONITOR, "slices search"),
+)
+COMMANDS_FILE = """
+[capture]
+headers = ["x-scanner"]
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+max_values = 4
+[[models]]
+name = "digits"
+"""
+# It may find nothing to do in a small record; it must not lack a right.
+NOTHING_TO_DO = {
+    "baseline accept --model digits": "nothing was stored",
+    "baseline freeze --model digits": "no",
+    "baseline keep --model digits": "has a baseline and is still watched",
+    "slices fit --model digits": "has no `embedding`",
+    "slices clusters": "",
+    "status": "",
+    "plan --model digits --day-rate 1000": "",
+}
+
+
 async def refused(dsn: str, *queries: str) -> None:
     """Assert that the server refuses each statement."""
     connection = await asyncpg.connect(dsn)
     for query in queries:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
-            await connection.execute(query)
+            async with connection.transaction():
+                await connection.execute(query)
     await connection.close()
 
 
@@ -222,3 +285,169 @@ def test_the_statements_can_be_printed() -> None:
     """Each is one statement without its semicolon, and none makes a user that can log in."""
     assert all(not statement.rstrip().endswith(";") for statement in statements())
     assert not any(" login" in statement.replace("nologin", "") for statement in statements())
+
+
+async def test_each_command_works_with_its_role_alone(
+    database: Database, record: asyncpg.Connection, login: Login, tmp_path: Path
+) -> None:
+    """Every command of people that opens the database runs as the role that the manual names, and is not refused."""
+    await store_catalog(record, days=3)
+    for rows in batches(60):
+        await store_batch(record, rows)
+    async with database.begin() as connection:
+        fold = Fold(WATCH, await resume(connection))
+        rows_claimed = await claim(connection, 0, 1000)
+        fold.learn(await load_catalog(connection))
+        for rows in rows_claimed:
+            fold.batch(rows)
+        await write(connection, fold.take(), "")
+        site = slice_of("digits", [Predicate(key="header.x-site", equals="s1")])
+        found = discovery(id=0, predicate=site.predicate, name=site.name, where=site.where)
+        await store(connection, StoredRow(row=found, reason="found"), made_by="monitor")
+    await record.execute(
+        "insert into value_share (model, source, places, counted_at, total, error, counts, reserved)"
+        " values ('digits', 'header.x-scanner', 4, now(), 0, 0, '[]', '{}')"
+    )
+    (tmp_path / "config.toml").write_text(COMMANDS_FILE)
+    (tmp_path / "offline.json").write_text(
+        '[{"slice": "scanner=faint", "metric": "flip", "upper": 0.08, "n": 4000}]'
+    )
+    for role, command in COMMANDS:
+        dsn = await login(role)
+        done = await asyncio.to_thread(
+            invoked, *command.split(), directory=tmp_path, QUANTDRIFT_DSN=dsn, COLUMNS="200"
+        )
+        said = f"{role}: quantdrift {command}: {done.stdout}{done.stderr}"
+        assert "permission denied" not in said, said
+        assert "42501" not in said, said
+        if command in NOTHING_TO_DO:
+            assert NOTHING_TO_DO[command] in said, said
+        else:
+            assert done.returncode == 0, said
+    decided = await record.fetch("select source, fold_seq from baseline where source = 'imported'")
+    assert [tuple(row) for row in decided] == [("imported", None)]
+    assert await record.fetchval("select status from discovery") == "expired"
+    assert await record.fetchval("select lapsed_at is not null from slice where name = 'scanner=faint'")
+    assert await record.fetchval("select count(*) from report_run") == 2
+
+
+def test_the_manual_names_a_role_for_every_command_with_a_database() -> None:
+    """Each command with `--data` has a row in the table, with the role that the tests use."""
+    table = (ROOT / "docs" / "how-to" / "rights.md").read_text()
+    roles = {
+        name: role
+        for line in table.splitlines()
+        if (match := re.fullmatch(r"\| `(quantdrift_\w+)` \| [^|]* \| ([^|]*) \| .*", line))
+        for role in [match[1]]
+        for name in re.findall(r"`([a-z -]+)`", match[2])
+    }
+
+    def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[str]:
+        for name, command in group.commands.items():
+            if isinstance(command, click.Group):
+                yield from commands(command, (*words, name))
+            elif not command.hidden and any(option.name == "data" for option in command.params):
+                yield " ".join((*words, name))
+
+    by_owner = {"db upgrade", "setup postgres", "up"}
+    of_nats = {"policy show", "pause", "resume"}
+    known = set(commands(main)) - by_owner - of_nats
+    assert known <= roles.keys(), known - roles.keys()
+    for role, command in COMMANDS:
+        words = command.split()
+        name = next(" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in roles)
+        if "--dry-run" not in words and (role, name) != (OPERATOR, "report"):
+            assert roles[name] == role, command
+
+
+async def test_an_operator_decides_and_changes_no_evidence(login: Login) -> None:
+    """Neither comparisons nor what the monitor made of them, no payload, and no lead."""
+    await refused(
+        await login(OPERATOR),
+        "delete from comparison",
+        "update comparison set flip = false",
+        "delete from tally",
+        "insert into verdict (model_version_id) values (1)",
+        "update verdict set verdict = 'ok'",
+        "update alert set resolved_at = now()",
+        "delete from alert",
+        "delete from outbox",
+        "update detector set state = ''",
+        "delete from noise_floor",
+        "select payload from quarantine",
+        "delete from quarantine",
+        "select vector from embedding",
+        "update baseline set content = null",
+        "delete from baseline",
+        "insert into baseline (model_version_id, slice_id, metric, kind, source, made_by, reason, n_groups, fold_seq)"
+        " values (1, 1, 'flip', 'budget', 'imported', 'x', '', 1, 1)",
+        "update discovery set log_evidence = 0",
+        "delete from discovery_change",
+        "delete from slice_change",
+        "insert into slice (model, predicate, name, definition) values ('m', 'p', 'n', '{}')",
+        "update slice set name = 'x'",
+        "update policy set definition = '{}'",
+        "update leader set term = 9",
+        "lock table leader_lock in exclusive mode",
+        "delete from report_run",
+        "update alembic_version set version_num = '0001'",
+        "create table mine (n int)",
+        "drop table alert",
+    )
+
+
+async def test_one_command_makes_a_user_for_each_role(
+    postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """It writes complete addresses that only the owner reads, changes nothing the second time, and rotates one password."""
+    (tmp_path / "config.toml").write_text('[[models]]\nname = "digits"\n')
+
+    async def setup(*more: str) -> subprocess.CompletedProcess[str]:
+        words = ("setup", "postgres", "--apply", "--users", "users", *more)
+        return await asyncio.to_thread(invoked, *words, directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn)
+
+    def addresses() -> dict[str, str]:
+        return {path.name: path.read_text().strip() for path in (tmp_path / "users").iterdir()}
+
+    try:
+        done = await setup()
+        assert done.returncode == 0, done.stderr
+        first = addresses()
+        assert first.keys() == {
+            f"{name}.dsn" for name in ("shadow", "monitor", "report", "operator", "reader")
+        }
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / "users").iterdir()} == {0o600}
+        assert not any(dsn.split(":")[2].split("@")[0] in done.stdout + done.stderr for dsn in first.values())
+        stored = await record.fetch("select rolpassword from pg_authid where rolname like 'quantdrift%_user'")
+        assert {row["rolpassword"][:14] for row in stored} == {"SCRAM-SHA-256$"}
+        await refused(first["shadow.dsn"], "select payload from quarantine")
+        await refused(first["operator.dsn"], "delete from comparison")
+        async with Leadership(first["monitor.dsn"]) as leadership:
+            assert await leadership.acquire()
+
+        done = await setup()
+        assert (done.returncode, addresses()) == (0, first), done.stderr
+        done = await setup("--rotate", "shadow")
+        assert done.returncode == 0, done.stderr
+        second = addresses()
+        assert {name for name in first if first[name] != second[name]} == {"shadow.dsn"}
+        with pytest.raises(asyncpg.InvalidPasswordError):
+            await asyncpg.connect(first["shadow.dsn"])
+        await refused(second["shadow.dsn"], "select payload from quarantine")
+
+        # People cannot use up the connections of the server.
+        taken = [await asyncpg.connect(first["reader.dsn"]) for _ in range(10)]
+        with pytest.raises(asyncpg.TooManyConnectionsError):
+            await asyncpg.connect(first["reader.dsn"])
+        assert await taken[0].fetchval("show statement_timeout") == "10min"
+        for connection in taken:
+            await connection.close()
+
+        (tmp_path / "users" / "reader.dsn").unlink()
+        done = await setup()
+        assert (done.returncode, "--rotate reader" in done.stderr) == (2, True), done.stderr
+        done = await setup("--rotate", "nobody")
+        assert (done.returncode, "roles: shadow, monitor" in done.stderr) == (2, True), done.stderr
+    finally:
+        for role in ROLES:
+            await record.execute(f"drop role if exists {login_of(role)}")

@@ -114,6 +114,15 @@ def config(tmp_path: Path, nats_url: str) -> Path:
     return path
 
 
+@pytest.fixture
+def other(tmp_path: Path, config: Path) -> Path:
+    """Return the same configuration in a directory of its own, so that two processes have two logs."""
+    path = tmp_path / "other" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(config.read_text())
+    return path
+
+
 async def _publish(nats_url: str, n: int) -> None:
     queue = await Queue.connect(Stream(url=nats_url, name="upgrade_order"), client_name="test")
     for seed in range(n):
@@ -155,6 +164,56 @@ async def test_processes_of_the_release_before_work_with_the_new_schema(
     assert "digits" in str(json.loads(done.stdout))
     for view in ("slice_now", "slice_history", "slice_item", "coverage_hour"):
         await record.fetch(f"select * from {view} limit 1")
+
+
+async def test_monitors_of_two_releases_never_lead_together(
+    release_before: Path, config: Path, other: Path, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Whichever leads goes on leading; the other one takes over when it ends, and the term rises once for each."""
+    sessions = (
+        "select count(distinct pid) from pg_stat_activity"
+        " where application_name = 'quantdrift leader' and datname = current_database()"
+    )
+
+    async def term_is(number: int) -> bool:
+        return bool(await record.fetchval("select term from leader") == number)
+
+    async def both() -> bool:
+        return bool(await record.fetchval(sessions) == 2)
+
+    async def stays(number: int) -> None:
+        # Both have tried several times by then: each tries once in a second at least.
+        await until(both, "the other monitor stands by", 60)
+        tried = "select count(*) from pg_stat_activity where application_name = 'quantdrift leader' and query_start > $1"
+        for _ in range(3):
+            seen = await record.fetchval("select now()")
+
+            async def tried_again(since: object = seen) -> bool:
+                return bool(await record.fetchval(tried, since) >= 2)
+
+            await until(tried_again, "both have tried again", 60)
+        assert await term_is(number)
+
+    async with process("monitor", config=other, dsn=postgres_dsn):
+        async with process("monitor", config=config, dsn=postgres_dsn, code=release_before):
+            # Either may be the first to lead, and only one does.
+            await until(lambda: term_is(1), "one leads", 60)
+            await stays(1)
+            n_led = sum(
+                (directory / "monitor.log").read_text().count("this monitor leads")
+                for directory in (config.parent, other.parent)
+            )
+            assert n_led == 1
+        before_leads = "this monitor leads" in (config.parent / "monitor.log").read_text()
+        await until(lambda: term_is(1 + before_leads), "this release leads", 60)
+        async with process("monitor", config=config, dsn=postgres_dsn, code=release_before):
+            await stays(1 + before_leads)
+    async with process("monitor", config=config, dsn=postgres_dsn, code=release_before):
+        await until(lambda: term_is(2 + before_leads), "the release before leads", 60)
+        async with process("monitor", config=other, dsn=postgres_dsn):
+            await stays(2 + before_leads)
+        # The release before still leads: this one waits for it.
+        assert await term_is(2 + before_leads)
 
 
 async def test_processes_of_this_release_wait_for_its_schema(

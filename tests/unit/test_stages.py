@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from quantdrift.shadow.pipeline.reader import FETCH_BYTES, Reader
 from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.shadow.pipeline.tracing import NoSpans
+from quantdrift.shadow.pipeline.validate import AttributeRules
 from quantdrift.shadow.replay.exchange import Answer
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
@@ -47,6 +49,7 @@ class _Delivery:
         self.sequence = 1
         self.n_delivered = 1
         self.numbered = None
+        self.streamed_at = datetime.now(UTC)
         self.n_beats = 0
         self.n_returned = 0
 
@@ -278,6 +281,7 @@ async def test_a_message_that_the_reader_fails_on_is_released() -> None:
             consumer=_Consumer(deliveries),  # type: ignore[arg-type]
             references=Broken((), lambda *_: pytest.fail("loads nothing")),
             model="digits",
+            rules=AttributeRules(recorded=frozenset(), hashed=frozenset()),
             queues=bench.queues,
             in_flight=bench.in_flight,
             meters=bench.meters,

@@ -9,28 +9,70 @@ import msgspec
 from quantdrift.core.codec import decode_tally
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
+from quantdrift.core.stream.config import subject_token
 from quantdrift.core.text import plain
 
+_MOST: Final = 1 << 53  # the database's counts have room for the sum of a thousand of them
+_MOST_STRATA: Final = 1024
+_MOST_ROWS: Final = 1 << 14  # a sidecar counts in 4,096 rows, and some names that are not configured
+_LONGEST_NAME: Final = 1024
 _BOOT: Final = re.compile(r"[0-9a-f]{32}", re.IGNORECASE)
 
 
-def read_tally(wire: bytes) -> Tally:
+def read_tally(wire: bytes, subject: str = "") -> Tally:
     """Return the tally in `wire`, with texts that are safe to store and to show.
+
+    Parameters
+    ----------
+    subject
+        The subject it was published to; empty: it did not come through a stream.
 
     Raises
     ------
     QuarantineError
-        Reason `decode`: it is not a tally, or its boot id or time is invalid.
+        Reason `decode`: it is not a tally, or its boot id, time or counts are invalid. Reason `subject`: it says another
+        sidecar than its subject. Reason `limits`: it is larger than that of any sidecar.
     """
     tally = decode_tally(wire)
     if not _BOOT.fullmatch(tally.boot):
         raise _decode("its boot id is not 32 hexadecimal digits")
     if tally.at.tzinfo is None:
         raise _decode("its time has no time zone")
+    if subject and subject.split(".")[-2:] != [subject_token(tally.source), subject_token(tally.boot)]:
+        raise QuarantineError(QuarantineReason.SUBJECT, "it says another sidecar than its subject")
+    _check(tally)
     strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
     return msgspec.structs.replace(
         tally, at=tally.at.astimezone(UTC), source=plain(tally.source), strata=strata
     )
+
+
+def _check(tally: Tally) -> None:
+    rows = [row for stratum in tally.strata for row in stratum.models.values()]
+    if len(tally.strata) > _MOST_STRATA or len(rows) > _MOST_ROWS:
+        raise QuarantineError(
+            QuarantineReason.LIMITS, f"it has {len(tally.strata)} strata and {len(rows)} models"
+        )
+    names = [tally.source, *(name for one in tally.strata for name in (one.stratum, *one.models))]
+    if max(map(len, names)) > _LONGEST_NAME:
+        raise QuarantineError(
+            QuarantineReason.LIMITS, f"a name in it is longer than {_LONGEST_NAME} characters"
+        )
+    counts = [tally.sequence, tally.blind_connections]
+    for one in tally.strata:
+        counts += [one.offered, one.taken, one.thinned, one.published, *one.lost.values()]
+    for row in rows:
+        counts += [
+            row.taken,
+            row.published,
+            row.numbered,
+            row.thinned,
+            row.unknown,
+            row.row + 1,
+            *row.lost.values(),
+        ]
+    if not all(0 <= count < _MOST for count in counts):
+        raise _decode("a count in it is negative, or larger than any sidecar can count")
 
 
 def _clean_stratum(stratum: StratumCount) -> StratumCount:

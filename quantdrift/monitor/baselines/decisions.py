@@ -28,7 +28,7 @@ from quantdrift.storage.monitor.baseline import (
     rows_since,
     watched_signals,
 )
-from quantdrift.storage.monitor.read import load_catalog
+from quantdrift.storage.monitor.read import read_catalog
 from quantdrift.storage.monitor.rows import Source
 
 LEAST_BUDGET = 1e-5  # as in the configuration
@@ -127,7 +127,7 @@ async def accept(
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, scope.slices)
-        learning = Learning(config, await load_catalog(connection), scope.model)
+        learning = Learning(config, await read_catalog(connection), scope.model)
         begin, end = since or version.first_seen_at, until or FUTURE
         first: datetime | None = None
         last_us, n_rows = 0, 0

@@ -2,8 +2,8 @@
 
 A table and two functions are added: the release before can use the schema as before.
 
-Revision ID: 0014
-Revises: 0010
+Revision ID: 0012
+Revises: 0011
 """
 
 from typing import Final
@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0014"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 
