@@ -58,7 +58,14 @@ def lock_command(name: str, uv: str) -> list[str]:
     The versions are those of constraints.txt. The file names no index: the installer's own configuration does.
     """
     command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
-    command += ["--no-emit-index-url", "--no-emit-find-links", "--only-binary", ":all:", "--no-binary", "nkeys"]
+    command += [
+        "--no-emit-index-url",
+        "--no-emit-find-links",
+        "--only-binary",
+        ":all:",
+        "--no-binary",
+        "nkeys",
+    ]
     command += ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
     command += ["--output-file", str(FOLDER / f"{name}.txt")]
     if name == "build":
@@ -81,7 +88,13 @@ def provenance(image: str, image_id: str, base: str, tool: str, times: tuple[str
         Start and end.
     """
     target = next(target for target, one in IMAGES.items() if image.startswith(f"{one.name}:"))
-    files = [CONTAINERFILE, FOLDER / "install.sh", FOLDER / "sbom.py", FOLDER / "build.txt", FOLDER / f"{target}.txt"]
+    files = [
+        CONTAINERFILE,
+        FOLDER / "install.sh",
+        FOLDER / "sbom.py",
+        FOLDER / "build.txt",
+        FOLDER / f"{target}.txt",
+    ]
     commit = _git("rev-parse", "HEAD")
     changed = bool(_git("status", "--porcelain", "--untracked-files=no"))
     reference, _, digest = base.partition("@sha256:")
@@ -91,7 +104,9 @@ def provenance(image: str, image_id: str, base: str, tool: str, times: tuple[str
     ]
     if commit:
         materials.append({"uri": "git+checkout", "digest": {"gitCommit": commit}})
-    materials.append({"uri": f"oci:{reference}", "digest": {"sha256": digest}} if digest else {"uri": f"oci:{base}"})
+    materials.append(
+        {"uri": f"oci:{reference}", "digest": {"sha256": digest}} if digest else {"uri": f"oci:{base}"}
+    )
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": [{"name": image, "digest": {"sha256": image_id.removeprefix("sha256:")}}],
@@ -193,7 +208,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     tool = options.tool or next((tool for tool in TOOLS if _works(tool)), None)
     if tool is None:
-        parser.error(f"no builder works here: install podman or buildah, or start the docker daemon (of {TOOLS})")
+        parser.error(
+            f"no builder works here: install podman or buildah, or start the docker daemon (of {TOOLS})"
+        )
     for target in targets:
         print(build(target, tool, options.base, options.out, options.option))
 

@@ -6,10 +6,10 @@ role=$1 wheels=${2:-/wheel} environment=${3:-/opt/quantdrift} sbom=${4:-/usr/sha
 here=$(dirname "$0")
 python3=${PYTHON:-python3}
 "$python3" -m venv --without-pip "$environment"
-"$build/bin/pip" install --quiet --require-hashes --only-binary :all: --no-binary nkeys --no-build-isolation --no-deps \
+"$build/bin/python" -m pip install --quiet --require-hashes --only-binary :all: --no-binary nkeys --no-build-isolation --no-deps \
   --ignore-installed --no-warn-script-location --prefix "$environment" --requirement "$here/$role.txt"
-"$build/bin/pip" --python "$environment/bin/python" install --quiet --no-deps --no-index "$wheels"/quantdrift-*.whl
-"$build/bin/pip" --python "$environment/bin/python" check
+"$build/bin/python" -m pip --python "$environment/bin/python" install --quiet --no-deps --no-index "$wheels"/quantdrift-*.whl
+"$build/bin/python" -m pip --python "$environment/bin/python" check
 # The other packages' commands, the scripts that activate an environment, tests, and headers for compilers.
 find "$environment/bin" -mindepth 1 ! -name 'python*' ! -name quantdrift -delete
 rm -rf "$environment/include" "$environment/share/man"

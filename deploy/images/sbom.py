@@ -21,7 +21,9 @@ def debian_packages(status: str) -> list[dict[str, Any]]:
     """
     components = []
     for paragraph in status.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " ")
+        fields = dict(
+            line.split(": ", 1) for line in paragraph.splitlines() if ": " in line and line[0] != " "
+        )
         if fields.get("Status") == "install ok installed":
             name, version = fields["Package"], fields["Version"]
             purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?arch={fields['Architecture']}"
@@ -34,7 +36,7 @@ def debian_packages(status: str) -> list[dict[str, Any]]:
 def main(python: str, path: Path) -> None:
     """Write the SBOM of the environment of `python`, on the base where this runs."""
     command = [sys.executable, "-P", "-m", "cyclonedx_py", "environment", "--output-reproducible"]
-    done = subprocess.run([*command, "--of", "JSON", python], check=True, capture_output=True)  # noqa: S603 - our own command
+    done = subprocess.run([*command, "--of", "JSON", python], check=True, capture_output=True)
     document: dict[str, Any] = json.loads(done.stdout)
     version = platform.python_version()
     purl = f"pkg:generic/python@{version}"
