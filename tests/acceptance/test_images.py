@@ -54,7 +54,14 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
         patch.setenv("CONTAINERS_STORAGE_CONF", str(storage))
         stack.callback(subprocess.run, ["buildah", "rm", "--all"], check=False, stdout=subprocess.DEVNULL)
         base = place / "base.tar"
-        command = ["mmdebstrap", "--quiet", "--variant=essential", f"--include={_PACKAGES}", "bookworm", base]
+        command = [
+            "mmdebstrap",
+            "--quiet",
+            "--variant=essential",
+            f"--include={_PACKAGES}",
+            "bookworm",
+            str(base),
+        ]
         subprocess.run(command, check=True)
         container = _buildah("from", "scratch")
         _buildah("add", "--quiet", container, str(base), "/")

@@ -25,7 +25,7 @@ BEFORE, AFTER = 30, 20
 
 def _tool(name: str, *arguments: str) -> None:
     """Run one of Postgres' programs, of the server's own version."""
-    command = [find_binaries().directory / name, *arguments]
+    command = [str(find_binaries().directory / name), *arguments]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -110,7 +110,7 @@ def test_pyproject_states_the_version_and_nothing_else_does(
     installed: Path, sdist: Path, wheel: Path
 ) -> None:
     """The command, the files' names and the changelog's form go by it."""
-    command = [installed / "quantdrift", "--version"]
+    command = [str(installed / "quantdrift"), "--version"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == f"quantdrift, version {version()}\n"
     assert sdist.name == f"quantdrift-{version()}.tar.gz"
@@ -129,16 +129,9 @@ def test_a_type_checker_sees_the_types_of_an_installation(installed: Path, tmp_p
     consumer.write_text(
         "from quantdrift import Tap\nreveal_type(Tap.close)\nTap(unknown=1)\n", encoding="utf-8"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--python-executable",
-        installed / "python",
-        "--follow-imports=silent",
-    ]
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(installed / "python")]
     done = subprocess.run(
-        [*command, "--cache-dir", tmp_path / "cache", consumer],
+        [*command, "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), str(consumer)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
