@@ -141,7 +141,7 @@ def build(target: str, tool: str, base: str, out: Path, options: Sequence[str] =
         id_file = Path(directory) / "id"
         command = [tool, "build", "--file", str(CONTAINERFILE), "--target", target, "--tag", image]
         command += ["--build-arg", f"BASE={base}", "--iidfile", str(id_file), *options, "."]
-        if tool == "buildah":  # it reads Containerfile.dockerignore only where it is told of it
+        if tool != "docker":  # which finds Containerfile.dockerignore by its name
             command[2:2] = ["--ignorefile", f"{CONTAINERFILE}.dockerignore", "--layers"]
         subprocess.run(command, cwd=ROOT, check=True)
         image_id = id_file.read_text(encoding="utf-8").strip()
