@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-servers coverage lint format docs bench clean
+.PHONY: help setup demo check test test-servers coverage lint format docs bench images locks release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -69,5 +69,14 @@ docs: setup ## Regenerate the generated pages of docs/reference
 bench: setup ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks --quick
 
+images: ## Build the images by podman, docker or buildah; IMAGES="sidecar monitor" builds these alone
+	$(PYTHON) deploy/images/build.py $(IMAGES)
+
+locks: setup ## Write the hashed locks of the images from pyproject.toml and constraints.txt
+	$(BIN)/python deploy/images/build.py --lock
+
+release: setup ## Build sdist and wheel of the last commit into dist, the same bytes on every machine
+	$(BIN)/python deploy/release.py
+
 clean: ## Remove the environment and everything that was built
-	rm -rf $(VENV) build out .quantdrift .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	rm -rf $(VENV) build dist out .quantdrift .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

@@ -1,10 +1,12 @@
-"""An installation from the wheel, in an environment where no checkout is."""
+"""A release: what it is made of, and an installation from its wheel in an environment where no checkout is."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import time
 import urllib.request
 import zipfile
@@ -14,26 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from deploy.release import build_sdist, build_wheel, changes, version
+from tests.integration.conftest import EPOCH_S, copied_checkout
 from tests.support.sidecar.relay_process import free_port, running_backend
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKED = ("sidecar", "shadow", "storage", "migrations")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the wheel of this checkout, built in a copy of it."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, copy)
-    for name in ("quantdrift", *LINKED):
-        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(out), str(copy)], check=True)
-    (built,) = out.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +40,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sysconfig.get_path("purelib"), *(path for path in sys.path if "site-packages" in path)]
     )
     (packages / "needed.pth").write_text("\n".join(needed) + "\n", encoding="utf-8")
+    nats = shutil.which("nats-server", path=str(Path(sys.executable).parent))
+    if (
+        nats is not None
+    ):  # a command of a package: it lies in the `bin` of the environment that has the package
+        (python.parent / "nats-server").symlink_to(nats)
     return python.parent
 
 
@@ -85,6 +80,87 @@ def test_a_wheel_has_one_name_at_its_top_level(wheel: Path) -> None:
     }
     for data in ("py.typed", "sidecar/intake/openapi.json", "migrations/script.py.mako"):
         assert f"quantdrift/{data}" in names
+
+
+def test_a_release_is_the_same_whoever_builds_it(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    """Another directory, other times of the files and other rights: source distribution and wheel are equal byte by byte."""
+    source = copied_checkout(tmp_path / "elsewhere")
+    for path in source.rglob("*"):
+        if not path.is_symlink():
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+            path.chmod(0o700)
+    again = build_sdist(source, tmp_path, EPOCH_S)
+    assert again.name == sdist.name
+    assert again.read_bytes() == sdist.read_bytes()
+    assert build_wheel(again, tmp_path, EPOCH_S).read_bytes() == wheel.read_bytes()
+
+
+def test_the_source_distribution_has_no_link_and_one_directory(sdist: Path) -> None:
+    """The directories that `quantdrift/` links are copies in it: it can be unpacked wherever there are no links."""
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert all(member.isfile() or member.isdir() for member in members)
+    assert {(member.uid, member.gid, member.mtime) for member in members} == {(0, 0, EPOCH_S)}
+    assert {member.name.partition("/")[0] for member in members} == {sdist.name.removesuffix(".tar.gz")}
+    names = {member.name.partition("/")[2] for member in members}
+    assert {"quantdrift/py.typed", "quantdrift/migrations/versions/0001_initial.py", "LICENSE"} <= names
+
+
+def test_pyproject_states_the_version_and_nothing_else_does(
+    installed: Path, sdist: Path, wheel: Path
+) -> None:
+    """The command, the files' names and the changelog's form go by it."""
+    command = [str(installed / "quantdrift"), "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert said == f"quantdrift, version {version()}\n"
+    assert sdist.name == f"quantdrift-{version()}.tar.gz"
+    assert wheel.name == f"quantdrift-{version()}-py3-none-any.whl"
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## \[(.+?)\](.*)$", text, re.MULTILINE)
+    assert sections[0] == ("Unreleased", "")
+    assert all(re.fullmatch(r" - \d{4}-\d\d-\d\d", date) for _, date in sections[1:])
+    assert changes(f"## [Unreleased]\n\n## [{version()}] - 2026-01-01\n\n- One.\n", version()) == "- One."
+    assert changes("## [Unreleased]\n\n- One.\n", version()) == ""
+
+
+def test_a_type_checker_sees_the_types_of_an_installation(installed: Path, tmp_path: Path) -> None:
+    """`py.typed` says that they may be used: what a consumer gets wrong is found, what is right is not."""
+    consumer = tmp_path / "consumer.py"
+    consumer.write_text(
+        "from quantdrift import Tap\nreveal_type(Tap.close)\nTap(unknown=1)\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(installed / "python")]
+    done = subprocess.run(
+        [*command, "--follow-imports=silent", "--cache-dir", str(tmp_path / "cache"), str(consumer)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert 'Revealed type is "def (self: quantdrift.sidecar.tap.tap.Tap' in done.stdout, done.stdout
+    assert 'Unexpected keyword argument "unknown" for "Tap"' in done.stdout
+    assert "import-untyped" not in done.stdout
+
+
+def test_up_runs_from_an_installation(installed: Path, directory: Path, backend_port: int) -> None:
+    """Every role and both servers, in a directory that has nothing but a configuration."""
+    admin = {role: f"127.0.0.1:{free_port()}" for role in ("SIDECAR", "SHADOW", "MONITOR")}
+    settings = {
+        "SIDECAR__LISTEN": f"127.0.0.1:{free_port()}",
+        "SIDECAR__BACKEND": f"127.0.0.1:{backend_port}",
+        **{f"{role}__ADMIN": address for role, address in admin.items()},
+    }
+    (directory / "config.toml").write_text('[[models]]\nname = "digits"\n', encoding="utf-8")
+    with subprocess.Popen(
+        [installed / "quantdrift", "up", "--config", "config.toml", "--data", str(directory / "data")],
+        cwd=directory,
+        env={**os.environ, **{f"QUANTDRIFT__{name}": value for name, value in settings.items()}},
+    ) as process:
+        try:
+            until(lambda: all(is_ready(address) for address in admin.values()), process)
+        finally:
+            process.terminate()
+    assert imported(directory) == []
 
 
 def test_the_tap_works_next_to_modules_of_the_same_names(installed: Path, directory: Path) -> None:
@@ -169,8 +245,8 @@ def is_ready(admin: str) -> bool:
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Wait for a condition, for as long as the process runs and at most a minute."""
-    deadline_s = time.monotonic() + 60
+    """Wait for a condition, for as long as the process runs and at most 150 s."""
+    deadline_s = time.monotonic() + 150
     while not condition():
         assert process.poll() is None, "it has ended"
         assert time.monotonic() < deadline_s
