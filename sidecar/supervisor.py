@@ -28,10 +28,12 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB, Config
+from quantdrift.core.config.state import changed_options, config_digest, config_state
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.text import plain
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import Gauge, Slot
 from quantdrift.sidecar.state.counts_file import CountsFile
@@ -48,6 +50,7 @@ _LOG = logging.getLogger(__name__)
 # than copying the data.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _POLL_S = 1.0
+_MOST_CHARACTERS = 500  # of the names of options in a log line
 _SALT = "QUANTDRIFT_SAMPLING_SALT"
 _HMAC_KEY = "QUANTDRIFT_HMAC_KEY"
 _TOKEN = "QUANTDRIFT_INTAKE_TOKEN"  # noqa: S105 - the name of a variable
@@ -284,9 +287,14 @@ class _Supervisor:
                 )
                 self._own_slot.adjust(Gauge.RELOADS_REFUSED)
                 return
+            before, after = config_state(self._live_config.config), config_state(live_config.config)
             self._live_config = live_config
             self._own_slot.adjust(Gauge.RELOADS)
-            _LOG.info("the changed configuration is in effect")
+            _LOG.info(
+                "the changed configuration is in effect: digest %s, changed options: %s",
+                config_digest(after)[:16],
+                plain(", ".join(changed_options(before, after)), _MOST_CHARACTERS),
+            )
 
         await supervise("watching the configuration", poll, stop)
 

@@ -65,6 +65,7 @@ _OPERATOR_STATES: Final = {
     "42501": "grant what is missing: `quantdrift db roles` prints the statements",
     "42P01": "run `quantdrift db upgrade`",
     "42703": "run `quantdrift db upgrade`",
+    "42883": "run `quantdrift db upgrade`",
 }
 POOL_SIZE: Final = 4
 """Connections of each process: each of the few tasks that run at a time has one."""

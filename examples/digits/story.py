@@ -210,7 +210,7 @@ class _Run:
     def _new_events(self) -> list[Event]:
         events = self._receiver.events[self._shown :]
         self._shown += len(events)
-        return events
+        return [event for event in events if slice_of(event)]  # the head of the audit is about no slice
 
 
 async def _conclude(options: Options, screen: Screen, running: Services, run_: _Run) -> int:

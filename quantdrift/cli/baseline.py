@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.cli.options import BY, CONFIG, DATA, JSON, REASON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, REASON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
@@ -36,7 +36,7 @@ def baseline() -> None:
 
     After the first deployment each slice learns its baseline. A new candidate version inherits the baseline of its
     predecessor, so that a bad release cannot become normal; only `accept` replaces it. Every decision is stored in the
-    table `baseline` with who, when, why and from which rows. The monitor applies it with its next batch.
+    table `baseline` with who, when, why and from which rows, and in the audit. The monitor applies it with its next batch.
     """
 
 
@@ -46,7 +46,6 @@ def _scope(
     slices: tuple[str, ...],
     metrics: tuple[str, ...],
     *,
-    by: str,
     reason: str,
 ) -> "Scope":
     from quantdrift.monitor.baselines.decisions import Scope
@@ -56,7 +55,6 @@ def _scope(
         version=version,
         slices=slices,
         metrics=tuple(Metric(metric) for metric in metrics),
-        by=by,
         reason=reason,
     )
 
@@ -154,7 +152,6 @@ def _row(fact: "BaselineFact") -> tuple[str, ...]:
     multiple=True,
     help="A similar slice; the tails of all slices named replace the slice's own if it has too few exchanges.",
 )
-@BY
 @REASON
 @JSON
 def accept(
@@ -167,7 +164,6 @@ def accept(
     since: datetime | None,
     until: datetime | None,
     pool: tuple[str, ...],
-    by: str,
     reason: str,
     as_json: bool,
 ) -> None:
@@ -190,7 +186,7 @@ def accept(
     from quantdrift.storage.database import Database
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    scope = _scope(model, version, slices, metrics, by=by, reason=reason)
+    scope = _scope(model, version, slices, metrics, reason=reason)
 
     async def run(progress: Steps) -> list[decisions.Accepted]:
         async with Database(secrets.dsn) as database:
@@ -244,7 +240,6 @@ def _settling(name: str, source: str, text: str) -> None:
     @_VERSION
     @_SLICE
     @_METRIC
-    @BY
     @REASON
     @JSON
     def _decide(
@@ -254,11 +249,10 @@ def _settling(name: str, source: str, text: str) -> None:
         version: str,
         slices: tuple[str, ...],
         metrics: tuple[str, ...],
-        by: str,
         reason: str,
         as_json: bool,
     ) -> None:
-        scope = _scope(model, version, slices, metrics, by=by, reason=reason)
+        scope = _scope(model, version, slices, metrics, reason=reason)
         _settle(source, config_path, data, scope, as_json)
 
 
@@ -312,7 +306,6 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
 @_MODEL
 @_VERSION
 @_METRIC
-@BY
 @REASON
 @JSON
 def import_(
@@ -322,7 +315,6 @@ def import_(
     model: str,
     version: str,
     metrics: tuple[str, ...],
-    by: str,
     reason: str,
     as_json: bool,
 ) -> None:
@@ -347,7 +339,7 @@ def import_(
         raise OperatorError(
             f"{file} is not a list of objects with slice, metric, upper and n: {error}"
         ) from error
-    scope = _scope(model, version, (), metrics, by=by, reason=reason)
+    scope = _scope(model, version, (), metrics, reason=reason)
 
     async def run() -> list[decisions.Imported]:
         async with Database(secrets.dsn) as database:

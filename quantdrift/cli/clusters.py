@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from quantdrift.cli.options import BY, CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, SAMPLE_SHARE, Clustering
 from quantdrift.core.config.load import Role, Secrets
@@ -55,11 +55,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--model", default="", help="Only this model.  [default: all]")
 @click.option("--anew", is_flag=True, help="Ignore the existing clusters and give every cluster a new id.")
 @click.option("--dry-run", is_flag=True, help="Show the result and store nothing.")
-@BY
 @JSON
-def fit(
-    config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, by: str, as_json: bool
-) -> None:
+def fit(config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, as_json: bool) -> None:
     """Fit learned slices to the stored vectors now, even to few.
 
     The monitor does this once a week. A cluster that is found again keeps its id.
@@ -76,9 +73,7 @@ def fit(
         raise OperatorError(unfit)
     with Steps(quiet=as_json) as step:
         step("reading vectors")
-        overviews = asyncio.run(
-            _fit(config, secrets, model, by=by, anew=anew, dry_run=dry_run, progress=step)
-        )
+        overviews = asyncio.run(_fit(config, secrets, model, anew=anew, dry_run=dry_run, progress=step))
     _show(overviews, as_json=as_json)
 
 
@@ -111,7 +106,6 @@ async def _fit(
     secrets: Secrets,
     model: str,
     *,
-    by: str,
     anew: bool,
     dry_run: bool,
     progress: Callable[[str], None],
@@ -129,7 +123,7 @@ async def _fit(
         fitted = []
         for space in spaces_to_fit:
             progress(f"fitting {space.n_vectors:,} vectors of {space.model} in `{space.space}`")
-            fitted.append(await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run))
+            fitted.append(await refit(config, database, space, by_person=True, anew=anew, dry_run=dry_run))
     stored = "not stored" if dry_run else "stored"
     return [
         _overview(

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import click
 
 from quantdrift.cli import (
+    audit,
     backtest,
     baseline,
     clusters,
@@ -35,6 +36,7 @@ _EXTRAS = {
     "triage": "storage",
     "backtest": "report",
     "plan": "storage",
+    "audit": "storage",
     "db": "storage",
     "up": "all",
     "config": "shadow",
@@ -127,6 +129,7 @@ for _command in (
     slices.slices,
     status.status,
     triage.triage,
+    audit.audit,
 ):
     main.add_command(_command)
 for _command in (

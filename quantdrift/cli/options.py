@@ -1,6 +1,5 @@
 """Options, start-up and JSON output that the commands share."""
 
-import getpass
 import logging
 import os
 import re
@@ -41,14 +40,6 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-def user_name() -> str:
-    """Return the name of the user, or its number if it has no name, as in many containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
-
-
 def span_of(option: str, text: str) -> timedelta:
     """Return the duration that a person wrote as 30m, 2h, 1d or 1h30m.
 
@@ -66,13 +57,7 @@ def span_of(option: str, text: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-BY = click.option(
-    "--by",
-    default=user_name,
-    show_default="your user name",
-    help="Name of the person who decides; it is stored.",
-)
-REASON = click.option("--reason", default="", help="Reason; it is stored.")
+REASON = click.option("--reason", default="", help="Reason; it is stored, in the audit for ever.")
 
 
 _LOG = logging.getLogger(__name__)
@@ -86,6 +71,21 @@ def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Co
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
         environment["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
     return config, load_secrets(config, role, environment)
+
+
+def audit_dsn(config: Config, data: Path | None) -> str:
+    """Return the Postgres address for a command that changes something elsewhere; empty if the command has none.
+
+    Raises
+    ------
+    OperatorError
+        `storage.dsn_file` or the data directory cannot be read.
+    """
+    if address := os.environ.get("QUANTDRIFT_DSN", ""):
+        return address
+    if data is not None:
+        return embedded_address(data, "dsn")
+    return load_secrets(config, Role.REPORT).dsn if config.storage.dsn_file else ""
 
 
 def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:

@@ -1,18 +1,31 @@
 """The commands `quantdrift pause` and `quantdrift resume`."""
 
-from collections.abc import Callable
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 import click
+import msgspec
 
-from quantdrift.cli.options import CONFIG, JSON, emit, span_of, user_name
+from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, emit, span_of
 from quantdrift.cli.policy import at_data
 from quantdrift.core.config.load import load
-from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.config.schema import Config, Stream
+from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.sampling.pause import KEY, Order, Pause, PauseError, decode, encode
+from quantdrift.core.text import plain
 
+if TYPE_CHECKING:
+    from quantdrift.core.stream.keyvalue import KeyValue
+
+_AUDIT_S: Final = 5.0
+"""Longest wait for Postgres; then the pause takes effect without an entry of this command."""
+_SEED: Final = re.compile(rb"SU[A-Z2-7]{56}")
 _MODEL = click.option("--model", help="Only this model, as named in [[models]].")
 _NATS = click.option(
     "--data",
@@ -29,8 +42,7 @@ _NATS = click.option(
 @click.option(
     "--for", "span", help="Duration, after which sampling resumes: 30m, 2h, 1d.  [default: until resumed]"
 )
-@click.option("--reason", default="", help="Reason; --show prints it.")
-@click.option("--by", default=user_name, help="Name of the person who pauses.  [default: the user]")
+@click.option("--reason", default="", help="Reason; --show and the audit have it.")
 @click.option("--show", is_flag=True, help="Change nothing; show what is paused.")
 @JSON
 def pause(
@@ -40,7 +52,6 @@ def pause(
     model: str | None,
     span: str | None,
     reason: str,
-    by: str,
     show: bool,
     as_json: bool,
 ) -> None:
@@ -48,6 +59,9 @@ def pause(
 
     Sidecars stop sampling within five seconds; they keep relaying and counting requests. A sidecar that cannot reach
     NATS does not notice the pause: send POST /pause to its admin port from inside the pod, or use sidecar.pause_file.
+
+    The entry in the audit is written with your own user of Postgres (QUANTDRIFT_DSN, storage.dsn_file or --data). Without
+    Postgres the pause takes effect as well; the monitor adds an entry about what it sees in NATS.
 
     \b
     Example:
@@ -57,20 +71,26 @@ def pause(
     """
     config = at_data(load(config_path), data)
     if show:
-        _print_pause(_change(config, None), as_json=as_json)
+        _print_pause(_shown(config), as_json=as_json)
         return
     _check(config, model)
     now = datetime.now(UTC)
-    order = Order(by=by, at=now, until=None if span is None else now + span_of("--for", span), reason=reason)
-    _print_pause(_change(config, lambda current: current.at(now).paused(order, model)), as_json=as_json)
+    until = None if span is None else now + span_of("--for", span)
+
+    def change(current: Pause, by: str) -> Pause:
+        return current.at(now).paused(Order(by=by, at=now, until=until, reason=reason), model)
+
+    changed = _changed(config, data, _Change(change, is_resume=False, model=model or "", note=reason))
+    _print_pause(changed, as_json=as_json)
 
 
 @click.command("resume")
 @CONFIG
 @_NATS
 @_MODEL
+@REASON
 @JSON
-def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: bool) -> None:
+def resume(config_path: Path, *, data: Path | None, model: str | None, reason: str, as_json: bool) -> None:
     """Resume sampling, of everything or of one model that was paused by name.
 
     It does not end a pause that was set at one sidecar, by its admin port or its pause_file.
@@ -82,44 +102,146 @@ def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: 
     config = at_data(load(config_path), data)
     now = datetime.now(UTC)
 
-    def change(current: Pause) -> Pause:
+    def change(current: Pause, _by: str) -> Pause:
         current = current.at(now)
         if model is not None and model not in current.models:
             also = "; all models are paused" if current.everything is not None else ""
             raise OperatorError(f"`{model}` is not paused by name{also}")
         return current.resumed(model)
 
-    _print_pause(_change(config, change), as_json=as_json)
+    changed = _changed(config, data, _Change(change, is_resume=True, model=model or "", note=reason))
+    _print_pause(changed, as_json=as_json)
 
 
-def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
-    import asyncio
+class _Change(NamedTuple):
+    """A change of what is paused.
 
+    Parameters
+    ----------
+    apply
+        Returns the new state, from the former one and who changes it.
+    is_resume
+        Whether it ends a pause.
+    model
+        Model, or empty.
+    note
+        Reason.
+    """
+
+    apply: Callable[[Pause, str], Pause]
+    is_resume: bool
+    model: str
+    note: str
+
+
+def _shown(config: Config) -> Pause:
+    async def run() -> Pause:
+        async with _bucket(config) as bucket:
+            return (await _current(bucket)).at(datetime.now(UTC))
+
+    return asyncio.run(run())
+
+
+def _changed(config: Config, data: Path | None, change: _Change) -> Pause:
+    dsn = audit_dsn(config, data)
+
+    async def run() -> Pause:
+        async with _bucket(config) as bucket:
+            current = await _current(bucket)
+            try:
+                unaudited = change.apply(current, _nats_user(config.stream))
+            except PauseError as error:
+                raise OperatorError(str(error)) from error
+            if dsn and (changed := await _put_audited(dsn, bucket, current, change)) is not None:
+                return changed
+            if not dsn:
+                _not_audited("there is no Postgres address")
+            await bucket.put(KEY, encode(unaudited))
+            return unaudited
+
+    return asyncio.run(run())
+
+
+async def _put_audited(dsn: str, bucket: "KeyValue", current: Pause, change: _Change) -> Pause | None:
+    """Put the new state with its entry in the audit, and return it; None: Postgres takes no entry, and nothing was put.
+
+    An emergency does not wait for Postgres: the monitor adds an entry for what it sees without one.
+    """
+    from quantdrift.storage.audit import Action, add, who
+    from quantdrift.storage.database import Database
+
+    stored: Pause | None = None
+    is_written = False
+    try:
+        async with (
+            asyncio.timeout(_AUDIT_S) as limit,
+            Database(dsn) as database,
+            database.begin() as connection,
+        ):
+            changed = change.apply(current, await who(connection))
+            number = await add(
+                connection,
+                Action.RESUME if change.is_resume else Action.PAUSE,
+                model=change.model,
+                before=current.state(),
+                after=changed.state(),
+                note=change.note,
+            )
+            limit.reschedule(None)
+            is_written = True
+            changed = msgspec.structs.replace(changed, audit=number)
+            await bucket.put(KEY, encode(changed))
+            stored = changed
+    except (RetryError, OperatorError, TimeoutError) as error:
+        if is_written and stored is None:
+            raise  # NATS did not take it
+        _not_audited(str(error) or f"Postgres does not answer within {_AUDIT_S:g} s")
+    return stored
+
+
+def _not_audited(why: str) -> None:
+    click.echo(
+        f"warning: this command writes no entry into the audit: {plain(why)}. The monitor adds one about what it sees in NATS",
+        err=True,
+    )
+
+
+def _nats_user(stream: Stream) -> str:
+    """Return the user of our credentials at NATS: the public key, or the name in the address."""
+    user = urlsplit(stream.url).username or ""
+    if stream.credentials_file:
+        import nkeys
+
+        try:
+            seed = _SEED.search(Path(stream.credentials_file).read_bytes())
+        except OSError as error:
+            raise OperatorError(
+                f"stream.credentials_file {stream.credentials_file}: {os_error_text(error)}"
+            ) from error
+        if seed is not None:
+            user = nkeys.from_seed(bytearray(seed[0])).public_key.decode()
+    return f"NATS user {user}" if user else "a user of NATS"
+
+
+@asynccontextmanager
+async def _bucket(config: Config) -> "AsyncIterator[KeyValue]":
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.keyvalue import KeyValue
     from quantdrift.core.stream.rights import NatsRole
 
-    async def run() -> Pause:
-        queue = await Queue.connect(config.stream, client_name="quantdrift-pause", role=NatsRole.OPERATOR)
-        try:
-            bucket = KeyValue(queue, config.stream, purpose=KEY)
-            entry = await bucket.get(KEY)
-            try:
-                current = Pause() if entry is None else decode(entry.value)
-            except PauseError:
-                current = Pause()
-            if change is None:
-                return current.at(datetime.now(UTC))
-            try:
-                changed = change(current)
-            except PauseError as error:
-                raise OperatorError(str(error)) from error
-            await bucket.put(KEY, encode(changed))
-            return changed
-        finally:
-            await queue.close()
+    queue = await Queue.connect(config.stream, client_name="quantdrift-pause", role=NatsRole.OPERATOR)
+    try:
+        yield KeyValue(queue, config.stream, purpose=KEY)
+    finally:
+        await queue.close()
 
-    return asyncio.run(run())
+
+async def _current(bucket: "KeyValue") -> Pause:
+    entry = await bucket.get(KEY)
+    try:
+        return Pause() if entry is None else decode(entry.value)
+    except PauseError:
+        return Pause()
 
 
 def _print_pause(current: Pause, *, as_json: bool) -> None:
@@ -136,11 +258,11 @@ def _print_pause(current: Pause, *, as_json: bool) -> None:
 
     rows = [
         (
-            name,
-            order.by,
+            plain(name),
+            plain(order.by),
             f"{order.at:%Y-%m-%d %H:%M} UTC",
             "resumed" if order.until is None else f"{order.until:%Y-%m-%d %H:%M} UTC",
-            order.reason,
+            plain(order.reason),
         )
         for name, order in orders
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.cli.options import BY, CONFIG, DATA, JSON, REASON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, REASON, emit, prepare
 from quantdrift.cli.slices import listed_slices, pick
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.load import Role
@@ -18,6 +18,7 @@ from quantdrift.core.errors import OperatorError
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
+    from quantdrift.storage.audit import Action
     from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
@@ -29,12 +30,9 @@ _MODEL = click.option("--model", default="", help="Model of the slice.")
 @DATA
 @_MODEL
 @click.argument("which")
-@BY
 @REASON
 @JSON
-def retire(
-    config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
-) -> None:
+def retire(config_path: Path, data: Path | None, model: str, which: str, reason: str, as_json: bool) -> None:
     """Stop monitoring a discovered slice. WHICH is its id, name or predicate.
 
     Its slot becomes free, an open alert of it ends as unknown, and no search tests it until it is restored. Its id and
@@ -52,7 +50,9 @@ def retire(
 
         return retired_by_hand(row, config, reason)
 
-    stored = asyncio.run(_change(secrets, listed, by, decide))
+    from quantdrift.storage.audit import Action
+
+    stored = asyncio.run(_change(secrets, listed, Action.SLICES_RETIRE, reason, decide))
     consequence = "the monitor applies it with its next batch"
     if listed.verdict in {"warning", "firing"}:
         consequence += ", and ends its alert"
@@ -64,12 +64,9 @@ def retire(
 @DATA
 @_MODEL
 @click.argument("which")
-@BY
 @REASON
 @JSON
-def restore(
-    config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
-) -> None:
+def restore(config_path: Path, data: Path | None, model: str, which: str, reason: str, as_json: bool) -> None:
     """Undo a retirement. WHICH is the slice's id, name or predicate.
 
     A slice is monitored again under its old id, if a slot is free; its detectors start from zero. A candidate can be
@@ -87,7 +84,9 @@ def restore(
 
         return restored(row, rows, SystemClock().now(), reason)
 
-    stored = asyncio.run(_change(secrets, listed, by, decide))
+    from quantdrift.storage.audit import Action
+
+    stored = asyncio.run(_change(secrets, listed, Action.SLICES_RESTORE, reason, decide))
     consequence = (
         "a search may find it again"
         if listed.id is None
@@ -101,12 +100,9 @@ def restore(
 @DATA
 @_MODEL
 @click.argument("which")
-@BY
 @REASON
 @JSON
-def forget(
-    config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
-) -> None:
+def forget(config_path: Path, data: Path | None, model: str, which: str, reason: str, as_json: bool) -> None:
     """Take the place of a slice that is made of a value, or of a combination of values. WHICH is its id, name or predicate.
 
     Its items count as `(other)`, its detectors end, and an open alert of it ends as unknown. Its id and its history stay.
@@ -117,7 +113,7 @@ def forget(
       quantdrift slices forget 'scanner=test-7' --reason "a load test"
     """
     config, secrets = prepare(config_path, Role.MONITOR, data)
-    listed = asyncio.run(_forgotten(config, secrets, model, which, by, reason or "by hand"))
+    listed = asyncio.run(_forgotten(config, secrets, model, which, reason or "by hand"))
     if as_json:
         emit(
             {
@@ -135,9 +131,7 @@ def forget(
     click.echo(f"{listed.name} of {listed.model} is lapsed: {consequence}")
 
 
-async def _forgotten(
-    config: Config, secrets: Secrets, model: str, which: str, by: str, reason: str
-) -> ListedSlice:
+async def _forgotten(config: Config, secrets: Secrets, model: str, which: str, reason: str) -> ListedSlice:
     """Take the place of a slice, and return the slice.
 
     Raises
@@ -146,6 +140,7 @@ async def _forgotten(
         It is not made of a value, the configuration declares it, or it has no place.
     """
     from quantdrift.core.slices import SliceKey, ValueRules
+    from quantdrift.storage.audit import Action, add, who
     from quantdrift.storage.commands.slice_list import where_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.places import forget as forget_slice
@@ -162,8 +157,18 @@ async def _forgotten(
                 f"`{listed.name}` is not made of a value that was seen: only values of [[slices]] without `values`,"
                 " and combinations of `cross`, can be forgotten"
             )
-        if not await forget_slice(connection, key, rule.source, made_by=by, reason=reason):
+        made_by = await who(connection)
+        if not await forget_slice(connection, key, rule.source, made_by=made_by, reason=reason):
             raise OperatorError(f"`{listed.name}` has no place already")
+        await add(
+            connection,
+            Action.SLICES_FORGET,
+            model=listed.model,
+            subject=f"slice {listed.id}",
+            before={"status": "admitted"},
+            after={"status": "lapsed"},
+            note=reason,
+        )
     return listed
 
 
@@ -179,10 +184,12 @@ async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> L
 async def _change(
     secrets: Secrets,
     listed: ListedSlice,
-    by: str,
+    action: Action,
+    reason: str,
     decide: Callable[[DiscoveryRow, tuple[DiscoveryRow, ...]], StoredRow],
 ) -> StoredRow:
-    """Lock the discovered slices, decide on their current state, and store the decision."""
+    """Lock the discovered slices, decide on their current state, and store the decision with its audit entry."""
+    from quantdrift.storage.audit import add, who
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.discovery import load_discoveries, store, take_turn
 
@@ -192,7 +199,16 @@ async def _change(
         rows = await load_discoveries(connection)
         (row,) = (row for row in rows if row.id == listed.discovery.id)
         stored = decide(row, rows)
-        await store(connection, stored, made_by=by)
+        await store(connection, stored, made_by=await who(connection))
+        await add(
+            connection,
+            action,
+            model=listed.model,
+            subject=f"discovery {row.id}" if listed.id is None else f"slice {listed.id}",
+            before={"status": row.status.value},
+            after={"status": stored.row.status.value},
+            note=reason,
+        )
     return stored
 
 

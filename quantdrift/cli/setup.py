@@ -10,7 +10,7 @@ import click
 import msgspec
 import nkeys
 
-from quantdrift.cli.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, audit_dsn, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, rights
@@ -59,7 +59,8 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
     config = load(config_path)
     public_keys = keys(directory)
     if apply_:
-        changed = asyncio.run(_apply(config.stream, directory / f"{NatsRole.ADMIN}{SUFFIX}"))
+        admin_key = directory / f"{NatsRole.ADMIN}{SUFFIX}"
+        changed = asyncio.run(_audited(audit_dsn(config, None), config.stream, admin_key))
         if as_json:
             emit({"streams": changed})
         else:
@@ -130,6 +131,19 @@ def _public_key(path: Path) -> str:
 
 def _listed(subjects: tuple[str, ...]) -> str:
     return f"[{', '.join(msgspec.json.encode(subject).decode() for subject in subjects)}]"
+
+
+async def _audited(dsn: str, stream: "Stream", admin_key: Path) -> list[str]:
+    """Apply with an entry in the audit; where there is no address of Postgres, without one."""
+    if not dsn:
+        click.echo("warning: not in the audit: there is no Postgres address (QUANTDRIFT_DSN)", err=True)
+        return await _apply(stream, admin_key)
+    from quantdrift.storage.audit import Action, add
+    from quantdrift.storage.database import Database
+
+    async with Database(dsn) as database, database.begin() as connection:
+        await add(connection, Action.SETUP_NATS, after={"stream": stream.name})
+        return await _apply(stream, admin_key)
 
 
 async def _apply(stream: "Stream", admin_key: Path) -> list[str]:

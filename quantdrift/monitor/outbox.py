@@ -63,6 +63,10 @@ class NoCollector:
         _LOG.info("event %d is not sent (telemetry.otlp_endpoint is empty); the database keeps it", event.id)
         return ""
 
+    def export(self, _: LogRecord) -> str:
+        """Return an empty string."""
+        return ""
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -90,8 +94,12 @@ class OtlpEvents:
 
     def send(self, event: WaitingEvent) -> str:
         """Return an empty string if the collector accepted the event, else the reason."""
+        return self.export(log_record(event))
+
+    def export(self, log_record: LogRecord) -> str:
+        """Send one record; return as `send`."""
         record = ReadableLogRecord(
-            log_record=log_record(event), resource=self._resource, instrumentation_scope=self._scope
+            log_record=log_record, resource=self._resource, instrumentation_scope=self._scope
         )
         if self._exporter.export([record]) is LogRecordExportResult.SUCCESS:
             return ""

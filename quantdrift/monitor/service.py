@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
+from opentelemetry._logs import LogRecord
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
@@ -28,6 +29,7 @@ from quantdrift.core.telemetry import (
     Telemetry,
     headers_read_again,
 )
+from quantdrift.monitor.audit import Auditor
 from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
@@ -82,6 +84,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 database=database,
                 leadership=leadership,
                 sender=OutboxSender(database, exporter, leadership.fence),
+                publish=exporter.export,
                 telemetry=telemetry,
                 clock=clock,
                 stop=stop,
@@ -113,6 +116,7 @@ class Monitor:
         database: Database,
         leadership: Leadership,
         sender: OutboxSender,
+        publish: Callable[[LogRecord], str],
         telemetry: Telemetry,
         clock: Clock,
         stop: Stop,
@@ -164,6 +168,15 @@ class Monitor:
             stop=stop,
             leads=lambda: self._gauges.leads,
         )
+        self._auditor = Auditor(
+            config=config,
+            database=database,
+            clock=clock,
+            stop=stop,
+            leads=self._leads,
+            fence=leadership.fence,
+            publish=publish,
+        )
         self._lag = StreamLag(config, telemetry, clock)
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
@@ -195,6 +208,7 @@ class Monitor:
             "places": self._places.turn,
             "policy": self._policy.turn,
             "tallies": self._unread_tallies.turn,
+            "audit": self._auditor.turn,
         }
         # Not one of the turns: it is cancelled at the end, because an attempt to connect takes seconds.
         watching = asyncio.create_task(
@@ -209,6 +223,7 @@ class Monitor:
             await asyncio.gather(watching, return_exceptions=True)
         await self._policy.close()
         await self._unread_tallies.close()
+        await self._auditor.close()
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Return `turn` with a growing pause after each failure, which is logged in one line."""

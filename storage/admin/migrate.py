@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import NullPool
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.storage.audit import Action, add, newest
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
 from quantdrift.storage.schema.revision import OLDEST, refusal
@@ -85,6 +86,11 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
             return applied
         await connection.run_sync(_upgrade, on_applied)
         await connection.execute(_COMPATIBILITY, {"oldest": OLDEST})
+        last = await newest(connection, [Action.DB_UPGRADE])
+        before = None if last is None else last.after
+        # Also what an earlier call applied, if it ended before it could add its entry.
+        if (after := {"revision": head()}) != before:
+            await add(connection, Action.DB_UPGRADE, before=before, after=after)
         await connection.commit()
         today = datetime.now(UTC).date()
         new_partitions = await ensure_partitions(

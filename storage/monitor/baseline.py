@@ -9,6 +9,7 @@ from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.storage.audit import Action, add
 from quantdrift.storage.monitor.read import comparison_row
 from quantdrift.storage.monitor.rows import ComparisonRow, Source
 from quantdrift.storage.schema.tables import Baseline
@@ -49,6 +50,14 @@ _LEARNED: Final = text("""
 """)
 _WATCHED: Final = text("""
     select slice_id, metric, kind from detector where model_version_id = :version and retired_at is null
+""")
+_REPLACED: Final = text("""
+    select source, count(*) as n from (
+        select distinct on (b.slice_id, b.metric, b.kind) b.source
+        from unnest(cast(:slices as int[]), cast(:metrics as text[]), cast(:kinds as text[])) one (slice_id, metric, kind)
+        join baseline b using (slice_id, metric, kind) where b.model_version_id = :version
+        order by b.slice_id, b.metric, b.kind, b.id desc
+    ) newest group by source order by source
 """)
 _WAITING: Final = text("""
     select count(*) from comparison c join batch b on b.id = c.batch_id
@@ -212,10 +221,32 @@ async def rows_since(
 _PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
 
 
-async def decide(connection: AsyncConnection, decisions: Sequence[Decision]) -> None:
-    """Record decisions; the monitor applies them with its next batch."""
-    if decisions:
-        values = [
-            msgspec.structs.asdict(decision) | {"source": decision.source.value} for decision in decisions
-        ]
-        await connection.execute(insert(Baseline), values)
+async def decide(
+    connection: AsyncConnection, decisions: Sequence[Decision], action: Action, *, model: str, note: str
+) -> None:
+    """Record decisions about one version and their entry in the audit; the monitor applies them with its next batch."""
+    if not decisions:
+        return
+    wanted = {
+        "version": decisions[0].model_version_id,
+        "slices": [decision.slice_id for decision in decisions],
+        "metrics": [decision.metric for decision in decisions],
+        "kinds": [decision.kind for decision in decisions],
+    }
+    before = {row.source: row.n for row in await connection.execute(_REPLACED, wanted)}
+    values = [msgspec.structs.asdict(decision) | {"source": decision.source.value} for decision in decisions]
+    ids = (await connection.scalars(insert(Baseline).returning(Baseline.id), values)).all()
+    slices = {decision.slice_id for decision in decisions}
+    await add(
+        connection,
+        action,
+        model=model,
+        subject=f"slice {min(slices)}" if len(slices) == 1 else f"{len(slices)} slices",
+        before={"signals": before},
+        after={
+            "signals": {decisions[0].source.value: len(decisions)},
+            "version": decisions[0].model_version_id,
+            "baselines": [min(ids), max(ids)],
+        },
+        note=note,
+    )

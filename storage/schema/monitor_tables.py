@@ -79,7 +79,7 @@ class Baseline(Base):
     source: Mapped[Str] = mapped_column(
         comment="learned or inherited (by the monitor); accepted, imported, frozen or kept (by a person)."
     )
-    made_by: Mapped[Str] = mapped_column(comment="Who decided: a user name, or monitor.")
+    made_by: Mapped[Str] = mapped_column(comment="Who decided: the user of the database, or monitor.")
     made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When it was decided.")
     reason: Mapped[Str] = mapped_column(comment="Reason that the person gave; may be empty.")
     from_at: Mapped[Time | None] = mapped_column(comment="Capture time of the first row it was made from.")

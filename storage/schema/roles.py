@@ -5,6 +5,7 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.pool import NullPool
 
+from quantdrift.storage.audit import Action, add
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.tables import Base, Quarantine
 
@@ -12,6 +13,8 @@ SHADOW: Final = "quantdrift_shadow"
 MONITOR: Final = "quantdrift_monitor"
 READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
+AUDIT_ADD: Final = "audit_add(text, text, text, jsonb, jsonb, text)"
+"""Adds an entry to the audit. Nobody may write its table: who and when come from the server, not from the caller."""
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT)
 
 # Tables that the shadow inserts into. It updates or deletes only a `batch` row of its own transaction, and updates `doubt`
@@ -81,7 +84,7 @@ def statements() -> list[str]:
 
 
 async def apply(dsn: str) -> None:
-    """Execute the statements in one transaction.
+    """Execute the statements and add an entry to the audit, in one transaction.
 
     Raises
     ------
@@ -95,6 +98,7 @@ async def apply(dsn: str) -> None:
         async with translated(), engine.begin() as connection:
             for statement in statements():
                 await connection.execute(text(statement.replace(":", "\\:")))
+            await add(connection, Action.DB_ROLES, after={"roles": list(ROLES)})
     finally:
         await engine.dispose()
 
@@ -139,6 +143,7 @@ def _monitor() -> list[str]:
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
         f"grant delete on embedding, report_run to {MONITOR}",
+        f"grant execute on function {AUDIT_ADD} to {MONITOR}",
     ]
 
 

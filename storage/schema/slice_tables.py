@@ -124,7 +124,7 @@ class DiscoveryChange(Base):
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of changes.")
     discovery_id: Mapped[Int] = mapped_column(ForeignKey("discovery.id"), comment="Discovered slice.")
     status: Mapped[Str] = mapped_column(comment="Status from here on.")
-    made_by: Mapped[Str] = mapped_column(comment="Who changed it: a user name, or monitor.")
+    made_by: Mapped[Str] = mapped_column(comment="Who changed it: the user of the database, or monitor.")
     made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was changed.")
     reason: Mapped[Str] = mapped_column(comment="Reason in words.")
     fold_seq: Mapped[BigInt | None] = mapped_column(
@@ -197,7 +197,9 @@ class SliceChange(Base):
     status: Mapped[Str] = mapped_column(
         comment="lapsed: its items count as `(other)` from here on, and its detectors end. admitted: it is a slice again."
     )
-    made_by: Mapped[Str] = mapped_column(comment="Who changed it: a user name, monitor or shadow.")
+    made_by: Mapped[Str] = mapped_column(
+        comment="Who changed it: the user of the database, monitor or shadow."
+    )
     made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was changed.")
     reason: Mapped[Str] = mapped_column(comment="Reason in words.")
     fold_seq: Mapped[BigInt | None] = mapped_column(
@@ -225,7 +227,7 @@ class Clustering(Base):
         comment="Vector space: an output or layer of the reference, or named features."
     )
     made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When it was fitted.")
-    made_by: Mapped[Str] = mapped_column(comment="Who asked for it: a user name, or monitor.")
+    made_by: Mapped[Str] = mapped_column(comment="Who asked for it: the user of the database, or monitor.")
     from_at: Mapped[Time] = mapped_column(comment="Capture time of the first vector it was fitted to.")
     to_at: Mapped[Time] = mapped_column(comment="Capture time of the last one.")
     n_vectors: Mapped[Int] = mapped_column(comment="Number of vectors it was fitted to.")

@@ -20,6 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
+from quantdrift.storage.schema.audit_table import Audit
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
 from quantdrift.storage.schema.monitor_tables import (
@@ -49,6 +50,7 @@ from quantdrift.storage.schema.slice_tables import (
 __all__ = [
     "Alert",
     "Arrival",
+    "Audit",
     "Base",
     "Baseline",
     "Batch",

@@ -164,7 +164,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     clustering
         The clustering.
     made_at, made_by
-        Time of the fit, and the name of the person who asked for it, or `monitor`.
+        Time of the fit, and the user of the database who asked for it, or `monitor`.
     from_at, to_at, n_vectors
         The rows it was fitted to.
     clusters
@@ -325,7 +325,7 @@ async def store_clustering(
     vectors
         Vectors that the clustering was fitted to; not empty.
     made_by
-        Name of the person who asked for the fit, or `monitor`.
+        The user of the database who asked for the fit, or `monitor`.
 
     Raises
     ------

@@ -264,7 +264,7 @@ async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str)
     stored
         New or changed.
     made_by
-        Name of the person who changed it, or `monitor`.
+        The user of the database who changed it, or `monitor`.
     """
     row = stored.row
     if row.status is Status.CONFIRMED and row.slice_id is None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 from collections.abc import Iterable
 from datetime import timedelta
@@ -14,11 +13,11 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from quantdrift.cli.options import user_name
 from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.audit import Action
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
 from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume
@@ -193,7 +192,11 @@ async def test_the_life_of_a_baseline(
     assert code == 0, err
     assert "1 of 2 signals have a new baseline" in out
     (waiting,) = [row for row in await listed(postgres_dsn, tmp_path) if row["fold_seq"] is None]
-    assert (waiting["source"], waiting["made_by"], waiting["reason"]) == ("accepted", "ada", "labels agree")
+    assert (waiting["source"], waiting["made_by"], waiting["reason"]) == (
+        "accepted",
+        "quantdrift",
+        "labels agree",
+    )
     assert waiting["n_groups"] == 6500
     await stored(record, 500, first=12_500, version=2, flips=0.04)
     await folded(database)
@@ -290,7 +293,7 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
     """A version that it has not seen, has no reference for or watches no more: nothing is recorded, and why is said."""
 
     async def accepted(version: str = "1", *slices: str) -> list[tuple[str, str, bool]]:
-        scope = Scope(model="digits", version=version, slices=slices, by="ada")
+        scope = Scope(model="digits", version=version, slices=slices)
         found = await accept(database, WIDE, scope, since=None, until=None, progress=lambda _: None)
         return [(one.slice, one.kind, one.recorded) for one in found]
 
@@ -310,9 +313,7 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
         ("scanner=faint", "change", False),
     ]
     with pytest.raises(OperatorError, match="has a baseline and is still watched"):
-        await freeze_or_keep(
-            database, Scope(model="digits", slices=("scanner=faint",), by="ada"), Source.FROZEN
-        )
+        await freeze_or_keep(database, Scope(model="digits", slices=("scanner=faint",)), Source.FROZEN)
     code, out, err = await typed(
         postgres_dsn, tmp_path, "accept", "--model", "digits", "--slice", "scanner=faint"
     )
@@ -357,7 +358,7 @@ async def test_a_decision_about_the_baseline_in_force_has_no_content(
         content=None,
     )
     async with database.begin() as connection:
-        await decide(connection, [decision])
+        await decide(connection, [decision], Action.BASELINE_FREEZE, model="digits", note="")
     assert await record.fetchval("select content is null from baseline")
 
 
@@ -378,11 +379,3 @@ async def test_an_exchange_longer_than_a_page_is_read_whole(
         found = rows_since(connection, 1, [ALL_ID], BEGIN, BEGIN + timedelta(hours=1))
         parts = [len(part) async for part in found]
     assert parts == [12_001]
-
-
-def test_a_user_without_a_name_decides_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container may run as a user that the system has no entry for."""
-    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "getuid", lambda: 123_456)
-    assert user_name() == "uid 123456"

@@ -144,7 +144,7 @@ async def _refit(
         config,
         database,
         space,
-        made_by="somebody",
+        by_person=True,
         anew=anew,
         most_ids=most_ids,
         quantile=0.98,
@@ -260,7 +260,7 @@ async def test_a_clustering_that_cannot_be_read_stops_nothing(config: Config, da
     assert await _refit(config, database, anew=True) == 3
     (stored,) = await newest_clusterings(database)
     assert sorted(stored.clustering.ids) == [5, 6, 7, 8]
-    assert stored.made_by == "somebody"
+    assert stored.made_by == "quantdrift"
 
 
 async def test_what_cannot_be_read_of_another_reference_is_in_nobodys_way(
@@ -468,12 +468,12 @@ async def test_the_command_line_fits_and_shows(
     # Some lie beyond every radius, and were fitted to all the same.
     assert (code, "not stored, from 1,200 vectors" in shown) == (0, True), shown
     assert await _scalar(database, "select count(*) from clustering") == 0
-    code, shown = await said("fit", "--by", "ada", "--json")
+    code, shown = await said("fit", "--json")
     assert (code, "0.005," in shown, " slices fit INFO" in shown) == (0, True, True), shown
     code, shown = await said("clusters")
     assert code == 0, shown
     for part in (
-        "version 1 in `product`, by ada",
+        "version 1 in `product`, by quantdrift",
         "cluster=4",
         "scanner=b x4.0",
         "novel=input: at most 0.50 %",
@@ -491,7 +491,7 @@ async def test_the_command_line_fits_and_shows(
     code, shown = await said("clusters")
     assert code == 0, shown
     assert "warning: skipped digits, version 99 in `product` of reference eeeeeeeeeeee: " in shown
-    assert "version 1 in `product`, by ada" in shown
+    assert "version 1 in `product`, by quantdrift" in shown
     await _scalar(database, "update clustering set content = '\\x00' returning 1")
     code, shown = await said("clusters")
     assert (code, "no clustering can be read: fit new ones" in shown) == (2, True)

@@ -93,3 +93,15 @@ def test_a_model_that_is_added_is_captured(tmp_path: Path, backend: Backend, nat
             return running.count("quantdrift_sidecar_published_total", stratum="default") > 0
 
         wait(published, "it is captured")
+
+
+def test_the_log_names_what_changed_without_its_value(tmp_path: Path, backend: Backend) -> None:
+    """The digest of all options, and the names of those that differ: enough to find the change that was applied."""
+    path = tmp_path / "config.toml"
+    with (
+        (tmp_path / "log").open("wb") as log,
+        sidecar(tmp_path, backend.port, stderr=log.fileno()) as running,
+    ):
+        wait(running.is_ready, "it is ready")
+        path.write_text("[sampling]\nrate = 0.5")
+        wait(lambda: "changed options: sampling.rate" in (tmp_path / "log").read_text(), "it is logged")

@@ -33,7 +33,7 @@ async def test_the_drifted_slice_pages_over_otlp_and_no_other_does(
         await store_batch(record, rows)
 
     def firing(receiver: OtlpReceiver) -> bool:
-        return any(event.attributes["quantdrift.verdict"] == "firing" for event in receiver.events)
+        return any(event.attributes.get("quantdrift.verdict") == "firing" for event in receiver.events)
 
     def gauged(receiver: OtlpReceiver) -> bool:
         return any(
@@ -43,6 +43,10 @@ async def test_the_drifted_slice_pages_over_otlp_and_no_other_does(
             for point in receiver.metrics
         )
 
+    def audited(receiver: OtlpReceiver) -> bool:
+        heads = [event for event in receiver.events if event.name == "quantdrift.audit.head"]
+        return any(event.attributes["quantdrift.intact"] for event in heads)
+
     async def all_folded() -> bool:
         return await folded(record) == 203
 
@@ -50,8 +54,15 @@ async def test_the_drifted_slice_pages_over_otlp_and_no_other_does(
         await until(all_folded, "everything is folded")
         assert await asyncio.to_thread(otlp_receiver.wait_for, firing, 30)
         assert await asyncio.to_thread(otlp_receiver.wait_for, gauged, 30)
+        assert await asyncio.to_thread(otlp_receiver.wait_for, audited, 30)
         assert await stop_monitor(process) == 0
-    events = [event for event in otlp_receiver.events if event.attributes["quantdrift.verdict"] == "firing"]
+    assert await record.fetch("select action, subject from audit order by seq") == [
+        ("db upgrade", ""),
+        ("configuration", "monitor"),
+    ]
+    events = [
+        event for event in otlp_receiver.events if event.attributes.get("quantdrift.verdict") == "firing"
+    ]
     assert {event.attributes["quantdrift.slice"] for event in events} == {"scanner=faint"}
     event = events[0]
     assert (event.name, event.severity) == ("quantdrift.slice.transition", 17)

@@ -100,7 +100,7 @@ def within_5_s(condition: Callable[[], bool]) -> None:
 
 def test_a_command_stops_the_fleet_and_lets_it_go_on(pod: Pod) -> None:
     """Requests are counted on and answered; who, until when and why is shown."""
-    done = pod.quantdrift("pause", "--for", "2h", "--reason", "load test", "--by", "ada")
+    done = pod.quantdrift("pause", "--for", "2h", "--reason", "load test")
     assert done.returncode == 0, done.stderr
     assert "everything" in done.stdout
     assert "load test" in done.stdout
@@ -110,7 +110,7 @@ def test_a_command_stops_the_fleet_and_lets_it_go_on(pod: Pod) -> None:
     assert pod.count("offered") == offered + 1
     assert pod.running.count("quantdrift_sidecar_paused", model="*") == 1
     shown = json.loads(pod.quantdrift("pause", "--show", "--json").stdout)
-    assert shown["everything"]["by"] == "ada"
+    assert shown["everything"]["by"] == "NATS user quantdrift"
     assert pod.quantdrift("resume").stdout.startswith("Nothing is paused")
     within_5_s(lambda: pod.rises("published"))
 

@@ -1,7 +1,7 @@
 """Pauses of sampling, for all models or some, as stored in the bucket of the fleet and in files of a sidecar."""
 
 from datetime import datetime
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -26,7 +26,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     by
-        Name of the person.
+        User of the database whose entry in the audit belongs to it. Without one: the user at NATS, as the command says.
     at
         Aware, UTC.
     until
@@ -54,16 +54,25 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
         Pause of all sampling, if any.
     models
         Pauses of single models, by name.
+    audit
+        Number of the entry in the audit that the command wrote; 0: none, because it could not reach Postgres.
     """
 
     everything: Order | None = None
     models: dict[str, Order] = {}
+    audit: int = 0
 
     def at(self, now: datetime) -> Self:
         """Return the pauses in effect at `now` (aware)."""
         everything = self.everything if self.everything is not None and self.everything.holds(now) else None
         models = {name: order for name, order in self.models.items() if order.holds(now)}
         return type(self)(everything=everything, models=models)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is paused, as the audit stores it: JSON without the number of the entry."""
+        state: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, audit=0))
+        del state["audit"]
+        return state
 
     def paused(self, order: Order, model: str | None = None) -> Self:
         """Return a copy with one more order, for a model or for everything.

@@ -15,6 +15,7 @@ from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.baselines.learn import Learned, Learning
 from quantdrift.monitor.fold.groups import LEARNED
+from quantdrift.storage.audit import Action, who
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.baseline import (
     Decision,
@@ -35,7 +36,7 @@ FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """The signals that a decision is about, who makes it, and why.
+    """The signals that a decision is about, and why it is made.
 
     Parameters
     ----------
@@ -43,15 +44,12 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
         Candidate version; empty: the newest in the database.
     slices, metrics
         Names; empty: all.
-    by
-        Who decides.
     """
 
     model: str
     version: str = ""
     slices: tuple[str, ...] = ()
     metrics: tuple[Metric, ...] = ()
-    by: str
     reason: str = ""
 
 
@@ -150,6 +148,7 @@ async def accept(
             one for one in everything if one.slice_id in slices and _wanted(one.signal.metric, scope.metrics)
         ]
         watched = await watched_signals(connection, version.id)
+        made_by = await who(connection)
         await decide(
             connection,
             [
@@ -159,7 +158,7 @@ async def accept(
                     metric=one.signal.metric,
                     kind=one.signal.kind,
                     source=Source.ACCEPTED,
-                    made_by=scope.by,
+                    made_by=made_by,
                     reason=scope.reason,
                     from_at=first,
                     to_at=datetime.fromtimestamp(last_us / 1e6, UTC),
@@ -170,6 +169,9 @@ async def accept(
                 for one in learned
                 if one.content is not None and _key(one) in watched
             ],
+            Action.BASELINE_ACCEPT,
+            model=scope.model,
+            note=scope.reason,
         )
     return [
         Accepted(
@@ -244,9 +246,13 @@ async def freeze_or_keep(database: Database, scope: Scope, source: Source) -> in
                 f"no selected signal of {scope.model} {version.name} has a baseline and is still watched: "
                 "`quantdrift slices show` says what is missing"
             )
+        made_by = await who(connection)
         decisions = [
             msgspec.structs.replace(
-                _about(version.id, slice_id, metric, kind, source=source, scope=scope), n_groups=n_groups
+                _about(
+                    version.id, slice_id, metric, kind, source=source, made_by=made_by, reason=scope.reason
+                ),
+                n_groups=n_groups,
             )
             for slice_id, metric, kind in keys
             if (n_groups := _n_groups_after(kind, learned[slice_id, metric, kind], source)) is not None
@@ -258,7 +264,8 @@ async def freeze_or_keep(database: Database, scope: Scope, source: Source) -> in
                 else f"no alert has set aside exchanges of the selected signals of {scope.model} {version.name}: there is "
                 "nothing to keep"
             )
-        await decide(connection, decisions)
+        action = Action.BASELINE_FREEZE if source is Source.FROZEN else Action.BASELINE_KEEP
+        await decide(connection, decisions, action, model=scope.model, note=scope.reason)
     return len(decisions)
 
 
@@ -311,6 +318,7 @@ async def import_(
                 )
         if twice := [key for key, n in Counter((one.slice, one.metric) for one in wanted).items() if n > 1]:
             raise OperatorError(f"slice `{twice[0][0]}` has two figures for {twice[0][1]}: give only one")
+        made_by = await who(connection)
         await decide(
             connection,
             [
@@ -321,19 +329,23 @@ async def import_(
                         one.metric.value,
                         BUDGET.kind,
                         source=Source.IMPORTED,
-                        scope=scope,
+                        made_by=made_by,
+                        reason=scope.reason,
                     ),
                     n_groups=one.n,
                     content={} if one.upper is None else {"budget": one.upper},
                 )
                 for one in wanted
             ],
+            Action.BASELINE_IMPORT,
+            model=scope.model,
+            note=scope.reason,
         )
     return wanted
 
 
 def _about(
-    version_id: int, slice_id: int, metric: str, kind: str, *, source: Source, scope: Scope
+    version_id: int, slice_id: int, metric: str, kind: str, *, source: Source, made_by: str, reason: str
 ) -> Decision:
     return Decision(
         model_version_id=version_id,
@@ -341,8 +353,8 @@ def _about(
         metric=metric,
         kind=kind,
         source=source,
-        made_by=scope.by,
-        reason=scope.reason,
+        made_by=made_by,
+        reason=reason,
         from_at=None,
         to_at=None,
         n_groups=0,

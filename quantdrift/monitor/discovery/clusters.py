@@ -26,6 +26,7 @@ from quantdrift.core.process.run import TURN_S, Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
 from quantdrift.storage.address import Dsn
+from quantdrift.storage.audit import Action, add, who
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.clusters import (
     Space,
@@ -128,7 +129,7 @@ async def refit_due(
     fits = []
     for space in due(config, known_spaces, now, least_vectors=least_vectors):
         try:
-            fits.append(await refit(config, database, space, made_by=MONITOR))
+            fits.append(await refit(config, database, space))
         except OperatorError as error:
             _LOG.error(
                 "the learned slices of %s were not refitted: %s",
@@ -175,7 +176,7 @@ async def refit(
     database: Database,
     space: Space,
     *,
-    made_by: str,
+    by_person: bool = False,
     anew: bool = False,
     dry_run: bool = False,
     most_ids: int = MOST_IDS,
@@ -185,8 +186,8 @@ async def refit(
 
     Parameters
     ----------
-    made_by
-        Name of the person who asked for the fit, or `monitor`.
+    by_person
+        Whether a person asked for the fit: it is stored under the name of the database's user, with an entry in the audit.
     anew
         Ignore the previous clustering and keep no id.
     dry_run
@@ -226,8 +227,16 @@ async def refit(
                 fitted.clustering,
                 msgspec.json.encode(fitted.clusters).decode(),
                 vectors=vectors,
-                made_by=made_by,
+                made_by=await who(connection) if by_person else MONITOR,
             )
+            if by_person:
+                await add(
+                    connection,
+                    Action.SLICES_FIT,
+                    model=space.model,
+                    before={"version": version or None},
+                    after={"version": fitted.clustering.version, "n_vectors": fitted.n_vectors},
+                )
         _LOG.info(
             "learned slices of %s: version %d from %d vectors, clusters %s",
             space.model,

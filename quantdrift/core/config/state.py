@@ -1,0 +1,64 @@
+"""The options that a process uses, as the audit stores them: without what is a default, and without credentials."""
+
+import hashlib
+import re
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.schema import Config
+
+# An address with a user, a password or parameters: only its scheme is shown, because a wrong cut would show a secret.
+_ADDRESS = re.compile(r"^([a-z+]{1,20}://).*[@?]", re.DOTALL | re.IGNORECASE)
+
+
+def config_state(config: Config) -> dict[str, Any]:
+    """Return every option that differs from its default, by its name with dots.
+
+    Of an address with credentials or parameters there is only the scheme. Models and other tables with a
+    name have it in the place of their number.
+    """
+    state: dict[str, Any] = {}
+    _collect("", config, Config(), state)
+    return state
+
+
+def config_digest(state: dict[str, Any]) -> str:
+    """Return the SHA-256 of what `config_state` returns, in hexadecimal digits."""
+    return hashlib.sha256(msgspec.json.encode(state, order="sorted")).hexdigest()
+
+
+def changed_options(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Return the names of the options that differ, sorted; one that is missing has its default."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _collect(name: str, value: Any, default: Any, state: dict[str, Any]) -> None:
+    if value == default:
+        return
+    if isinstance(value, msgspec.Struct):
+        for field in msgspec.structs.fields(value):
+            of_struct = getattr(default, field.name, None) if default is not None else _default(field)
+            _collect(f"{name}.{field.name}".lstrip("."), getattr(value, field.name), of_struct, state)
+    elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
+        for index, one in enumerate(value):
+            _collect(f"{name}.{getattr(one, 'name', '') or index}", one, None, state)
+    else:
+        state[name] = _without_credentials(msgspec.json.decode(msgspec.json.encode(value)))
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _without_credentials(value: Any) -> Any:
+    if isinstance(value, str):
+        found = _ADDRESS.match(value)
+        return value if found is None else f"{found[1]}(not shown)"
+    if isinstance(value, list):
+        return [_without_credentials(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _without_credentials(one) for key, one in value.items()}
+    return value

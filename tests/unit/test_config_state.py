@@ -1,0 +1,39 @@
+"""The options that the audit stores: without defaults, and without credentials."""
+
+import pytest
+
+from quantdrift.core.config.schema import Config, Model, Stream, Telemetry
+from quantdrift.core.config.state import changed_options, config_digest, config_state
+
+pytestmark = pytest.mark.unit
+
+
+def test_only_what_differs_from_its_default_is_named() -> None:
+    """A model's options stand under its name."""
+    assert config_state(Config()) == {}
+    state = config_state(Config(models=(Model(name="digits", share=0.5),)))
+    assert state == {"models.digits.name": "digits", "models.digits.share": 0.5}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://user:canary@host:4222",
+        "nats://user:can/ary@host:4222,nats://b:canary@c:1",
+        "https://host:4317/?token=canary@x",
+        "nats://user:canary?x@host",
+    ],
+)
+def test_no_credentials_are_stored(url: str) -> None:
+    """Of an address with a user or parameters only the scheme is left, whatever signs the password has."""
+    options = config_state(Config(stream=Stream(url=url), telemetry=Telemetry(otlp_endpoint=url)))
+    scheme = url.partition("://")[0]
+    assert set(options.values()) == {f"{scheme}://(not shown)"}
+
+
+def test_what_changed_is_named_in_both_directions() -> None:
+    """An option that goes back to its default has changed, too; the digest changes with any of them."""
+    before, after = {"a": 1, "b": 2}, {"b": 3, "c": 4}
+    assert changed_options(before, after) == ["a", "b", "c"]
+    assert config_digest(before) != config_digest(after)
+    assert config_digest({"a": 1, "b": 2}) == config_digest({"b": 2, "a": 1})
