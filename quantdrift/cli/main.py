@@ -15,6 +15,7 @@ from quantdrift.cli import (
     pause,
     plan,
     policy,
+    privacy,
     reference,
     report,
     retirement,
@@ -38,6 +39,7 @@ _EXTRAS = {
     "plan": "storage",
     "audit": "storage",
     "db": "storage",
+    "privacy": "storage",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",
@@ -130,6 +132,7 @@ for _command in (
     status.status,
     triage.triage,
     audit.audit,
+    privacy.privacy,
 ):
     main.add_command(_command)
 for _command in (

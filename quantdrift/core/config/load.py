@@ -170,7 +170,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
     """
     env = os.environ if environment is None else environment
     if role is Role.SIDECAR:
-        key = _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file)
+        key = hmac_key(config, env).decode()
         if config.capture.hmac and not key:
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
@@ -192,6 +192,18 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers_file=headers_file,
         reference_token=token,
     )
+
+
+def hmac_key(config: Config, environment: Mapping[str, str] | None = None) -> bytes:
+    """Return the key of hashed attributes, empty if there is none.
+
+    Raises
+    ------
+    UnreadableSecretError
+        Its file cannot be read.
+    """
+    env = os.environ if environment is None else environment
+    return _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file).encode()
 
 
 def _otlp_headers(file: str) -> dict[str, str]:

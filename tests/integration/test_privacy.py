@@ -1,0 +1,393 @@
+"""What is stored of a person is found, and erased: in every table and in the stream, and of nobody else."""
+
+import asyncio
+import json
+import secrets
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import nats
+import pytest
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Capture, Config, Slice, Stream
+from quantdrift.core.errors import QuarantineReason
+from quantdrift.core.records import Exchange
+from quantdrift.core.slices import SliceAssigner, ValueRules
+from quantdrift.core.stream.connection import Queue
+from quantdrift.sidecar.capture.attributes import keyed_hash
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.privacy import OF_AN_EXCHANGE, REDACTED, WITHOUT_VALUES
+from quantdrift.storage.schema.tables import Base
+from quantdrift.storage.shadow.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, VersionKey
+from quantdrift.storage.shadow.writer import Writer
+from tests.support.commands import invoked
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
+
+pytestmark = pytest.mark.integration
+
+CANARY, NEIGHBOUR = 'cana"ry-7f31@example.org', "cana"
+KEY = b"a key of the sidecars"
+HASH, OTHER_HASH = keyed_hash(KEY, CANARY), keyed_hash(KEY, NEIGHBOUR)
+CONFIG = Config(
+    capture=Capture(headers=("x-user", "x-person", "x-scanner"), hmac=("header.x-person",)),
+    slices=(
+        Slice(name="user", header="x-user", max_values=20),
+        Slice(name="scanner", header="x-scanner", values=("faint",)),
+    ),
+)
+TEXT = """
+[[models]]
+name = "digits"
+[capture]
+headers = ["x-user", "x-person", "x-request-id", "x-scanner"]
+hmac = ["header.x-person"]
+[[slices]]
+name = "user"
+header = "x-user"
+max_values = 20
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+values = ["faint"]
+[stream]
+url = "{url}"
+name = "{name}"
+"""
+TRACE = "00-{}-00f067aa0ba902b7-01"
+
+
+def exchange(user: str, request_id: str = "") -> Exchange:
+    """Return an exchange of a user, with a trace of its own."""
+    attributes = {"header.x-user": user, "header.x-person": keyed_hash(KEY, user)}
+    if request_id:
+        attributes["header.x-request-id"] = request_id
+    made = exchange_of(inputs_of(1), attributes=attributes)
+    return msgspec.structs.replace(
+        made, trace=TRACE.format(secrets.token_hex(16)), group=f"group of {made.id}"
+    )
+
+
+def compared(one: Exchange) -> ComparedExchange:
+    """Return an exchange with what it was compared to."""
+    item = ComparedItem(
+        slices=tuple(SliceAssigner(CONFIG, "digits").assign(one.attributes, {})),
+        features={},
+        flip=True,
+        topk=False,
+        js=0.0,
+        divergence=0.0,
+        margin=0.0,
+        candidate_margin=0.5,
+        reference_margin=0.5,
+        detail=json.dumps({"word": one.attributes["header.x-user"]}),
+    )
+    return ComparedExchange(
+        stream_sequence=1,
+        payload=b"",
+        exchange=one,
+        version=VersionKey(model="digits", candidate_version="int8", reference_digest="d" * 64),
+        items=(item,),
+    )
+
+
+def quarantined(sequence: int, payload: bytes, one: Exchange | None) -> Quarantined:
+    """Return a message that could not be compared."""
+    return Quarantined(
+        stream_sequence=sequence,
+        payload=payload,
+        reason=QuarantineReason.DECODE,
+        detail="unreadable",
+        exchange_id=one.id if one else None,
+        model="digits",
+        captured_at=None,
+    )
+
+
+class Installation:
+    """A database and a stream with exchanges of two people, and everything that is made of them."""
+
+    def __init__(self, record: asyncpg.Connection, queue: Queue, directory: Path, dsn: str, url: str) -> None:
+        self.record, self.queue, self.directory, self.dsn, self.url = record, queue, directory, dsn, url
+        self.mine = [exchange(CANARY, f"request-{number}") for number in range(3)]
+        self.others = [exchange(NEIGHBOUR, f"request-{number}-b") for number in range(3)]
+
+    async def fill(self) -> None:
+        """Store something of both in each place."""
+        async with Database(self.dsn) as database:
+            writer = Writer(database, SystemClock(), ValueRules(CONFIG))
+            await writer.store(
+                StoreBatch(
+                    worker="w",
+                    at=datetime.now(UTC),
+                    references={"d" * 64: "{}"},
+                    compared=tuple(compared(one) for one in (*self.mine[:2], *self.others[:2])),
+                    quarantined=(
+                        quarantined(1, encode(self.mine[2]), self.mine[2]),
+                        quarantined(2, b"broken " + CANARY.encode(), None),
+                        quarantined(3, encode(self.others[2]), self.others[2]),
+                    ),
+                )
+            )
+        slices = {
+            row["name"]: row["id"]
+            for row in await self.record.fetch("select id, name from slice order by id")
+        }
+        for number, (user, mine) in enumerate(((CANARY, self.mine), (NEIGHBOUR, self.others))):
+            await self._derived(user, mine[0], slices[f"user={user}"], number)
+        for one in (self.mine[0], self.others[0]):
+            await self.queue.publish_exchange("digits", one.id, encode(one))
+        await self.queue.publish_exchange("digits", "broken", b"broken " + CANARY.encode())
+
+    async def _derived(self, user: str, one: Exchange, slice_id: int, number: int) -> None:
+        trace = one.trace.split("-")[1]
+        quoted = user.replace('"', '\\"')
+        details = json.dumps(
+            {
+                "slice": f"user={user}",
+                "predicate": f'header.x-user = "{quoted}"',
+                "text": f'user={user} (header.x-user = "{quoted}") flips more; see {one.id}.',
+                "examples": [one.id, "0" * 32],
+                "traces": [f"https://traces/{trace}"],
+                "hashed": keyed_hash(KEY, user),
+                user: 1,
+            }
+        )
+        record = self.record
+        await record.execute(
+            "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+            " values (1, $1, 'firing', 'flip', now(), now(), $2)",
+            slice_id,
+            details,
+        )
+        transition = await record.fetchval(
+            "insert into transition (model_version_id, slice_id, from_verdict, to_verdict, at, fold_seq, details)"
+            " values (1, $1, 'ok', 'firing', now(), 1, $2) returning id",
+            slice_id,
+            details,
+        )
+        await record.execute(
+            "insert into outbox (transition_id, last_error) values ($1, $2)",
+            transition,
+            f"refused user={user}",
+        )
+        await record.execute(
+            "insert into verdict values (1, $1, 'firing', $2, now(), 5, 4, 8, '{}', null, now(), now(), 7)",
+            slice_id,
+            f"user={user} flips",
+        )
+        await record.execute(
+            "insert into slice_change (slice_id, status, made_by, reason, fold_seq) values ($1, 'admitted', 'shadow', $2, 1)",
+            slice_id,
+            f"seen: {user}",
+        )
+        await record.execute(
+            "insert into value_share (model, source, places, counted_at, total, error, counts, reserved)"
+            " values ('digits', 'header.x-user', 20, now(), 2, 0, $1, $2) on conflict (model, source) do update"
+            " set counts = value_share.counts || excluded.counts, reserved = value_share.reserved || excluded.reserved",
+            json.dumps(
+                [
+                    {
+                        "predicate": f'header.x-user = "{quoted}"',
+                        "name": f"user={user}",
+                        "where": [{"key": "header.x-user", "equals": user}],
+                        "weight": 1.0,
+                    }
+                ]
+            ),
+            [user],
+        )
+        await record.execute(
+            "insert into report_run (kind, from_at, to_at, path, figures) values ('week', now(), now(), $1, $2)",
+            f"/reports/{number}.html",
+            json.dumps(
+                {"findings": [{"slice": f"user={user}", "examples": [{"exchange_id": _dashed(one.id)}]}]}
+            ),
+        )
+        await record.execute(
+            "insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2, flip)"
+            " values ($1, 0, 'reference', now(), 1, 1, 1, 1, 1, true)",
+            one.id,
+        )
+        await record.execute(
+            "insert into embedding values (now(), $1, 0, 'digits', 'd', 'logits', 1, '\\x00000000')", one.id
+        )
+        item = ComparisonRow(
+            exchange_id=_dashed(one.id),
+            item=0,
+            captured_us=0,
+            model_version_id=1,
+            policy_id=1,
+            slice_ids=(1,),
+            group_key="g",
+            pi1=1,
+            pi2=1,
+            u1=0,
+            u2=0,
+            candidate_margin=None,
+            flip=1,
+            topk=None,
+            js=None,
+            divergence=None,
+            margin=None,
+        )
+        await record.execute(
+            "insert into session values (1, 1, $1, now(), $2, 1)",
+            f"g{number}",
+            msgspec.msgpack.encode([item]),
+        )
+
+    async def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `quantdrift privacy ARGUMENTS`."""
+        return await asyncio.to_thread(
+            invoked,
+            "privacy",
+            *arguments,
+            directory=self.directory,
+            QUANTDRIFT_DSN=self.dsn,
+            QUANTDRIFT_HMAC_KEY=KEY.decode(),
+            **variables,
+        )
+
+    async def erase(self, key: str, value: str) -> dict[str, Any]:
+        """Erase, and return the JSON."""
+        done = await self.run("erase", key, value, "--yes", "--json", "--reason", "ticket 4711")
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    async def places_with(self, *words: str) -> set[str]:
+        """Return the tables, and `stream`, in which one of these words is, as text or as bytes."""
+        tables = [
+            row[0]
+            for row in await self.record.fetch("select tablename from pg_tables where schemaname = 'public'")
+        ]
+        forms = [form for word in words for form in _forms(word)]
+        found = {
+            table
+            for table in tables
+            if await self.record.fetchval(
+                f'select exists (select from "{table}" t, unnest($1::text[]) w where strpos(t::text, w) > 0)',
+                forms,
+            )
+        }
+        if any(word.encode() in data for data in await self.waiting() for word in words):
+            found.add("stream")
+        return found
+
+    async def waiting(self) -> list[bytes]:
+        """Return what waits in the stream."""
+        client = await nats.connect(self.url)
+        jetstream, name = client.jetstream(), self.queue.stream_name("exchange")
+        info = await jetstream.stream_info(name)
+        waiting: list[bytes] = []
+        sequence = 1
+        while sequence <= info.state.last_seq and len(waiting) < info.state.messages:
+            message = await jetstream.get_msg(name, seq=sequence, subject=f"{name}.>", next=True)
+            waiting.append(message.data or b"")
+            sequence = (message.seq or 0) + 1
+        await client.close()
+        return waiting
+
+
+def _dashed(exchange_id: str) -> str:
+    parts = exchange_id[:8], exchange_id[8:12], exchange_id[12:16], exchange_id[16:20], exchange_id[20:]
+    return "-".join(parts)
+
+
+def _forms(word: str) -> list[str]:
+    """Return a word as it can look in a row as text: in JSON, in JSON in a row, and in bytes."""
+    forms = [word]
+    for _ in range(3):
+        forms += [form.replace("\\", "\\\\").replace('"', mark) for form in forms for mark in ('\\"', '""')]
+    return [*dict.fromkeys(forms), word.encode().hex()]
+
+
+@pytest.fixture
+async def installation(record: asyncpg.Connection, nats_url: str, postgres_dsn: str, tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Return one with something of both people in each place."""
+    name = f"t-{secrets.token_hex(6)}"
+    (tmp_path / "config.toml").write_text(TEXT.format(url=nats_url, name=name))
+    queue = await Queue.connect(Stream(url=nats_url, name=name), client_name="test")
+    try:
+        made = Installation(record, queue, tmp_path, postgres_dsn, nats_url)
+        await made.fill()
+        await record.execute("update slice_change set fold_seq = 1")
+        yield made
+    finally:
+        await queue.close()
+
+
+async def monitor_applies(record_dsn: str) -> None:
+    """Take over the changes of slices as the monitor does, until cancelled."""
+    connection = await asyncpg.connect(record_dsn)
+    try:
+        while True:
+            await connection.execute("update slice_change set fold_seq = 2 where fold_seq is null")
+            await asyncio.sleep(0.05)
+    finally:
+        await connection.close()
+
+
+HOLDING = {
+    "alert",
+    "comparison",
+    "outbox",
+    "quarantine",
+    "report_run",
+    "slice",
+    "slice_change",
+    "stream",
+    "transition",
+    "value_share",
+    "verdict",
+}
+
+
+async def test_every_trace_of_a_value_goes_and_the_neighbour_stays(installation: Installation) -> None:
+    """Erased by a value that is a slice: no table and no message has the value, its hash or an id of its exchanges."""
+    mine = [CANARY, *(form for one in installation.mine for form in (one.id, _dashed(one.id)))]
+    mine += [one.trace.split("-")[1] for one in installation.mine]
+    theirs = [OTHER_HASH, *(one.id for one in installation.others)]
+    before = await installation.places_with(*mine, HASH)
+    assert before - {name for name in before if name.startswith("comparison_")} >= HOLDING | {
+        "noise",
+        "embedding",
+        "session",
+    }
+    neighbours = await installation.places_with(*theirs, *map(_dashed, theirs[1:]))
+    applying = asyncio.create_task(monitor_applies(installation.dsn))
+    try:
+        erased = await installation.erase("any", CANARY)
+    finally:
+        applying.cancel()
+    counts = {place["place"]: place["n"] for place in erased["erased"]}
+    assert counts["comparison"] == 2
+    assert counts["stream"] == 2
+    assert await installation.places_with(*mine, HASH) == set()
+    assert await installation.places_with(*theirs, *map(_dashed, theirs[1:])) == neighbours
+    assert (
+        await installation.record.fetchval("select count(*) from slice where name = $1", f"user={NEIGHBOUR}")
+        == 1
+    )
+    assert await installation.record.fetchval("select count(*) from comparison") == 2
+    assert len(await installation.waiting()) == 1
+    again = await installation.erase("any", CANARY)
+    assert again["erased"] == []
+    entries = await installation.record.fetch(
+        "select * from audit where action = 'privacy erase' order by seq"
+    )
+    assert [json.loads(entry["after"])["status"] for entry in entries] == ["begun", "erased"]
+    assert entries[0]["note"] == "ticket 4711"
+
+
+def test_every_table_is_decided_on() -> None:
+    """A new table is in no set of the erasure: decide whether it holds rows, texts, or nothing of an exchange."""
+    sets = (set(OF_AN_EXCHANGE), set(REDACTED), set(WITHOUT_VALUES))
+    assert sum(map(len, sets)) == len(set.union(*sets))
+    assert set.union(*sets) == set(Base.metadata.tables)
