@@ -33,6 +33,7 @@ from tests.support.shadow.onnx_models import exchange_of, inputs_of
 pytestmark = pytest.mark.integration
 
 CANARY, NEIGHBOUR = 'cana"ry-7f31@example.org', "cana"
+ENTRIES = "select count(*) from audit where action = 'privacy erase'"
 KEY = b"a key of the sidecars"
 HASH, OTHER_HASH = keyed_hash(KEY, CANARY), keyed_hash(KEY, NEIGHBOUR)
 CONFIG = Config(
@@ -391,3 +392,123 @@ def test_every_table_is_decided_on() -> None:
     sets = (set(OF_AN_EXCHANGE), set(REDACTED), set(WITHOUT_VALUES))
     assert sum(map(len, sets)) == len(set.union(*sets))
     assert set.union(*sets) == set(Base.metadata.tables)
+
+
+async def test_an_exchange_in_hand_of_a_worker_does_not_come_back(installation: Installation) -> None:
+    """A worker stores, after the first pass, what it had fetched before it: the second pass erases that, too."""
+    one = installation.mine[0]
+    consumer = await installation.queue.consumer("exchange", ack_wait_s=30, model="digits")
+    deliveries = await consumer.fetch(3, max_bytes=1_000_000, timeout_s=5)
+    assert len(deliveries) == 3
+    erasing = asyncio.create_task(installation.erase("header.x-request-id", "request-0"))
+    async with asyncio.timeout(60):
+        while not await installation.record.fetchval(ENTRIES):
+            await asyncio.sleep(0.02)
+        while await installation.record.fetchval(
+            "select count(*) from comparison where exchange_id = $1", one.id
+        ):
+            await asyncio.sleep(0.02)
+        async with Database(installation.dsn) as database:
+            writer = Writer(database, SystemClock(), ValueRules(CONFIG))
+            late = StoreBatch(worker="late", at=datetime.now(UTC), references={}, compared=(compared(one),))
+            await writer.store(late)
+        for delivery in deliveries:
+            await delivery.ack()
+        erased = await erasing
+    assert {place["place"]: place["n"] for place in erased["erased"]}["comparison"] == 2
+    assert await installation.places_with(one.id, _dashed(one.id)) == set()
+    assert erased["left"] == []
+
+
+async def test_find_by_each_key_shows_no_content(installation: Installation) -> None:
+    """A request id, a hashed attribute, a trace and an exchange: where, how many and when, and no value of them."""
+    one = installation.mine[0]
+    for key, value, n in (
+        ("header.x-request-id", "request-0", 1),
+        ("header.x-person", CANARY, 2),
+        ("trace", one.trace, 1),
+        ("exchange", _dashed(one.id), 1),
+        ("header.x-user", CANARY, 2),
+    ):
+        shown = await installation.run("find", key, value, "--json")
+        assert shown.returncode == 0, shown.stderr
+        places = {place["place"]: place for place in json.loads(shown.stdout)["found"]}
+        assert places["comparison"]["n"] == n, key
+        assert places["stream"]["n"] >= 1
+        assert places["alert"]["n"] == 1
+        assert json.loads(shown.stdout)["report_files"] == ["/reports/0.html"]
+        for secret in (CANARY, HASH, "7f31", one.id):
+            assert secret not in shown.stdout + shown.stderr
+    table = await installation.run("find", "header.x-request-id", "request-0")
+    assert table.stdout.splitlines()[0].split() == ["place", "rows", "oldest", "(UTC)", "newest", "(UTC)"]
+    assert "backups of Postgres and of NATS" in table.stdout
+    assert await installation.places_with(one.id)
+
+
+async def test_a_request_id_takes_its_own_exchange_alone(installation: Installation) -> None:
+    """Erased by a request id: other exchanges of the same person stay, and so does the slice of the person."""
+    await installation.erase("header.x-request-id", "request-1")
+    assert await installation.places_with(installation.mine[1].id, _dashed(installation.mine[1].id)) == set()
+    assert await installation.record.fetchval("select count(*) from comparison") == 3
+    assert (
+        await installation.record.fetchval("select count(*) from slice where name = $1", f"user={CANARY}")
+        == 1
+    )
+    assert await installation.record.fetchval("select count(*) from slice where lapsed_at is not null") == 0
+
+
+async def test_the_value_can_come_from_standard_input_and_a_person_can_say_no(
+    installation: Installation,
+) -> None:
+    """`-` reads the value; without `--yes` an answer is needed, and `n` erases nothing."""
+    from click.testing import CliRunner
+
+    from quantdrift.cli.main import main
+
+    def typed(words: list[str], typed_in: str) -> tuple[int, str]:
+        config = ["--config", str(installation.directory / "config.toml")]
+        done = CliRunner(
+            env={"QUANTDRIFT_DSN": installation.dsn, "QUANTDRIFT_HMAC_KEY": KEY.decode()}
+        ).invoke(main, ["privacy", *words, *config], input=typed_in)
+        return done.exit_code, done.output
+
+    code, output = await asyncio.to_thread(typed, ["find", "header.x-person", "-"], f"{CANARY}\n")
+    assert (code, "comparison" in output) == (0, True), output
+    code, output = await asyncio.to_thread(typed, ["erase", "header.x-person", CANARY], "n\n")
+    assert code == 1
+    assert "This cannot be undone" in output
+    assert await installation.record.fetchval("select count(*) from comparison") == 4
+    assert await installation.record.fetchval(ENTRIES) == 0
+    code, output = await asyncio.to_thread(typed, ["erase", "header.x-person", "-"], f"{CANARY}\n")
+    assert (code, "--yes" in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"),
+    [
+        ("user", "ada", "`user` is unknown"),
+        ("exchange", "17", "32 hexadecimal digits"),
+        ("header.x-user", "", "the value is empty"),
+        ("header.x-scanner", "faint", "belongs to no person"),
+    ],
+)
+async def test_what_cannot_be_erased_is_refused(
+    installation: Installation, key: str, value: str, word: str
+) -> None:
+    """Exit code 2 and a reason; nothing is searched."""
+    done = await installation.run("erase", key, value, "--yes")
+    assert (done.returncode, word in done.stderr) == (2, True)
+
+
+async def test_a_hashed_attribute_needs_the_key(installation: Installation) -> None:
+    """Without it the value could only be searched as it is, and nothing would be found: an error in place of that."""
+    done = await asyncio.to_thread(
+        invoked,
+        "privacy",
+        "find",
+        "header.x-person",
+        CANARY,
+        directory=installation.directory,
+        QUANTDRIFT_DSN=installation.dsn,
+    )
+    assert (done.returncode, "QUANTDRIFT_HMAC_KEY" in done.stderr) == (2, True)
