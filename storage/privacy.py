@@ -1,7 +1,7 @@
 """What the database holds about a person or an exchange, and its erasure.
 
 An exchange is found by its id, by its trace or by an attribute. Its own rows are deleted. Texts elsewhere that contain its
-ids, or the value of the attribute, stay without them: a random word, the same in the whole run, takes the place of the value.
+ids, or the value of the attribute, stay without them: a random word, the same in the whole pass, takes the place of the value.
 Sums, counts and states of detectors stay: they contain no value, and nobody can take one observation out of them.
 
 Every table is in one of three sets here; a test compares them with the schema.
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ARRAY, CursorResult, Row, RowMapping, Text, text
+from sqlalchemy import ARRAY, Row, RowMapping, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -47,16 +47,36 @@ REDACTED: Final = (
     "model_version",
     "noise_change",
     "outbox",
-    "policy",
     "report_run",
     "slice",
     "slice_change",
     "transition",
-    "undeclared_session",
     "value_share",
     "verdict",
 )
-"""Tables whose texts may contain a value or an id, which is replaced in every column of type text, text[] or jsonb."""
+"""Tables whose texts may contain a value or an id, which is replaced in every column of type text, text[] or jsonb, except
+those in `CLOSED`."""
+CLOSED: Final = frozenset(
+    {
+        "content",
+        "from_verdict",
+        "kind",
+        "made_by",
+        "metric",
+        "model",
+        "option",
+        "reference",
+        "reference_digest",
+        "severity",
+        "side",
+        "source",
+        "space",
+        "status",
+        "to_verdict",
+        "verdict",
+    }
+)
+"""Columns of these tables with words of the code, names of the configuration and of users of the database, or numbers."""
 WITHOUT_VALUES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "arrival": "numbers of exchanges at their sidecar",
@@ -70,9 +90,11 @@ WITHOUT_VALUES: Final[Mapping[str, str]] = MappingProxyType(
         "leader": "the process that leads",
         "noise_floor": "sums of divergences",
         "noise_slice": "sums of divergences",
+        "policy": "rates and strata of the configuration",
         "rollup_day": "sums of divergences",
         "rollup_hour": "sums of divergences",
         "tally": "counts of a header stratum",
+        "undeclared_session": "evidence about an attribute",
     }
 )
 """Tables that an erasure leaves as they are, and what they contain instead."""
@@ -81,6 +103,7 @@ _PAGE: Final = 500
 _IDS: Final = 5_000
 _SHORT: Final = 4
 _ID: Final = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
+_FIELD: Final = re.compile(r"[a-z_]+")
 _ITEMS: Final = msgspec.msgpack.Decoder(list[ComparisonRow])
 _DELETE_COMPARISONS: Final = """
     delete from comparison where (captured_at, exchange_id) in (
@@ -230,6 +253,7 @@ class Search:
         RetryError, OperatorError
             As `Database.begin`.
         """
+        self._token = f"erased-{secrets.token_hex(6)}"  # another one each time: names of slices are unique
         places = [await self._comparisons(erase=erase), await self._quarantine(erase=erase)]
         for table in ("noise", "embedding"):
             self._progress(f"searching {table}")
@@ -397,7 +421,7 @@ class Search:
                 return found
             last = str(rows[-1]["row_id"])
 
-    def _changed(self, table: str, row: RowMapping, redactor: "_Redactor") -> dict[str, Any]:
+    def _changed(self, table: str, row: RowMapping, redactor: "Redactor") -> dict[str, Any]:
         """Return the columns of a row that must change, with their new values."""
         changed: dict[str, Any] = {}
         for column in text_columns(table):
@@ -440,20 +464,19 @@ class Search:
                 """),
                 {"row_id": row_id},
             )
-        result: CursorResult[Any] = await connection.execute(
+        await connection.execute(
             text(
                 f"update {table} set {', '.join(sets)} where ctid = cast(cast(:row_id as text) as tid)"  # noqa: S608
             ),
             {**values, "row_id": row_id},
         )
-        assert result.rowcount == 1, table
 
-    def _redactor(self) -> "_Redactor":
+    def _redactor(self) -> "Redactor":
         values = (*self._wanted.values, *self._wanted.groups) if self._wanted.is_value else ()
-        return _Redactor(values, self.exchanges.tokens, self._token)
+        return Redactor(values, self.exchanges.tokens, self._token)
 
 
-class _Redactor:
+class Redactor:
     """Takes values and ids out of texts and JSON.
 
     A value is found as a whole word: `ada` is not found in `adam`. One of fewer than four characters is found in a text only
@@ -501,7 +524,11 @@ class _Redactor:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, Mapping):
-            return {self._text(key): self.without(one) for key, one in value.items()}
+            # Keys such as `key` and `equals` are names of fields, whatever the value is.
+            return {
+                key if _FIELD.fullmatch(key) else self._text(key): self.without(one)
+                for key, one in value.items()
+            }
         if isinstance(value, list | tuple):
             return [
                 self.without(one, drop=drop)
@@ -532,12 +559,15 @@ class _Redactor:
 
 
 def text_columns(table: str) -> list[str]:
-    """Return the columns of a table that can contain a text: text, text[] and jsonb."""
+    """Return the columns of a table that can contain a value: text, text[] and jsonb, without those in `CLOSED`."""
     return [
         column.name
         for column in Base.metadata.tables[table].columns
-        if isinstance(column.type, Text | JSONB)
-        or (isinstance(column.type, ARRAY) and isinstance(column.type.item_type, Text))
+        if column.name not in CLOSED
+        and (
+            isinstance(column.type, Text | JSONB)
+            or (isinstance(column.type, ARRAY) and isinstance(column.type.item_type, Text))
+        )
     ]
 
 

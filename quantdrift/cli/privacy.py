@@ -18,6 +18,7 @@ from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.policy import at_data
 from quantdrift.core.config.load import Role, hmac_key
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.records import Metric, Side, Verdict
 from quantdrift.core.slices import attribute_key
 from quantdrift.core.text import plain
 
@@ -102,6 +103,8 @@ def erase(
         )
     task = _prepared(config_path, data, key, value)
     _check_not_declared(task.config, task.wanted)
+    if any(form in reason for form in task.wanted.values):
+        raise OperatorError("--reason contains the value, and the audit would keep it for ever: leave it out")
     with Steps(quiet=as_json) as step:
         found = asyncio.run(_find(task, step))
     if not found.places:
@@ -188,6 +191,12 @@ def _trace_id(value: str) -> str:
 
 
 def _check_not_declared(config: Config, wanted: Wanted) -> None:
+    words = {*Metric, *Verdict, *Side, *(model.name for model in config.models)}
+    if wanted.is_value and words & set(wanted.values):
+        raise OperatorError(
+            "the value is a word that the tables use themselves, such as the name of a model: erase by another key, such"
+            " as a request id"
+        )
     for rule in config.slices:
         if set(wanted.values) & set(rule.values) and wanted.key in {attribute_key(rule), "any"}:
             raise OperatorError(

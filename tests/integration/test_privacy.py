@@ -23,7 +23,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.capture.attributes import keyed_hash
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.rows import ComparisonRow
-from quantdrift.storage.privacy import OF_AN_EXCHANGE, REDACTED, WITHOUT_VALUES
+from quantdrift.storage.privacy import CLOSED, OF_AN_EXCHANGE, REDACTED, WITHOUT_VALUES, text_columns
 from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.shadow.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, VersionKey
 from quantdrift.storage.shadow.writer import Writer
@@ -387,26 +387,42 @@ async def test_every_trace_of_a_value_goes_and_the_neighbour_stays(installation:
     assert entries[0]["note"] == "ticket 4711"
 
 
+async def test_without_a_monitor_the_command_says_that_something_may_come(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 1: nobody has ended the slice of the value yet, and its last change of verdict would name it."""
+    monkeypatch.setattr("quantdrift.cli.privacy._SETTLE_S", 0.3)
+    done = await installation.run("erase", "header.x-user", CANARY, "--yes")
+    assert done.returncode == 1
+    assert "the monitor may still have" in done.stderr
+    assert await installation.places_with(CANARY) == set()
+
+
 def test_every_table_is_decided_on() -> None:
     """A new table is in no set of the erasure: decide whether it holds rows, texts, or nothing of an exchange."""
     sets = (set(OF_AN_EXCHANGE), set(REDACTED), set(WITHOUT_VALUES))
     assert sum(map(len, sets)) == len(set.union(*sets))
     assert set.union(*sets) == set(Base.metadata.tables)
+    named = {column.name for table in REDACTED for column in Base.metadata.tables[table].columns}
+    assert named >= CLOSED
+    assert all(text_columns(table) for table in REDACTED)
 
 
 async def test_an_exchange_in_hand_of_a_worker_does_not_come_back(installation: Installation) -> None:
-    """A worker stores, after the first pass, what it had fetched before it: the second pass erases that, too."""
+    """A worker stores, after the first pass, what it had fetched before it, and makes the slice of the value again.
+
+    The second pass erases both.
+    """
     one = installation.mine[0]
     consumer = await installation.queue.consumer("exchange", ack_wait_s=30, model="digits")
     deliveries = await consumer.fetch(3, max_bytes=1_000_000, timeout_s=5)
     assert len(deliveries) == 3
-    erasing = asyncio.create_task(installation.erase("header.x-request-id", "request-0"))
+    applying = asyncio.create_task(monitor_applies(installation.dsn))
+    erasing = asyncio.create_task(installation.erase("header.x-user", CANARY))
     async with asyncio.timeout(60):
         while not await installation.record.fetchval(ENTRIES):
             await asyncio.sleep(0.02)
-        while await installation.record.fetchval(
-            "select count(*) from comparison where exchange_id = $1", one.id
-        ):
+        while await installation.places_with(CANARY):
             await asyncio.sleep(0.02)
         async with Database(installation.dsn) as database:
             writer = Writer(database, SystemClock(), ValueRules(CONFIG))
@@ -415,8 +431,9 @@ async def test_an_exchange_in_hand_of_a_worker_does_not_come_back(installation: 
         for delivery in deliveries:
             await delivery.ack()
         erased = await erasing
-    assert {place["place"]: place["n"] for place in erased["erased"]}["comparison"] == 2
-    assert await installation.places_with(one.id, _dashed(one.id)) == set()
+    applying.cancel()
+    assert {place["place"]: place["n"] for place in erased["erased"]}["comparison"] == 3
+    assert await installation.places_with(CANARY, one.id, _dashed(one.id)) == set()
     assert erased["left"] == []
 
 
@@ -490,13 +507,16 @@ async def test_the_value_can_come_from_standard_input_and_a_person_can_say_no(
         ("exchange", "17", "32 hexadecimal digits"),
         ("header.x-user", "", "the value is empty"),
         ("header.x-scanner", "faint", "belongs to no person"),
+        ("any", "firing", "a word that the tables use"),
+        ("header.x-user", "digits", "a word that the tables use"),
+        ("header.x-user", "ticket", "--reason contains the value"),
     ],
 )
 async def test_what_cannot_be_erased_is_refused(
     installation: Installation, key: str, value: str, word: str
 ) -> None:
     """Exit code 2 and a reason; nothing is searched."""
-    done = await installation.run("erase", key, value, "--yes")
+    done = await installation.run("erase", key, value, "--yes", "--reason", "ticket 4711")
     assert (done.returncode, word in done.stderr) == (2, True)
 
 

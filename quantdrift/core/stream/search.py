@@ -1,13 +1,16 @@
 """The search of the exchanges that wait in the stream, and the deletion of some of them."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Final
 
 import msgspec
+import nats.errors
 import nats.js.errors
 
+from quantdrift.core.errors import RetryError
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.consume import REQUEST_S
 from quantdrift.core.stream.errors import mapped
@@ -39,7 +42,7 @@ async def search_stream(
     jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
     name = queue.stream_name("exchange")
     n, times, sequence = 0, [], 1
-    async with mapped():
+    async with _answered(), mapped():
         try:
             last = (await jetstream.stream_info(name)).state.last_seq
         except nats.js.errors.NotFoundError:
@@ -66,6 +69,20 @@ async def search_stream(
                 except nats.js.errors.APIError:  # a worker has acknowledged it meanwhile
                     continue
     return InStream(n=n, first_at=min(times, default=None), last_at=max(times, default=None))
+
+
+@contextlib.asynccontextmanager
+async def _answered() -> AsyncIterator[None]:
+    """Say what an absent answer may mean: the server does not answer to what a user may not ask."""
+    try:
+        yield
+    except RetryError as error:
+        if not isinstance(error.__cause__, nats.errors.TimeoutError):
+            raise
+        raise RetryError(
+            "NATS did not answer: if it is up, stream.credentials_file is not that of the administrator, who alone may read"
+            " and delete single messages of the stream (`quantdrift setup nats` made its key, admin.nk)"
+        ) from error
 
 
 async def wait_for_workers(queue: Queue, limit_s: float) -> bool:
