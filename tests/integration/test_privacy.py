@@ -20,14 +20,28 @@ from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceAssigner, ValueRules
 from quantdrift.core.stream.connection import Queue
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.sidecar.capture.attributes import keyed_hash
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import ComparisonRow
-from quantdrift.storage.privacy import CLOSED, OF_AN_EXCHANGE, REDACTED, WITHOUT_VALUES, text_columns
+from quantdrift.storage.monitor.write import write
+from quantdrift.storage.privacy import (
+    CLOSED,
+    OF_AN_EXCHANGE,
+    REDACTED,
+    WITHOUT_VALUES,
+    Search,
+    Wanted,
+    slices_wait,
+    text_columns,
+)
 from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.shadow.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, VersionKey
 from quantdrift.storage.shadow.writer import Writer
 from tests.support.commands import invoked
+from tests.support.monitor.fold_stream import CONFIG as WATCH
+from tests.support.monitor.fold_stream import FAINT_ID, batches, store_batch, store_catalog
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration
@@ -532,3 +546,46 @@ async def test_a_hashed_attribute_needs_the_key(installation: Installation) -> N
         QUANTDRIFT_DSN=installation.dsn,
     )
     assert (done.returncode, "QUANTDRIFT_HMAC_KEY" in done.stderr) == (2, True)
+
+
+async def test_the_monitor_ends_the_slice_and_what_it_still_writes_goes_with_the_second_pass(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A fold with an open alert on the slice of the value: it ends, and the fold does not stumble over the new name."""
+    await store_catalog(record)
+    fold: Fold | None = None
+
+    async def folded() -> set[int]:
+        nonlocal fold
+        async with database.begin() as connection:
+            if fold is None:
+                fold = Fold(WATCH, await resume(connection))
+            rows = await claim(connection, fold.position.fold_seq, 64)
+            fold.learn(await load_catalog(connection))
+            for batch in rows:
+                fold.batch(batch)
+            await write(connection, fold.take(), "")
+            return {row.slice_id for row in fold.verdicts()}
+
+    async def found(*, erase: bool) -> dict[str, int]:
+        wanted = Wanted(key="header.x-scanner", values=("faint",))
+        return {place.place: place.n for place in await Search(database, wanted).run(erase=erase)}
+
+    stream = batches(150)
+    for batch in stream[:60]:
+        await store_batch(record, batch)
+    assert FAINT_ID in await folded()
+    assert (await found(erase=True)).items() >= {"slice": 1, "alert": 1}.items()
+    assert await found(erase=False) == {}
+    async with database.begin() as connection:
+        assert await slices_wait(connection)
+    for batch in stream[60:70]:
+        await store_batch(record, batch)
+    assert FAINT_ID not in await folded()
+    assert await record.fetchval("select count(*) from alert where resolved_at is null") == 0
+    async with database.begin() as connection:
+        assert not await slices_wait(connection)
+    await found(erase=True)
+    assert await found(erase=False) == {}
+    async with database.begin() as connection:
+        assert (await resume(connection)).lapsed == (FAINT_ID,)
