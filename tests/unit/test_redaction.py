@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from quantdrift.cli.privacy import wanted_of
+from quantdrift.core.config.schema import Capture, Config, Sampling
+from quantdrift.sidecar.capture.attributes import keyed_hash
 from quantdrift.storage.privacy import Redactor
 
 pytestmark = pytest.mark.unit
@@ -53,3 +56,20 @@ def test_an_entry_with_the_value_goes_where_entries_are_about_values() -> None:
     """Weights of other values stay."""
     entries = [{"name": "user=ada7", "where": [{"equals": "ada7"}]}, {"name": "user=bob"}]
     assert Redactor(["ada7"], set(), "X").without(entries, drop=True) == entries[1:]
+
+
+def test_each_form_of_a_value_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is, without what is removed at capture, hashed if the attribute is hashed, and as a session."""
+    monkeypatch.setenv("QUANTDRIFT_HMAC_KEY", "key")
+    config = Config(
+        capture=Capture(headers=("x-user",), hmac=("header.x-user",)),
+        sampling=Sampling(sticky_header="X-User"),
+    )
+    wanted = wanted_of(config, "header.x-user", "ada\x1b7")
+    hashed = keyed_hash(b"key", "ada\x1b7")
+    assert (wanted.values, wanted.groups) == (("ada7", hashed), (hashed,))
+    assert wanted_of(config, "header.x-other", "ada").values == ("ada",)
+    assert wanted_of(config, "any", "ada").values == ("ada", keyed_hash(b"key", "ada"))
+    trace = f"00-{ID}-00f067aa0ba902b7-01"
+    assert wanted_of(config, "trace", trace).values == wanted_of(config, "trace", ID).values == (ID,)
+    assert wanted_of(config, "exchange", DASHED.upper()).values == (ID,)
