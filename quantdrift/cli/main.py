@@ -16,6 +16,7 @@ from quantdrift.cli import (
     pause,
     plan,
     policy,
+    privacy,
     reference,
     report,
     retirement,
@@ -40,6 +41,7 @@ _EXTRAS = {
     "audit": "storage",
     "db": "storage",
     "setup": "storage",
+    "privacy": "storage",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",
@@ -133,6 +135,7 @@ for _command in (
     status.status,
     triage.triage,
     audit.audit,
+    privacy.privacy,
 ):
     main.add_command(_command)
 for _command in (

@@ -13,7 +13,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Capture
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
-from quantdrift.core.keys import KeyFile
+from quantdrift.core.keys import KeyFile, KeyRing
 from quantdrift.core.text import UNSAFE
 
 _HMAC_DIGITS = 32
@@ -95,6 +95,19 @@ class KeyedHash:
         if key is None:
             return _digest(self._key, text)
         return f"{key.id}:{_digest(key.derived(_PURPOSE), text)}"
+
+
+def every_hash(text: str, key: bytes, ring: KeyRing | None = None) -> tuple[str, ...]:
+    """Return all that a text can be stored as: hashed with a plain key, and with each key of a key file.
+
+    Parameters
+    ----------
+    key
+        The plain key; empty: there is none.
+    """
+    with_plain = [_digest(key, text)] if key else []
+    keys = () if ring is None else ring.keys
+    return (*with_plain, *(f"{one.id}:{_digest(one.derived(_PURPOSE), text)}" for one in keys))
 
 
 def _digest(key: bytes, text: str) -> str:

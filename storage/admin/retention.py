@@ -1,11 +1,12 @@
 """Retention: creates partitions ahead of time, and deletes old rows, payloads, sums and detector states.
 
-Decisions about baselines stay for ever: who, when, why and from which rows. Only their histogram is deleted, once no
-detector uses it and no comparison that was measured with it is left.
+`ENDS` says of each table when its rows go. Slices and versions that lost their place go last, when nothing that is kept
+refers to them, together with their verdicts, detectors and baselines.
 """
 
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -154,6 +155,184 @@ _OLD_REPORTS: Final = """
         select id from report_run where created_at < :before limit :chunk
     )
 """
+# An open session whose model gets no traffic any more never closes.
+_OLD_SESSIONS: Final = """
+    delete from session where (model_version_id, policy_id, group_key) in (
+        select model_version_id, policy_id, group_key from session where opened_at < :before limit :chunk
+    )
+"""
+_OLD_VECTORS: Final = """
+    delete from embedding where (captured_at, exchange_id, item) in (
+        select captured_at, exchange_id, item from embedding where captured_at < :before limit :chunk
+    )
+"""
+# The newest content of a detector, and the decisions about it, are in effect.
+_OLD_BASELINES: Final = """
+    delete from baseline where id in (
+        select b.id from baseline b
+        where b.content is null and b.fold_seq is not null and b.made_at < :before and exists (
+            select from baseline n
+            where n.model_version_id = b.model_version_id and n.slice_id = b.slice_id and n.metric = b.metric
+                and n.kind = b.kind and n.id > b.id and n.content is not null and n.fold_seq is not null
+                and n.made_at < :before
+        )
+        limit :chunk
+    )
+"""
+# The newest change that the fold has applied says what is so now.
+_OLD_CHANGES: Final = """
+    delete from {table} where id in (
+        select c.id from {table} c
+        where c.made_at < :before and c.fold_seq is not null and exists (
+            select from {table} n where n.{column} = c.{column} and n.id > c.id and n.fold_seq is not null
+        )
+        limit :chunk
+    )
+"""
+_OLD_DOUBTS: Final = """
+    delete from doubt where (model, reference_digest) in (
+        select model, reference_digest from doubt where found_at < :before limit :chunk
+    )
+"""
+_OLD_SHARES: Final = """
+    delete from value_share where (model, source) in (
+        select model, source from value_share where counted_at < :before limit :chunk
+    )
+"""
+_ENDED_DISCOVERY: Final = """
+    d.status in ('expired', 'retired') and not d.held
+        and greatest(d.first_found_at, d.frozen_at, d.confirmed_at, d.expired_at) < :before
+        and not exists (
+            select from discovery_change c
+            where c.discovery_id = d.id and (c.made_at >= :before or (c.fold_seq is null and d.slice_id is not null))
+        )
+"""
+_OLD_DISCOVERIES: Final = f"""
+    with ended as (
+        select d.id from discovery d where d.slice_id is null and {_ENDED_DISCOVERY} limit :chunk for update skip locked
+    ), changes as (
+        delete from discovery_change where discovery_id in (select id from ended)
+    )
+    delete from discovery where id in (select id from ended)
+"""  # noqa: S608 - a constant
+# A slice lost its place, or was found by a search and retired, and only its last state is left of it.
+_OLD_SLICES: Final = """
+    with ended as (
+        select s.id from slice s
+        where (
+                s.lapsed_at < :before and not exists (select from discovery d where d.slice_id = s.id)
+                or exists (select from discovery d where d.slice_id = s.id and {ended_discovery})
+            )
+            and not exists (select from alert a where a.slice_id = s.id)
+            and not exists (select from transition t where t.slice_id = s.id)
+            and not exists (select from noise_change n where n.slice_id = s.id)
+            and not exists (select from detector d where d.slice_id = s.id and d.retired_at is null)
+            and not exists (select from verdict v where v.slice_id = s.id and v.updated_at >= :before)
+            and not exists (
+                select from slice_change c where c.slice_id = s.id and (c.made_at >= :before or c.fold_seq is null)
+            )
+            and not exists (
+                select from model_version v join rollup_hour r on r.model_version_id = v.id and r.slice_id = s.id
+            )
+            and not exists (
+                select from model_version v join rollup_day r on r.model_version_id = v.id and r.slice_id = s.id
+            )
+        limit :chunk for update skip locked
+    ), changes as (
+        delete from discovery_change where discovery_id in (
+            select d.id from discovery d join ended on ended.id = d.slice_id
+        )
+    ), {children}
+    delete from slice where id in (select id from ended)
+""".format(  # noqa: S608 - constants
+    ended_discovery=_ENDED_DISCOVERY,
+    children=", ".join(
+        f"of_{table} as (delete from {table} where slice_id in (select id from ended))"  # noqa: S608 - constants
+        for table in (
+            "discovery",
+            "slice_change",
+            "verdict",
+            "detector",
+            "baseline",
+            "undeclared_session",
+            "noise_slice",
+        )
+    ),
+)
+_OLD_VERSIONS: Final = """
+    with ended as (
+        select v.id from model_version v
+        where v.lapsed_at < :before
+            and not exists (select from alert a where a.model_version_id = v.id)
+            and not exists (select from transition t where t.model_version_id = v.id)
+            and not exists (select from noise_change n where n.model_version_id = v.id)
+            and not exists (select from session s where s.model_version_id = v.id)
+            and not exists (select from discovery d where d.model_version_id = v.id)
+            and not exists (select from detector d where d.model_version_id = v.id and d.retired_at is null)
+            and not exists (select from verdict r where r.model_version_id = v.id and r.updated_at >= :before)
+            and not exists (select from baseline b where b.from_version_id = v.id and b.model_version_id <> v.id)
+            and not exists (select from rollup_hour r where r.model_version_id = v.id)
+            and not exists (select from rollup_day r where r.model_version_id = v.id)
+        limit :chunk for update skip locked
+    ), {children}
+    delete from model_version where id in (select id from ended)
+""".format(  # noqa: S608 - constants
+    children=", ".join(
+        f"of_{table} as (delete from {table} where model_version_id in (select id from ended))"  # noqa: S608 - constants
+        for table in (
+            "verdict",
+            "detector",
+            "baseline",
+            "undeclared_session",
+            "noise_floor",
+            "noise_slice",
+            "discovery_search",
+        )
+    )
+)
+_WITH_ITS_SLICE: Final = "with its slice or version"
+_NEVER_MORE: Final = "one row"
+ENDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "alert": "history_days after it was resolved",
+        "arrival": "retention_days",
+        "audit": "never: an audit from which entries go cannot be verified",
+        "baseline": "history_days after a newer one took effect; the one in effect goes with its slice or version",
+        "batch": "retention_days",
+        "clustering": "retention_days after a newer one of its space; the newest is in use",
+        "comparison": "retention_days",
+        "compatibility": _NEVER_MORE,
+        "detector": "90 days, or retention_days if that is longer, after it is retired",
+        "discovery": "history_days after it expired or was retired; never while a person has retired it",
+        "discovery_change": "history_days after a newer one, or with its discovery",
+        "discovery_search": _WITH_ITS_SLICE,
+        "doubt": "history_days after the last check",
+        "embedding": "retention_days",
+        "expiry": "with its batch",
+        "fold": _NEVER_MORE,
+        "leader": _NEVER_MORE,
+        "model_version": "history_days after it lost its place; those with a place are limited in number",
+        "noise": "with its batch",
+        "noise_change": "history_days",
+        "noise_floor": _WITH_ITS_SLICE,
+        "noise_slice": _WITH_ITS_SLICE,
+        "outbox": "history_days after it was sent",
+        "policy": "retention_days and two days",
+        "quarantine": "retention_days; its payload quarantine_days",
+        "report_run": "history_days",
+        "rollup_day": "history_days",
+        "rollup_hour": "history_days",
+        "session": "when it closes, or retention_days",
+        "slice": "history_days after it lost its place; those with a place are limited in number",
+        "slice_change": "history_days after a newer one, or with its slice",
+        "tally": "retention_days; the last of each start before that stays as long as a later one",
+        "transition": "history_days",
+        "undeclared_session": _WITH_ITS_SLICE,
+        "value_share": "history_days after the last item",
+        "verdict": _WITH_ITS_SLICE,
+    }
+)
+"""When the rows of each table go. The options are in the section `storage`."""
 _POLICY_LASTS: Final = timedelta(days=2)
 
 
@@ -180,6 +359,10 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Hourly and daily sums deleted.
     n_reports
         Records of reports deleted; their files stay.
+    n_sessions, n_vectors, n_baselines, n_changes
+        Sessions that never closed, vectors, replaced baselines, and replaced changes of slices and discoveries deleted.
+    n_doubts, n_shares, n_discoveries, n_slices, n_versions
+        Checks of references, weights, discoveries, slices and versions deleted, which nothing refers to any more.
     """
 
     partitions_made: tuple[date, ...]
@@ -200,6 +383,15 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_hours: int
     n_days: int
     n_reports: int
+    n_sessions: int
+    n_vectors: int
+    n_baselines: int
+    n_changes: int
+    n_doubts: int
+    n_shares: int
+    n_discoveries: int
+    n_slices: int
+    n_versions: int
 
 
 async def maintain(
@@ -245,6 +437,8 @@ async def maintain(
         n_batches=await in_chunks(database, _OLD_BATCHES, {"before": kept_from}),
         n_payloads=await in_chunks(database, _OLD_PAYLOADS, {"before": payloads_from}),
         n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),
+        n_sessions=await in_chunks(database, _OLD_SESSIONS, {"before": kept_from}),
+        n_vectors=await in_chunks(database, _OLD_VECTORS, {"before": kept_from}),
         n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
         n_contents=await in_chunks(database, _OLD_CONTENTS, {**superseded, "kept_from": kept_from}),
         n_detectors=await in_chunks(database, _OLD_DETECTORS, superseded),
@@ -255,6 +449,18 @@ async def maintain(
         n_hours=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_hour", column="hour"), history),
         n_days=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_day", column="day"), history),
         n_reports=await in_chunks(database, _OLD_REPORTS, history),
+        n_baselines=await in_chunks(database, _OLD_BASELINES, history),
+        n_changes=await in_chunks(
+            database, _OLD_CHANGES.format(table="slice_change", column="slice_id"), history
+        )
+        + await in_chunks(
+            database, _OLD_CHANGES.format(table="discovery_change", column="discovery_id"), history
+        ),
+        n_doubts=await in_chunks(database, _OLD_DOUBTS, history),
+        n_shares=await in_chunks(database, _OLD_SHARES, history),
+        n_discoveries=await in_chunks(database, _OLD_DISCOVERIES, history),
+        n_slices=await in_chunks(database, _OLD_SLICES, history),
+        n_versions=await in_chunks(database, _OLD_VERSIONS, history),
     )
 
 

@@ -65,8 +65,8 @@ class Baseline(Base):
         Index("ix_baseline_signal", "model_version_id", "slice_id", "metric", "kind", "id"),
         Index("ix_baseline_unfolded", "id", postgresql_where=text("fold_seq is null")),
         {
-            "comment": "Baselines of signals, and every decision about them. Rows stay; content that is no longer in effect is"
-            " deleted after 90 days, or storage.retention_days if that is longer."
+            "comment": "Baselines of signals, and every decision about them. Content that is no longer in effect is deleted"
+            " after 90 days, or storage.retention_days if that is longer, and its row after storage.history_days."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of decisions.")

@@ -225,7 +225,8 @@ def _monitor() -> list[str]:
         f"grant delete on tally, policy, arrival to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
-        f"grant delete on embedding, report_run to {MONITOR}",
+        # Retention.
+        f"grant delete on embedding, report_run, slice, model_version, doubt to {MONITOR}",
         f"grant execute on function {AUDIT_ADD} to {MONITOR}",
     ]
 

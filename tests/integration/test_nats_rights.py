@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 
 from quantdrift.cli.setup import configuration, keys
 from quantdrift.core.config.schema import Stream
+from quantdrift.core.errors import RetryError
 from quantdrift.core.process.child import ending_with_parent
 from quantdrift.core.process.nats_server import find_program
 from quantdrift.core.sampling.pause import KEY as PAUSE
@@ -26,6 +27,7 @@ from quantdrift.core.stream.backlog import are_tallies_read, read_backlog, read_
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
+from quantdrift.core.stream.search import search_stream, wait_for_workers
 from tests.support import custom_resources
 from tests.support.commands import invoked, started
 from tests.support.kustomize import documents
@@ -310,3 +312,30 @@ def test_keys_are_created_once_and_only_their_owner_reads_them(tmp_path: Path) -
     assert configuration("quantdrift", first) == configuration("quantdrift", keys(tmp_path / "nats-keys"))
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "nats-keys").iterdir()} == {0o600}
     assert len(set(first.values())) == len(NatsRole)
+
+
+async def test_the_administrator_alone_reads_and_deletes_single_messages(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`quantdrift privacy` needs that right; another role learns which one is missing, and deletes nothing."""
+    sidecar = await Queue.connect(
+        of(stream, NatsRole.SIDECAR, tmp_path), client_name="s", role=NatsRole.SIDECAR
+    )
+    operator = await Queue.connect(
+        of(stream, NatsRole.OPERATOR, tmp_path), client_name="o", role=NatsRole.OPERATOR
+    )
+    admin = await Queue.connect(of(stream, NatsRole.ADMIN, tmp_path), client_name="a")
+    try:
+        for number in range(3):
+            await sidecar.publish_exchange("tumour", f"e{number}", b"%d" % number)
+        with monkeypatch.context() as patch:
+            patch.setattr("quantdrift.core.stream.search.REQUEST_S", 0.5)
+            with pytest.raises(RetryError, match="not that of the administrator"):
+                await search_stream(operator, lambda _: True, delete=True, progress=lambda _: None)
+        found = await search_stream(admin, lambda data: data == b"1", delete=True, progress=lambda _: None)
+        assert found.n == 1
+        assert (await read_backlog(operator)).n_messages == 2
+        assert await wait_for_workers(admin, 5.0)
+    finally:
+        for queue in (sidecar, operator, admin):
+            await queue.close()

@@ -1,18 +1,21 @@
 """What is kept, for how long, and what is forgotten."""
 
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import ARRAY, Boolean, Column, DateTime, LargeBinary, Text, text
+from sqlalchemy.dialects.postgresql import INT8MULTIRANGE, JSONB, UUID
 
 import quantdrift.storage.admin.retention
 from quantdrift.core.config.schema import Storage
-from quantdrift.storage.admin.retention import Maintenance, maintain
+from quantdrift.storage.admin.retention import ENDS, Maintenance, maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.baseline import baselines
 from quantdrift.storage.monitor.read import resume
 from quantdrift.storage.schema.partitions import ensure_partitions, partition_days
+from quantdrift.storage.schema.tables import Base
 
 pytestmark = pytest.mark.integration
 
@@ -264,6 +267,15 @@ async def test_many_rows_go_in_small_transactions(
         n_hours=0,
         n_days=0,
         n_reports=0,
+        n_sessions=0,
+        n_vectors=0,
+        n_baselines=0,
+        n_changes=0,
+        n_doubts=0,
+        n_shares=0,
+        n_discoveries=0,
+        n_slices=0,
+        n_versions=0,
     )
 
 
@@ -356,3 +368,112 @@ ROLLUP = """
         divergence_bins)
     values (1, 1, :at, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, '{{}}')
 """
+
+
+OLD = ago(3000)
+# What a row needs to be past its end, beside times long ago; everything else is 1, empty or null.
+PAST_ITS_END: dict[str, dict[str, Any]] = {
+    "alert": {"severity": "firing", "resolved_at": OLD},
+    "batch": {"kind": "tally"},
+    "baseline": {"kind": "change", "source": "learned", "fold_seq": 1},
+    "detector": {"kind": "change", "retired_at": OLD},
+    "discovery": {"status": "retired", "slice_id": 1},
+    "discovery_change": {"status": "retired", "fold_seq": 1},
+    "model_version": {"lapsed_at": OLD},
+    "noise": {"side": "reference"},
+    "noise_change": {"side": "reference"},
+    "noise_floor": {"side": "reference"},
+    "noise_slice": {"side": "reference"},
+    "outbox": {"transition_id": 1, "sent_at": OLD},
+    "report_run": {"kind": "day"},
+    "slice": {"lapsed_at": OLD},
+    "slice_change": {"status": "lapsed", "fold_seq": 1},
+    "transition": {"from_verdict": "ok", "to_verdict": "firing", "alert_id": 1},
+    "verdict": {"verdict": "ok"},
+}
+KEPT = {
+    "audit": "entries never go",
+    "clustering": "the newest is in use",
+    "compatibility": "one row",
+    "fold": "one row",
+    "leader": "one row",
+}
+
+
+def literal(column: Column[Any], given: Any) -> str:
+    """Return a value for a column as SQL."""
+    if given is None:
+        kinds = {
+            DateTime: f"'{OLD.isoformat()}'",
+            JSONB: "'{}'",
+            ARRAY: "'{}'",
+            LargeBinary: "''",
+            UUID: f"'{BOOT}'",
+            Text: "'x'",
+            Boolean: "false",
+        }
+        return next((one for kind, one in kinds.items() if isinstance(column.type, kind)), "1")
+    return f"'{given.isoformat() if isinstance(given, datetime) else given}'"
+
+
+async def test_a_row_past_its_end_goes_from_every_table(database: Database) -> None:
+    """Every table says when its rows end; one row in each, past that end, and only those with a reason are left."""
+    tables = {table.name: table for table in Base.metadata.sorted_tables}
+    assert set(ENDS) == set(tables)
+    async with database.begin() as connection:
+        await ensure_partitions(connection, OLD.date(), OLD.date())
+        for name, table in tables.items():
+            given = PAST_ITS_END.get(name, {})
+            columns = [
+                column
+                for column in table.columns
+                if column.identity is None
+                and (
+                    column.name in given
+                    or (not column.nullable and column.type.__class__ is not INT8MULTIRANGE)
+                )
+            ]
+            values = ", ".join(literal(column, given.get(column.name)) for column in columns)
+            names = ", ".join(column.name for column in columns)
+            if name not in {"audit", "compatibility", "fold", "leader"}:
+                await connection.execute(
+                    text(f"insert into {name} ({names}) values ({values})".replace(":", "\\:"))
+                )
+        before = {name: await connection.scalar(text(f"select count(*) from {name}")) for name in tables}
+    assert {name for name, n in before.items() if not n} <= {"fold", "leader"}
+    await maintain(database, KEEP, NOW, ahead_days=1)
+    async with database.begin() as connection:
+        left = [name for name in tables if await connection.scalar(text(f"select count(*) from {name}"))]
+    assert set(left) <= set(KEPT)
+    assert {"audit", "clustering"} <= set(left)
+
+
+async def test_a_slice_without_a_place_stays_while_something_refers_to_it(database: Database) -> None:
+    """A slice that lost its place long ago stays with its open alert, with a later change, and if it has a place."""
+    changes = {1: (OLD, 1), 2: (ago(3), 1), 3: (OLD, None), 4: (OLD, 1), 5: (OLD, 1)}
+    async with database.begin() as connection:
+        await connection.execute(MODEL)
+        for name in ("r", "s", "t"):
+            await connection.execute(
+                text(
+                    "insert into slice (model, predicate, name, definition) values ('m', :name, :name, '{}')"
+                ),
+                {"name": name},
+            )
+        await connection.execute(text("update slice set lapsed_at = :old where id < 5"), {"old": OLD})
+        for slice_id, (at, fold_seq) in changes.items():
+            await connection.execute(
+                text(
+                    "insert into slice_change (slice_id, status, made_by, made_at, reason, fold_seq)"
+                    " values (:slice, 'lapsed', 'w', :at, '', :fold_seq)"
+                ),
+                {"slice": slice_id, "at": at, "fold_seq": fold_seq},
+            )
+        await connection.execute(ALERT, {"slice": 4, "opened_at": OLD, "resolved_at": None})
+    done = await maintain(database, msgspec.structs.replace(KEEP, history_days=20), NOW, ahead_days=1)
+    assert done.n_slices == 1
+    async with database.begin() as connection:
+        left = (await connection.scalars(text("select id from slice order by id"))).all()
+        kept = (await connection.scalars(text("select slice_id from slice_change order by 1"))).all()
+    assert left == [2, 3, 4, 5]
+    assert kept == [2, 3, 4, 5]

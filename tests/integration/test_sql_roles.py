@@ -216,7 +216,7 @@ async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
         dsn,
         "update tally set taken = 0",
         "update policy set definition = '{}'",
-        "delete from model_version",
+        "update model_version set model = 'x'",
         "drop table alert",
     )
 

@@ -29,7 +29,8 @@ def by_itself() -> tuple[Any, Any]:
 def in_a_mesh() -> tuple[Any, Any]:
     """Return what Istio is told to add."""
     patches = {
-        patch["applyTo"]: patch["patch"] for patch in read("kubernetes/envoy/envoyfilter.yaml")["spec"]["configPatches"]
+        patch["applyTo"]: patch["patch"]
+        for patch in read("kubernetes/envoy/envoyfilter.yaml")["spec"]["configPatches"]
     }
     assert patches["HTTP_FILTER"]["operation"] == "INSERT_BEFORE"
     return patches["HTTP_FILTER"]["value"], patches["CLUSTER"]["value"]

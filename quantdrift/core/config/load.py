@@ -171,7 +171,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
     """
     env = variables() if environment is None else environment
     if role is Role.SIDECAR:
-        key = _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file)
+        key = hmac_key(config, env).decode()
         if config.capture.hmac and not key:
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
@@ -199,6 +199,18 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         reference_token=token,
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
+
+
+def hmac_key(config: Config, environment: Mapping[str, str] | None = None) -> bytes:
+    """Return the key of hashed attributes, empty if there is none.
+
+    Raises
+    ------
+    UnreadableSecretError
+        Its file cannot be read.
+    """
+    env = variables() if environment is None else environment
+    return _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file).encode()
 
 
 def _otlp_headers(file: str) -> dict[str, str]:

@@ -122,8 +122,9 @@ class Storage(Section, frozen=True, kw_only=True):
     history_days: Annotated[
         int,
         about(
-            "Hourly and daily sums, resolved alerts, changes of verdict, sent events and records of reports are deleted "
-            "after this time, or after retention_days if that is longer. Open alerts and waiting events stay.",
+            "Hourly and daily sums, resolved alerts, changes of verdict, sent events, records of reports, and slices and "
+            "versions that lost their place are deleted after this time, or after retention_days if that is longer. "
+            "Open alerts and waiting events stay.",
             "days",
             ge=2,
         ),
