@@ -119,6 +119,8 @@ COMMANDS = (
     (READER, "backtest --model digits"),
     (READER, "status"),
     (READER, "slices search --dry-run"),
+    (READER, "audit list"),
+    (READER, "audit verify"),
     (REPORT, "report --day --out report.html"),
     (OPERATOR, "report --day --out report.html"),
     (OPERATOR, "baseline accept --model digits"),
@@ -349,7 +351,7 @@ def test_the_manual_names_a_role_for_every_command_with_a_database() -> None:
             elif not command.hidden and any(option.name == "data" for option in command.params):
                 yield " ".join((*words, name))
 
-    by_owner = {"db upgrade", "setup postgres", "up"}
+    by_owner = {"db upgrade", "setup postgres", "up", "privacy find", "privacy erase"}
     of_nats = {"policy show", "pause", "resume"}
     known = set(commands(main)) - by_owner - of_nats
     assert known <= roles.keys(), known - roles.keys()
