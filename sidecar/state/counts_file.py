@@ -310,13 +310,14 @@ def _directory(*, make: bool = False) -> Path:
 
 def _key(stream: Stream) -> str:
     """Return a name for the stream that stays the same if a password, or the port of an embedded server, changes."""
-    servers = [_server(server.url) for server in stream.servers]
+    servers = [_server(server.url, stream.credentials_file) for server in stream.servers]
     return hashlib.sha256("\n".join((stream.name, *sorted(servers))).encode()).hexdigest()[:16]
 
 
-def _server(url: str) -> str:
-    # `quantdrift up` gives its embedded server another port at each start, and keeps its token.
+def _server(url: str, credentials_file: str) -> str:
+    # `quantdrift up` gives its embedded server another port at each start. Its keys stay where they are, and those of another
+    # `quantdrift up` are in another directory.
     parts = urlsplit(url)
-    if parts.username and parts.hostname == "127.0.0.1":
-        return parts.username
+    if credentials_file and parts.hostname == "127.0.0.1":
+        return credentials_file
     return f"{parts.hostname}:{parts.port}"

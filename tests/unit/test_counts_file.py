@@ -179,10 +179,13 @@ def test_the_oldest_of_too_many_starts_are_removed_and_named(
 
 
 def test_an_embedded_server_keeps_its_counts_when_its_port_changes() -> None:
-    """`quantdrift up` gives it a new port and the same token; elsewhere a new password changes nothing."""
-    end(start("a", Stream(url="nats://token@127.0.0.1:1", name="s")))
-    assert published(Stream(url="nats://token@127.0.0.1:2", name="s")) == ["a"]
-    assert published(Stream(url="nats://other@127.0.0.1:1", name="s")) == []
+    """`quantdrift up` gives it a new port and the same keys; elsewhere a new password changes nothing.
+
+    Another `quantdrift up` of the same user has other keys, and its counts are not taken for those of this one.
+    """
+    end(start("a", Stream(url="tls://127.0.0.1:1", name="s", credentials_file="/one/sidecar.nk")))
+    assert published(Stream(url="tls://127.0.0.1:2", name="s", credentials_file="/one/sidecar.nk")) == ["a"]
+    assert published(Stream(url="tls://127.0.0.1:1", name="s", credentials_file="/two/sidecar.nk")) == []
     end(start("b", Stream(url="nats://u:old@nats:4222", name="s")))
     assert published(Stream(url="nats://u:new@nats:4222", name="s")) == ["b"]
 
