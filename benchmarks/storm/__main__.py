@@ -44,7 +44,7 @@ from benchmarks.storm.traffic import Traffic
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.config.schema import Config, Sidecar
 from quantdrift.core.errors import QuantdriftError
-from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.backlog import read_waiting
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 
@@ -257,7 +257,7 @@ async def _waiting(stack: Stack) -> int:
     stream = at_data(Config(), stack.data).stream
     queue = await Queue.connect(stream, client_name="storm", role=NatsRole.OPERATOR)
     try:
-        return (await read_backlog(queue)).n_messages
+        return sum(one.n_messages for one in (await read_waiting(queue, ())).values())
     finally:
         with contextlib.suppress(QuantdriftError):
             await queue.close()

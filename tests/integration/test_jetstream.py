@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import nats
 import pytest
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
 
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.stream.config import subject_token
+from quantdrift.core.stream.backlog import read_backlog, read_waiting
+from quantdrift.core.stream.config import exchange_stream, subject_token
 from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
 from quantdrift.shadow.pipeline.in_flight import acknowledge
 
@@ -75,6 +76,23 @@ async def test_what_is_there_is_fetched_at_once_and_counted_until_it_is_acknowle
     for delivery in taken:
         await delivery.ack()
     assert (await other.unacknowledged(), await other.pending()) == (0, 1)
+
+
+async def test_what_the_server_forgot_to_delete_does_not_wait(stream: Stream, connect: Connect) -> None:
+    """After a full disk NATS keeps exchanges that were acknowledged. Nobody gets them again: they are done."""
+    client = await nats.connect(stream.url)
+    config = exchange_stream(stream)
+    config.retention = RetentionPolicy.LIMITS  # acknowledged messages stay, as after a full disk
+    await client.jetstream().add_stream(config)
+    await client.close()
+    queue = await connect(stream)
+    consumer = await queue.consumer("exchange", ack_wait_s=30, model="m")
+    for _ in range(3):
+        await queue.publish_exchange("m", secrets.token_hex(16), b"wire")
+    assert (await read_waiting(queue, []))["m"].n_messages == 3
+    await acknowledge(await consumer.fetch(2, max_bytes=1000, timeout_s=5))
+    assert (await read_backlog(queue)).n_messages == 3
+    assert (await read_waiting(queue, []))["m"].n_messages == 1
 
 
 async def test_the_same_id_is_stored_once(stream: Stream, connect: Connect) -> None:

@@ -48,7 +48,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     n_messages
-        Stored and not yet acknowledged.
+        Stored and not yet acknowledged. Not what NATS has forgotten to delete after a full disk: nobody gets it again.
     n_delivered
         Of these, delivered to a shadow worker that has not finished them.
     is_read
@@ -76,6 +76,7 @@ class _Delivered(msgspec.Struct, frozen=True):
 
 
 class _Consumer(msgspec.Struct, frozen=True):
+    num_pending: int | None = None  # none: there is no consumer
     num_ack_pending: int = 0
     num_waiting: int = 0
     delivered: _Delivered = _Delivered()
@@ -129,8 +130,10 @@ async def read_waiting(queue: Queue, models: Iterable[str]) -> dict[str, Waiting
     for model in sorted({*models, *n_messages}):
         durable = durable_name(f"{stream}.exchange.{subject_token(model)}")
         consumer = await _asked(queue, f"CONSUMER.INFO.{stream}.{durable}", b"", _Consumer)
+        stored = n_messages.get(model, 0)
+        not_delivered = stored if consumer.num_pending is None else consumer.num_pending
         found[model] = Waiting(
-            n_messages=n_messages.get(model, 0),
+            n_messages=min(stored, not_delivered + consumer.num_ack_pending),
             n_delivered=consumer.num_ack_pending,
             is_read=consumer.num_waiting > 0,
             read_at=consumer.delivered.last_active,
