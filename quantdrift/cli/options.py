@@ -64,13 +64,23 @@ REASON = click.option("--reason", default="", help="Reason; it is stored, in the
 _LOG = logging.getLogger(__name__)
 
 
-def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
-    """Set up logging under the command's name; return the configuration and the secrets of `role`."""
+def prepare(
+    config_path: Path, role: Role, data: Path | None = None, *, address: str = "dsn"
+) -> tuple[Config, Secrets]:
+    """Set up logging under the command's name; return the configuration and the secrets of `role`.
+
+    Parameters
+    ----------
+    data
+        Data directory of a running `quantdrift up` whose Postgres is used, unless another one is configured.
+    address
+        The file in it with the address of Postgres.
+    """
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
     environment = variables()
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
-        environment["QUANTDRIFT_DSN"] = embedded_address(data, "dsn")
+        environment["QUANTDRIFT_DSN"] = embedded_address(data, address)
     return config, load_secrets(config, role, environment)
 
 

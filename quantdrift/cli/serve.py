@@ -49,11 +49,12 @@ def shadow(config_path: Path, data: Path | None) -> None:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
     from quantdrift.cli.embedded_nats import at_data
+    from quantdrift.cli.embedded_postgres import address_file
     from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.core.stream.rights import NatsRole
     from quantdrift.shadow.worker import serve
 
-    config, secrets = prepare(config_path, Role.SHADOW, data)
+    config, secrets = prepare(config_path, Role.SHADOW, data, address=address_file("shadow"))
     config = at_data(config, data, NatsRole.SHADOW)
     os.nice(NICE)  # before any thread: each inherits it
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
@@ -72,11 +73,12 @@ def monitor(config_path: Path, data: Path | None) -> None:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
     from quantdrift.cli.embedded_nats import at_data
+    from quantdrift.cli.embedded_postgres import address_file
     from quantdrift.core.process.run import GRACE_S, run
     from quantdrift.core.stream.rights import NatsRole
     from quantdrift.monitor.service import serve
 
-    config, secrets = prepare(config_path, Role.MONITOR, data)
+    config, secrets = prepare(config_path, Role.MONITOR, data, address=address_file("monitor"))
     config = at_data(config, data, NatsRole.MONITOR)
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=GRACE_S))
 

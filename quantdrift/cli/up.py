@@ -23,6 +23,8 @@ import msgspec
 
 from quantdrift.cli.embedded import Report
 from quantdrift.cli.embedded_nats import access, key_directory, nats_variables
+from quantdrift.cli.embedded_postgres import address_file
+from quantdrift.cli.options import embedded_address
 from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
@@ -46,6 +48,7 @@ _NEEDED: Final = {
     "shadow": {"QUANTDRIFT_DSN", "QUANTDRIFT_REFERENCE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
     "monitor": {"QUANTDRIFT_DSN"},
     "db upgrade": {"QUANTDRIFT_DSN"},
+    "setup postgres": {"QUANTDRIFT_DSN"},
 }
 _SECRETS: Final = frozenset().union(*_NEEDED.values())
 _POLL_S: Final = 0.1
@@ -266,6 +269,7 @@ class _Supervisor:
         self._environment = variables() | {INSTANCE: self._instance} | states
         # Sidecar and shadow need the same one: the mark of rechecks is made with it.
         self._environment.setdefault("QUANTDRIFT_SAMPLING_SALT", secrets.token_hex(16))
+        self._has_postgres = False
         self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._servers: list[_Process] = []
         self._nats: tuple[Path, str] | None = None  # directory and address of the embedded server
@@ -329,6 +333,7 @@ class _Supervisor:
                 on_stdout=lambda line: self._reported(postgres, "dsn", line),
             )
             self._servers.append(postgres)
+            self._has_postgres = True
         else:
             self._dsn.set_result(self._environment.get("QUANTDRIFT_DSN", ""))
         stream = self._config.stream
@@ -361,6 +366,8 @@ class _Supervisor:
             self._nats_works.set()
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
+            for role in ("shadow", "monitor"):  # of an earlier start, at another port
+                (self._data / address_file(role)).unlink(missing_ok=True)
             self._dsn.set_result(report.address)
 
     def _role(self, name: str) -> _Process:
@@ -368,6 +375,8 @@ class _Supervisor:
         environment = _needed(self._environment, name)
         if self._nats is not None:
             environment |= nats_variables(*self._nats, NatsRole(name))
+        if self._has_postgres and name != "sidecar":
+            environment["QUANTDRIFT_DSN"] = embedded_address(self._data, address_file(name))
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
@@ -380,7 +389,9 @@ class _Supervisor:
         """Start shadow and monitor once the database is up and upgraded."""
         if dsn := await self._dsn:
             self._environment["QUANTDRIFT_DSN"] = dsn
-        await self._step("db upgrade", [], {})
+        await self._step("db upgrade", "quantdrift", ["db", "upgrade", *self._arguments], {})
+        if self._has_postgres:
+            await self._step("setup postgres", "quantdrift.cli.embedded_postgres", [str(self._data)], {})
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
@@ -391,16 +402,19 @@ class _Supervisor:
         assert self._nats is not None
         await self._nats_works.wait()
         keys = ["--keys", str(key_directory(self._nats[0])), "--apply"]
-        await self._step("setup nats", keys, nats_variables(*self._nats))
+        arguments = ["setup", "nats", *keys, *self._arguments]
+        await self._step("setup nats", "quantdrift", arguments, nats_variables(*self._nats))
         await self._stop.wait()
 
-    async def _step(self, command: str, options: Sequence[str], environment: dict[str, str]) -> None:
-        """Run a command until it has succeeded once."""
+    async def _step(
+        self, name: str, module: str, arguments: Sequence[str], environment: dict[str, str]
+    ) -> None:
+        """Run a process until it has succeeded once."""
         step = _Process(
-            command,
-            "quantdrift",
-            [*command.split(), *options, *self._arguments],
-            _needed(self._environment, command) | environment,
+            name,
+            module,
+            arguments,
+            _needed(self._environment, name) | environment,
             clock=self._clock,
             final=0,
         )

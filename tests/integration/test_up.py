@@ -134,6 +134,7 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
             "nats",
             "db upgrade",
             "setup nats",
+            "setup postgres",
             "sidecar",
             "shadow",
             "monitor",
