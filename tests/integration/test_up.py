@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+import asyncpg
 import msgspec
 import psutil
 import pytest
@@ -110,9 +111,11 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
     }
     with _up(_config(memory_path), memory_path / "data", stderr=None, **given) as process:
         children = _family(process)
-        addresses = [(memory_path / "data" / name).read_text().strip() for name in ("dsn", "nats.url")]
-        passwords = [password for address in addresses if (password := urlsplit(address).password)]
-        assert len(passwords) == 2
+        addresses = [
+            (memory_path / "data" / name).read_text().strip() for name in ("dsn", "shadow.dsn", "monitor.dsn")
+        ]
+        passwords = {password for address in addresses if (password := urlsplit(address).password)}
+        assert len(passwords) == 3
         assert exposed(children, [*given.values(), *passwords]) == []
         names = " ".join(" ".join(child.cmdline()) for child in children)
         for part in (
@@ -291,22 +294,16 @@ def test_the_detectors_are_compiled_before_it_is_up_and_that_is_said(
     assert lines() == []
 
 
-async def test_each_process_has_its_own_key_at_the_embedded_nats_and_tls(
+async def test_each_process_has_only_the_rights_of_its_role(
     memory_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The key that the sidecar has cannot read what sidecars captured, nobody gets in without one, and nothing is plain."""
+    """At NATS, where nothing is plaintext and nobody gets in without a key, and at Postgres."""
     config = _config(memory_path)
-    with _up(config, memory_path / "data") as process:
-        keys = {
-            role: [
-                child.environ().get("QUANTDRIFT__STREAM__CREDENTIALS_FILE")
-                for child in _family(process)
-                if role in child.cmdline()
-            ]
-            for role in ("sidecar", "shadow", "monitor")
-        }
+    with _up(config, memory_path / "data"):
         directory = memory_path / "data" / "nats"
-        assert keys == {role: [str(directory / "keys" / f"{role}.nk")] for role in keys}
+        users = (directory / "nats.conf").read_text()
+        assert users.count("nkey:") == len(NatsRole)
+        assert "user: " not in users.replace('user: "watcher"', "")
         assert {file.stat().st_mode & 0o777 for file in (directory / "keys").iterdir()} == {0o600}
         assert (directory / "tls" / "server.key").stat().st_mode & 0o777 == 0o600
         found = at_data(load(config), memory_path / "data", NatsRole.SIDECAR).stream
@@ -319,3 +316,12 @@ async def test_each_process_has_its_own_key_at_the_embedded_nats_and_tls(
         for change in ({"credentials_file": ""}, {"ca_file": ""}):
             with pytest.raises(QuantdriftError):
                 await Queue.connect(msgspec.structs.replace(found, **change), client_name="test")
+        owner = await asyncpg.connect((memory_path / "data" / "dsn").read_text().strip())
+        sessions = await owner.fetch(
+            "select usename from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid()"
+        )
+        await owner.close()
+        assert {row["usename"] for row in sessions} - {None} == {
+            "quantdrift_shadow_user",
+            "quantdrift_monitor_user",
+        }
