@@ -118,6 +118,7 @@ def embedded(request: pytest.FixtureRequest, memory_path: Path) -> Iterator[Path
         kind,
         str(memory_path / kind),
         str(free_port()),
+        *([Stream().name] if kind == "nats" else []),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

@@ -47,7 +47,7 @@ grace_s = 3
 tally_interval_s = 0.5
 [intake]
 listen = "127.0.0.1:{intake}"
-kserve_logger = true
+kserve_logger = "127.0.0.1:{logger}"
 tap = "{tap}"
 pair_window_s = 1
 [stream]
@@ -204,7 +204,7 @@ def _send(ports: Mapping[str, int], tap: Path) -> None:
     for batch in ({"exchanges": [one]}, {"exchanges": f"{CANARY}-batch"}, {f"{CANARY}-field": [one]}):
         _post(intake, "/v1/exchanges", json.dumps(batch).encode(), bearer)
     _post(intake, "/v1/exchanges", b"{}", {**headers, "Authorization": f"Bearer {CANARY}-wrong-token"})
-    _post(intake, f"/kserve/{CANARY}-wrong-path", b"{}", headers)
+    _post(ports["logger"], f"/kserve/{CANARY}-wrong-path", b"{}", headers)
     event = {
         "ce-type": "org.kubeflow.serving.inference.request",
         "ce-id": f"{CANARY}-event",
@@ -213,7 +213,7 @@ def _send(ports: Mapping[str, int], tap: Path) -> None:
         "ce-inferenceservicename": "digits",
     }
     for more in (event, event | {"ce-type": f"{CANARY}-type"}, {}):
-        _post(intake, "/", _question(**parameter), {**bearer, **more})
+        _post(ports["logger"], "/", _question(**parameter), {**bearer, **more})
     client = Tap(str(tap), model="digits")
     x = inputs_of(1)
     until = time.monotonic() + 3
@@ -294,7 +294,7 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
         check=True,
         capture_output=True,
     )
-    ports = {name: free_port() for name in ("relay", "intake", "sidecar", "shadow", "monitor")}
+    ports = {name: free_port() for name in ("relay", "intake", "logger", "sidecar", "shadow", "monitor")}
     with _server() as backend, _server() as reference, contextlib.ExitStack() as stack:
         _REFERENCES.add(reference)
         stack.callback(_REFERENCES.discard, reference)

@@ -399,7 +399,7 @@ async def test_encrypted_exchanges_are_replayed_and_the_quarantine_holds_no_plai
     rows = await _fetch(postgres_dsn, "select * from quarantine order by reason, model, stream_sequence")
     assert [row["reason"] for row in rows] == ["decode", "encrypted", "output", "output"]
     moved, closed, opened, was_plain = rows
-    assert (moved["model"], moved["payload"]) == ("wagons", given["moved"])
+    assert (moved["model"], moved["payload"]) == ("digits", given["moved"])
     assert (closed["model"], closed["exchange_id"].hex, closed["payload"]) == (
         "digits",
         foreign.id,

@@ -271,7 +271,7 @@ def test_a_token_is_sent_and_asked_for(
 
 def test_istio_is_told_to_do_the_same(backend: Backend, told: Pod, tmp_path: Path) -> None:
     """Filter and cluster of its EnvoyFilter, in a real Envoy."""
-    text = (DEPLOYED / "istio" / "envoyfilter.yaml").read_text(encoding="utf-8")
+    text = (DEPLOYED / "kubernetes" / "envoy" / "envoyfilter.yaml").read_text(encoding="utf-8")
     patches = {
         patch["applyTo"]: patch["patch"]["value"] for patch in yaml.safe_load(text)["spec"]["configPatches"]
     }
