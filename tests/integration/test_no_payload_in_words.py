@@ -21,9 +21,11 @@ import pytest
 
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift import Tap
+from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Stream
+from quantdrift.core.config.schema import Config
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.rights import NatsRole
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.support.sidecar.relay_process import free_port
 
@@ -224,9 +226,10 @@ def _send(ports: Mapping[str, int], tap: Path) -> None:
     client.close()
 
 
-async def _forge(url: str) -> None:
-    """Publish what no sidecar would."""
-    queue = await Queue.connect(Stream(url=url), client_name="test")
+async def _forge(data: Path) -> None:
+    """Publish what no sidecar would, with the key of a sidecar."""
+    stream = at_data(Config(), data, NatsRole.SIDECAR).stream
+    queue = await Queue.connect(stream, client_name="test", role=NatsRole.SIDECAR)
     wire = encode(exchange_of(inputs_of(1)))
     forged = [
         f"{CANARY}-message".encode(),
@@ -326,7 +329,7 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
         _wait(lambda: "quantdrift is up" in said(), said)
         dsn = (memory_path / "data" / "dsn").read_text().strip()
         _send(ports, memory_path / "tap")
-        asyncio.run(_forge((memory_path / "data" / "nats.url").read_text().strip()))
+        asyncio.run(_forge(memory_path / "data"))
         wanted = {
             "select count(*) from quarantine where reason = 'decode'": 3,
             "select count(*) from quarantine where reason = 'schema'": 1,
