@@ -44,6 +44,7 @@ quantdrift() {
     esac
 }
 kubectl() { echo "$@" >> "$CALLS"; }
+export -f quantdrift kubectl
 """
 
 
@@ -59,7 +60,8 @@ def manifests(tmp_path: Path) -> Path:
     copied = tmp_path / "deploy" / "kubernetes"
     shutil.copytree(DEPLOY, copied)
     for name in ("nats", "postgres"):
-        (copied / "secrets" / f"{name}-ca.pem").write_text(f"the authority of {name}\n")
+        (tmp_path / f"{name}-ca.pem").write_text(f"the authority of {name}\n")
+    (tmp_path / "owner.dsn").write_text("postgresql://OWNER:PASSWORD@postgres.postgres.svc/quantdrift\n")
     _run(copied)
     return copied
 
