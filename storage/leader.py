@@ -199,7 +199,7 @@ class Leadership:
         return True
 
     async def _lock_advisory(self) -> bool:
-        """Return whether this session has the lock of earlier releases."""
+        """Return whether this connection has the lock of earlier releases."""
         if not self._has_advisory:
             self._has_advisory = await self._connection.fetchval("select pg_try_advisory_lock($1)", _ADVISORY)
         return self._has_advisory

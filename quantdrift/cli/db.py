@@ -38,15 +38,3 @@ def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
         emit({"applied": applied, "head": head()})
     else:
         click.echo(f"schema revision: {head()} ({len(applied)} revisions applied)")
-
-
-@db.command("roles", hidden=True, deprecated="use `quantdrift setup postgres`")
-@CONFIG
-@DATA
-@click.option("--apply", "apply_", is_flag=True, help="Execute the statements instead of printing them.")
-def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
-    """Print or apply SQL roles, as `quantdrift setup postgres` does."""
-    from quantdrift.cli.setup import postgres
-
-    words = ("config_path", config_path), ("data", data), ("apply_", apply_)
-    click.get_current_context().invoke(postgres, **dict(words), directory=None, rotate=(), as_json=False)

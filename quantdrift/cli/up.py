@@ -367,7 +367,8 @@ class _Supervisor:
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
             for role in ("shadow", "monitor"):  # of an earlier start, at another port
-                (self._data / address_file(role)).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    (self._data / address_file(role)).unlink()
             self._dsn.set_result(report.address)
 
     def _role(self, name: str) -> _Process:

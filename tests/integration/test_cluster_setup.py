@@ -192,7 +192,7 @@ def _owning(pod: Pod) -> list[list[str]]:
 def test_the_schema_comes_first_and_one_pod_has_the_owners_rights() -> None:
     """The Job upgrades, then grants, then prepares NATS; the page waits for it before anything else starts."""
     (job,) = pods("migrate")
-    assert _owning(job) == [["db", "upgrade"], ["db", "roles"], ["setup", "nats"]]
+    assert _owning(job) == [["db", "upgrade"], ["setup", "postgres"], ["setup", "nats"]]
     assert job.owner["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     for pod in PODS:
         if pod.variant != "migrate":
