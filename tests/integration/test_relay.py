@@ -197,7 +197,8 @@ async def test_an_early_answer_comes_through_when_the_backend_closes_at_once() -
             assert got == refusal
             await end(writer)
         await at.quiet()
-    assert bench.lost(Loss.TRUNCATED) == 50
+    # Where the sockets' buffers take all of a request before the answer is read, the exchange is whole.
+    assert bench.lost(Loss.TRUNCATED) + len(bench.pairs) == 50
     assert bench.balance() == 0
 
 

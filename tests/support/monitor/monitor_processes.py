@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -61,7 +62,14 @@ async def running_monitor(
 
 
 async def stop_monitor(process: asyncio.subprocess.Process) -> int:
-    """Ask it to end and return its exit code."""
+    """Ask it to end, once it listens to that, and return its exit code."""
+
+    async def listens() -> bool:
+        status = await asyncio.to_thread(Path(f"/proc/{process.pid}/status").read_text)
+        caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+        return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+    await until(listens, "the monitor handles SIGTERM")
     process.terminate()
     async with asyncio.timeout(DEADLINE_S):
         return await process.wait()
