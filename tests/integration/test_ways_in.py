@@ -30,7 +30,7 @@ from tests.support.sidecar.relay_process import SidecarProcess, free_port, sidec
 
 pytestmark = pytest.mark.integration
 
-N_FORGED = 60  # with twelve the evidence of a model is below its threshold in one run of three
+N_FORGED = 60  # those of the batch that creates the detectors are no evidence; it may hold a dozen
 NOBODY = 65534
 BY_OWNER, BY_PROC, BY_TAP, BY_KSERVE, BY_BATCH = "by-owner", "by-proc", "by-tap", "by-kserve", "by-batch"
 MODELS = (BY_OWNER, BY_PROC, BY_TAP, BY_KSERVE, BY_BATCH)

@@ -171,6 +171,15 @@ def test_detection_delay_is_what_the_docstring_says() -> None:
         assert abs(found.mean() - expected) < slack
 
 
+def test_groups_without_an_allowance_are_no_evidence() -> None:
+    """Twelve wrong answers in the batch that creates a detector leave it at 0; each later one multiplies by up to 96."""
+    wrong = np.ones((12, 1))
+    (evidence,) = BUDGET.run(fresh(1), block(wrong, gamma=0.0)).page[-1]
+    assert evidence == 0.0
+    (evidence,) = BUDGET.run(fresh(1), block(wrong, gamma=1e-7)).page[-1]
+    assert evidence > 1e12
+
+
 def test_the_onset_is_near_the_change() -> None:
     """The reported onset lies near the change: half of 256 streams within 100 groups, nine in ten within 400."""
     change, rng = 1024, np.random.default_rng(15)
