@@ -1,35 +1,38 @@
 """The `quantdrift` command. Each subcommand imports only the packages that it needs."""
 
 import sys
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
-from quantdrift.cli import (
-    audit,
-    backtest,
-    baseline,
-    clusters,
-    config,
-    db,
-    keys,
-    pause,
-    plan,
-    policy,
-    privacy,
-    reference,
-    report,
-    retirement,
-    serve,
-    setup,
-    slices,
-    status,
-    triage,
-)
 from quantdrift.cli.interrupt import INTERRUPTED, interruptible
+from quantdrift.cli.options import LazyGroup
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
-_EXTRAS = {
+_COMMANDS: Final = {
+    "audit": "audit:audit",
+    "backtest": "backtest:backtest",
+    "baseline": "baseline:baseline",
+    "config": "config:config_",
+    "db": "db:db",
+    "keys": "keys:keys",
+    "monitor": "serve:monitor",
+    "pause": "pause:pause",
+    "plan": "plan:plan",
+    "policy": "policy:policy",
+    "privacy": "privacy:privacy",
+    "reference": "reference:reference_",
+    "report": "report:report",
+    "resume": "pause:resume",
+    "setup": "setup:setup",
+    "shadow": "serve:shadow",
+    "sidecar": "serve:sidecar",
+    "slices": "slices:slices",
+    "status": "status:status",
+    "triage": "triage:triage",
+    "up": "serve:up",
+}
+_EXTRAS: Final = {
     "shadow": "shadow",
     "monitor": "monitor",
     "report": "report",
@@ -48,7 +51,7 @@ _EXTRAS = {
 }
 
 
-class _Group(click.Group):
+class _Group(LazyGroup):
     """Prints our own errors without a traceback; exit code 2 if a person must act, 1 if a retry may succeed.
 
     Ctrl-C ends a command with exit code 130, after it has closed what it opened.
@@ -78,7 +81,11 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Group,
+    lazy=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="quantdrift")
 def main() -> None:
     """Find the input slices on which a quantised model has become worse than its FP32 reference.
@@ -112,37 +119,3 @@ def completion(shell: str) -> None:
     if kind is None:
         raise OperatorError(f"no completion for {shell}")
     click.echo(kind(main, {}, "quantdrift", "_QUANTDRIFT_COMPLETE").source())
-
-
-for _command in (
-    serve.sidecar,
-    serve.shadow,
-    serve.monitor,
-    serve.up,
-    report.report,
-    plan.plan,
-    backtest.backtest,
-    db.db,
-    setup.setup,
-    keys.keys,
-    baseline.baseline,
-    policy.policy,
-    pause.pause,
-    pause.resume,
-    config.config_,
-    reference.reference_,
-    slices.slices,
-    status.status,
-    triage.triage,
-    audit.audit,
-    privacy.privacy,
-):
-    main.add_command(_command)
-for _command in (
-    clusters.fit,
-    clusters.clusters,
-    retirement.retire,
-    retirement.restore,
-    retirement.forget,
-):
-    slices.slices.add_command(_command)

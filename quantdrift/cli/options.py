@@ -1,9 +1,11 @@
-"""Options, start-up and JSON output that the commands share."""
+"""Options, groups, start-up and JSON output that the commands share."""
 
+import importlib
 import logging
 import os
 import re
 import socket
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +41,32 @@ DATA = click.option(
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is asked for, so that each process loads its own command alone.
+
+    Parameters
+    ----------
+    lazy
+        Name of a command: its module in `quantdrift.cli`, a colon, and its function.
+    """
+
+    def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted({*super().list_commands(ctx), *self._lazy})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command by its name; None: there is none."""
+        if cmd_name not in self._lazy:
+            return super().get_command(ctx, cmd_name)
+        module, _, function = self._lazy[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"quantdrift.cli.{module}"), function)
+        return command
 
 
 def span_of(option: str, text: str) -> timedelta:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, LazyGroup, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
@@ -26,7 +26,16 @@ _MODEL = click.option("--model", default="", help="Only this model.  [default: a
 _SHARE_DAYS = 7
 
 
-@click.group()
+_ELSEWHERE: Final = {
+    "clusters": "clusters:clusters",
+    "fit": "clusters:fit",
+    "forget": "retirement:forget",
+    "restore": "retirement:restore",
+    "retire": "retirement:retire",
+}
+
+
+@click.group(cls=LazyGroup, lazy=_ELSEWHERE)
 def slices() -> None:
     """List, search, show, retire, restore and forget slices, and fit learned slices."""
 

@@ -4,7 +4,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 
 LIMIT: Final = 1.0
 
@@ -39,6 +38,8 @@ def match_centroids(
     matches: list[int | None] = [None] * len(new)
     if len(old) == 0 or len(new) == 0:
         return matches
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415 -- 0.1 s, which every monitor would spend at its start
+
     distances = np.linalg.norm(
         old[:, np.newaxis].astype(np.float64) - new[np.newaxis].astype(np.float64), axis=2
     )

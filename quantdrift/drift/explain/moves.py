@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE
@@ -74,7 +74,7 @@ def moves(before: Measured, after: Measured) -> Moves:
     moved = []
     for name, old, new in looked:
         variance = max(old.variance * old.n, new.variance * new.n) * (1 / old.n + 1 / new.n)
-        least = float(stats.t.isf(LEVEL / 2 / len(looked), min(old.n, new.n) - 1))
+        least = -float(stdtrit(min(old.n, new.n) - 1, LEVEL / 2 / len(looked)))  # of Student's t
         if abs(new.value - old.value) > least * math.sqrt(variance):
             moved.append(Move(name=name, before=old.value, after=new.value, se=math.sqrt(variance)))
     moved.sort(key=lambda move: -abs(move.after - move.before) / move.se if move.se else -math.inf)
