@@ -216,7 +216,7 @@ def _monitor() -> list[str]:
         _PARTITIONS_TO_MONITOR,
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
-        f"grant update on leader_lock to {MONITOR}",
+        f"grant update on leader_lock, discovery_lock, partition_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
         f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.
@@ -238,6 +238,7 @@ def _operator() -> list[str]:
         f"grant update (status, held, waits_since, confirmed_at, expired_at) on discovery to {OPERATOR}",
         f"grant insert ({_columns('discovery_change')}) on discovery_change to {OPERATOR}",
         f"grant insert ({_columns('slice_change')}) on slice_change to {OPERATOR}",
+        f"grant update on discovery_lock to {OPERATOR}",
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant execute on function {AUDIT_ADD} to {OPERATOR}",
