@@ -87,7 +87,9 @@ async def envoy(port: int, authority: bytes, pair: Pair | None = None) -> grpc.S
             metadata=(("authorization", f"Bearer {TOKEN}"),) if pair is None else ()
         )
         for message in exchange([json.dumps(REQUEST).encode()], [json.dumps(RESPONSE).encode()], {}):
-            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # it may be refused before
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.InvalidStateError
+            ):  # it may be refused before
                 await call.write(message)
         return await call.code()
 
