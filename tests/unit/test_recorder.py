@@ -54,7 +54,11 @@ def recorded(config: Config = CONFIG, origin: SidecarIdentity = ORIGIN, **given:
 def test_a_record_says_what_was_exchanged_and_how_it_was_taken() -> None:
     """Tensors, attributes, times, trace and the whole sampling history are in it."""
     exchange = recorded(
-        headers={"X-Scanner": "faint", "Cookie": "secret", "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
+        headers={
+            "X-Scanner": "faint",
+            "Cookie": "secret",
+            "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        },
         request={**REQUEST, "parameters": {"tenant": "t", "other": "u"}},
         pi1=0.5,
         epoch="e9",
