@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     dsn = variables()["QUANTDRIFT_DSN"]
     passwords = {role: secrets.token_hex(24) for role in (SHADOW, MONITOR)}
     try:
-        asyncio.run(apply(dsn, passwords))
+        asyncio.run(apply(dsn, passwords, is_start=True))
         for role, password in passwords.items():
             address = with_user(dsn, login_of(role), password)
             _write(Path(data) / address_file(role.removeprefix("quantdrift_")), address)

@@ -83,7 +83,7 @@ INTAKE_REFUSED = Instrument(
     "quantdrift.sidecar.intake.refused",
     _OC,
     "{call}",
-    "Calls that the intake refused, by reason: no_token or wrong_token; and exchanges of a model that the caller may not"
+    "Calls that the intake refused, by reason: no_token, wrong_token or wrong_certificate; and exchanges of a model that the caller may not"
     " report on: model.",
 )
 RECHECKS = Instrument(

@@ -92,6 +92,11 @@ def _sidecar(config: Config) -> Iterator[str]:
             ("certificate_file", "key_file") if intake.certificate_file else ("key_file", "certificate_file")
         )
         yield f"intake.{given} is set and intake.{other} is not: set both, or neither for ports without TLS"
+    if intake.client_ca_file and not (intake.certificate_file and intake.token_file):
+        yield (
+            "intake.client_ca_file needs intake.certificate_file, since certificates travel in TLS only, and"
+            " intake.token_file, which says of each certificate on which models it may report"
+        )
     if sidecar.drain_delay_s >= sidecar.grace_s:
         yield "sidecar.drain_delay_s must be below sidecar.grace_s: requests need the rest of the time to finish"
     if sidecar.max_exchange_bytes > min(sidecar.handoff_bytes, sidecar.queue_bytes):

@@ -221,7 +221,7 @@ def _otlp_headers(file: str) -> dict[str, str]:
 
 
 def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
-    if not (intake.listen or intake.kserve_logger or intake.ext_proc):
+    if not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         return ""
     token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
     read_callers(
@@ -351,6 +351,7 @@ def _resolve(config: Config, base: Path) -> Config:
             tap=absolute(config.intake.tap),
             certificate_file=absolute(config.intake.certificate_file),
             key_file=absolute(config.intake.key_file),
+            client_ca_file=absolute(config.intake.client_ca_file),
         ),
         telemetry=msgspec.structs.replace(
             config.telemetry,
