@@ -2,7 +2,7 @@
 
 Views are added that nothing reads: the release before can use the schema as before.
 
-Revision ID: 0016
+Revision ID: 0014
 Revises: 0013
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from alembic import op
 
-revision = "0016"
+revision = "0014"
 down_revision = "0013"
 branch_labels = None
 depends_on = None
