@@ -9,7 +9,7 @@ import subprocess
 import threading
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -211,7 +211,126 @@ def _healthy_again(n: int) -> list[Any]:
 
 
 @needs_programs
-def test_alertmanager_takes_the_configuration_and_each_alert_has_a_receiver() -> None:
+async def test_all_traffic_that_fires_as_its_slice_ends_updates_the_page_of_the_slice(
+    tmp_path: Path, receiver: _Receiver
+) -> None:
+    """Both are one group, with one key: a pager updates its incident, and nobody is woken twice."""
+    port = free_port()
+
+    def send(name: str, *, ends: bool = False) -> bool:
+        now = datetime.now(UTC)
+        alert = {
+            "labels": {
+                "alertname": "QuantdriftSliceFiring",
+                "model": "digits",
+                "version": "1",
+                "slice": name,
+                "severity": "page",
+            },
+            "annotations": {"summary": f"digits 1: {name}"},
+            "startsAt": (now - timedelta(minutes=1)).isoformat(),
+            "endsAt": (now if ends else now + timedelta(minutes=5)).isoformat(),
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/v2/alerts",
+            json.dumps([alert]).encode(),
+            {"content-type": "application/json"},
+        )
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except OSError:  # it does not listen yet
+            return False
+        return True
+
+    async def sent() -> bool:
+        return await asyncio.to_thread(send, "scanner=faint")
+
+    def states() -> dict[str, str]:
+        last = receiver.notifications[-1]["alerts"] if receiver.notifications else []
+        return {alert["labels"]["slice"]: alert["status"] for alert in last}
+
+    async def paged() -> bool:
+        return states() == {"scanner=faint": "firing"}
+
+    async def moved() -> bool:
+        return states() in (
+            {"scanner=faint": "resolved", "all": "firing"},
+            {"all": "firing"},
+        )
+
+    async with _program(
+        "prometheus-alertmanager",
+        f"--config.file={_alertmanager_config(tmp_path, receiver)}",
+        f"--storage.path={tmp_path / 'alertmanager'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ):
+        await until(sent, "Alertmanager listens")
+        await until(paged, "the slice is paged")
+        await asyncio.to_thread(send, "all")
+        await asyncio.to_thread(send, "scanner=faint", ends=True)
+        await until(moved, "the page names all traffic")
+    assert len({one["groupKey"] for one in receiver.notifications}) == 1
+    assert not receiver.of("resolved")
+
+
+@needs_programs
+def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
+    """The title is one line; the text names what happens, since when, where to look and what to do."""
+    data = {
+        "status": "firing",
+        "commonLabels": {"severity": "page"},
+        "alerts": [
+            {
+                "status": "firing",
+                "annotations": {
+                    "summary": "digits 1: answers in scanner=faint are outside their budget",
+                    "description": "It is not chance.",
+                    "page": "https://live/slice",
+                    "runbook_url": "https://docs/runbook",
+                },
+                "startsAt": "2026-03-01T12:00:00Z",
+            },
+            {
+                "status": "resolved",
+                "annotations": {"summary": "digits 1: answers in all are outside their budget"},
+                "startsAt": "2026-03-01T11:00:00Z",
+                "endsAt": "2026-03-01T12:30:00Z",
+            },
+        ],
+    }
+    path = tmp_path / "data.json"
+    path.write_text(json.dumps(data))
+    text = '{{ template "quantdrift.title" . }}\n{{ template "quantdrift.text" . }}'
+    amtool = shutil.which("amtool")
+    assert amtool is not None
+    done = subprocess.run(
+        [
+            amtool,
+            "template",
+            "render",
+            f"--template.glob={DEPLOY / 'alertmanager/quantdrift.tmpl'}",
+            f"--template.text={text}",
+            f"--template.data={path}",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HOME": str(tmp_path)},
+    )
+    assert [line for line in done.stdout.splitlines() if line] == [
+        "[page] digits 1: answers in scanner=faint are outside their budget",
+        "digits 1: answers in scanner=faint are outside their budget",
+        "It is not chance.",
+        "Since: 2026-03-01 12:00 UTC",
+        "Look: https://live/slice",
+        "Do: https://docs/runbook",
+        "Resolved at 2026-03-01 12:30 UTC: digits 1: answers in all are outside their budget",
+    ]
+
+
+@needs_programs
+def test_alertmanager_takes_the_configuration_and_each_alert_has_a_receiver(tmp_path: Path) -> None:
     """`amtool` reads route, receivers and templates, and a page goes to who is on call."""
     config = str(DEPLOY / "alertmanager/alertmanager.yml")
     amtool = shutil.which("amtool")
@@ -223,7 +342,7 @@ def test_alertmanager_takes_the_configuration_and_each_alert_has_a_receiver() ->
             capture_output=True,
             text=True,
             check=True,
-            env={**os.environ, "HOME": "/tmp"},
+            env={**os.environ, "HOME": str(tmp_path)},
         ).stdout
 
     assert "SUCCESS" in run("check-config", config)
