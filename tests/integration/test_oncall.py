@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import urllib.request
@@ -96,7 +97,7 @@ def _alertmanager_config(directory: Path, receiver: _Receiver) -> Path:
     return path
 
 
-def _prometheus_config(directory: Path, monitor: int, alertmanager: int) -> Path:
+def _prometheus_config(directory: Path, monitors: tuple[int, ...], alertmanager: int) -> Path:
     shutil.copy(DEPLOY / "prometheus/rules.yaml", directory)
     path = directory / "prometheus.yml"
     path.write_text(
@@ -109,7 +110,10 @@ def _prometheus_config(directory: Path, monitor: int, alertmanager: int) -> Path
                 },
                 "rule_files": ["rules.yaml"],
                 "scrape_configs": [
-                    {"job_name": "monitor", "static_configs": [{"targets": [f"127.0.0.1:{monitor}"]}]}
+                    {
+                        "job_name": "monitor",
+                        "static_configs": [{"targets": [f"127.0.0.1:{port}" for port in monitors]}],
+                    }
                 ],
                 "alerting": {
                     "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]
@@ -131,19 +135,27 @@ def _query(port: int, query: str) -> list[dict[str, Any]]:
 
 
 @needs_programs
-async def test_drift_is_one_page_through_a_restart_of_the_leader_and_then_one_end(
+async def test_drift_is_one_page_through_a_hang_and_the_end_of_leaders_and_then_one_end(
     postgres_dsn: str,
     record: asyncpg.Connection,
     tmp_path: Path,
     receiver: _Receiver,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The leader is killed, and nobody leads until the next one starts: no end and no second page come of it."""
+    """No leader change sends an end or a second page.
+
+    The leader is stopped, and no process shows a verdict until the next one leads. It wakes up and stands by; the next one
+    is killed, and the first leads again.
+    """
     await store_catalog(record)
     for rows in batches(200):
         await store_batch(record, rows)
-    monitor, prometheus, alertmanager = free_port(), free_port(), free_port()
+    monitor, second, prometheus, alertmanager = (free_port() for _ in range(4))
     monkeypatch.setenv("QUANTDRIFT__MONITOR__ADMIN", f"127.0.0.1:{monitor}")
+
+    def of(port: int, query: str) -> str:
+        name, _, rest = query.partition(" ")
+        return f'{name}{{instance="127.0.0.1:{port}"}} {rest}'
 
     async def shows(query: str) -> bool:
         return bool(await asyncio.to_thread(_query, prometheus, query))
@@ -167,18 +179,23 @@ async def test_drift_is_one_page_through_a_restart_of_the_leader_and_then_one_en
         await programs.enter_async_context(
             _program(
                 "prometheus",
-                f"--config.file={_prometheus_config(tmp_path, monitor, alertmanager)}",
+                f"--config.file={_prometheus_config(tmp_path, (monitor, second), alertmanager)}",
                 f"--storage.tsdb.path={tmp_path / 'prometheus'}",
                 f"--web.listen-address=127.0.0.1:{prometheus}",
             )
         )
         async with running_monitor(postgres_dsn, tmp_path) as former:
             await until(paged, "the drift is paged")
-            former.kill()
-            await former.wait()
-            await until(lambda: shows("up == 0"), "Prometheus finds no monitor")
-        async with running_monitor(postgres_dsn, tmp_path):
-            await until(lambda: shows("quantdrift_slice_verdict == 3"), "the next monitor shows the alert")
+            former.send_signal(signal.SIGSTOP)
+            await until(lambda: shows(of(monitor, "up == 0")), "Prometheus finds no monitor")
+            monkeypatch.setenv("QUANTDRIFT__MONITOR__ADMIN", f"127.0.0.1:{second}")
+            following = await programs.enter_async_context(running_monitor(postgres_dsn, tmp_path))
+            await until(lambda: shows(of(second, "quantdrift_slice_verdict == 3")), "the next one shows it")
+            former.send_signal(signal.SIGCONT)
+            await until(lambda: shows(of(monitor, "quantdrift_monitor_leader == 0")), "the first stands by")
+            following.kill()
+            await until(lambda: shows(of(second, "up == 0")), "the next one is gone")
+            await until(lambda: shows(of(monitor, "quantdrift_slice_verdict == 3")), "the first leads again")
             assert not receiver.of("resolved")
             assert len(receiver.of("firing")) == 1
             for rows in _healthy_again(300):
