@@ -130,7 +130,7 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
-        self._gauges = SliceGauges(clock, config.telemetry.max_slices)
+        self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
             config=config,
