@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import click
 
 from quantdrift.cli import (
+    alerts,
     audit,
     backtest,
     baseline,
@@ -36,6 +37,7 @@ _EXTRAS = {
     "slices": "monitor",
     "baseline": "monitor",
     "triage": "storage",
+    "alerts": "storage",
     "backtest": "report",
     "plan": "storage",
     "audit": "storage",
@@ -134,6 +136,7 @@ for _command in (
     slices.slices,
     status.status,
     triage.triage,
+    alerts.alerts,
     audit.audit,
     privacy.privacy,
 ):

@@ -12,7 +12,7 @@ The monitor applies this rule with each fold and writes the escalation as a row,
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
@@ -84,6 +84,50 @@ _SEND: Final = text("""
 _WORSE: Final = "clearly worse than when it was acknowledged"
 _RISEN: Final = "from warning to firing"
 
+_PEOPLE: Final = text("""
+    select count(distinct c.group_key) from comparison c, alert a
+    where a.id = :id and c.model_version_id = a.model_version_id and c.slice_ids @> array[a.slice_id] and c.flip
+        and c.group_key <> '' and c.captured_at >= a.onset_at
+        and c.captured_at > coalesce(a.resolved_at, (select event_time from fold)) - interval '1 day'
+        and c.captured_at <= coalesce(a.resolved_at, (select event_time from fold))
+""")
+
+_MARK: Final = text(
+    "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0)"
+)
+_OPEN: Final = text(f"{_STATE} where a.resolved_at is null order by a.id")
+_OF_IDS: Final = text(f"{_STATE} where a.id = any(:ids)")
+_ENDED: Final = text("""
+    select t.alert_id, case when t.to_verdict = 'firing' then 'warning' else a.severity end as severity,
+        (
+            select count(*) from alert_action e
+            where e.alert_id = a.id and e.action = 'escalate' and (t.to_verdict <> 'firing' or e.made_at < o.created_at)
+        ) as escalations,
+        o.created_at as ended_at
+    from outbox o join transition t on t.id = o.transition_id join alert a on a.id = t.alert_id
+    where o.escalation_id is null and o.created_at > now() - cast(:span as interval)
+        and (t.from_verdict = 'warning' and t.to_verdict = 'firing' or t.to_verdict in ('ok', 'unknown'))
+    union all
+    select c.alert_id, c.severity,
+        (select count(*) from alert_action e where e.alert_id = c.alert_id and e.action = 'escalate' and e.id < c.id),
+        c.made_at
+    from alert_action c
+    where c.action = 'escalate' and c.reason = :worse and c.made_at > now() - cast(:span as interval)
+""")
+_DUE: Final = text("""
+    select o.id, o.webhook_attempts as attempts, o.escalation_id, t.alert_id, t.from_verdict, t.to_verdict, t.details,
+        coalesce(c.made_at, t.at) as at
+    from outbox o join transition t on t.id = o.transition_id left join alert_action c on c.id = o.escalation_id
+    where o.webhook_due_at <= now() and t.alert_id is not null
+    order by o.webhook_due_at, o.id limit :most
+""")
+_DELIVERED: Final = text("update outbox set webhook_due_at = null, webhook_error = null where id = :id")
+_DELAYED: Final = text("""
+    update outbox set webhook_due_at = now() + cast(:pause as interval), webhook_attempts = webhook_attempts + 1,
+        webhook_error = :error
+    where id = :id
+""")
+
 
 class Act(StrEnum):
     """What happens to an alert after it was opened."""
@@ -147,6 +191,49 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     escalations: int
 
 
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of an alert that has ended: it was resolved, or has escalated.
+
+    Parameters
+    ----------
+    escalations
+        How often it had escalated after an acknowledgement by then.
+    ended_at
+        By the database's clock.
+    """
+
+    alert_id: int
+    severity: str
+    escalations: int
+    ended_at: datetime
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of an alert that waits for the webhook.
+
+    Parameters
+    ----------
+    id
+        The same at each attempt.
+    attempts
+        How often sending it failed.
+    change
+        `opened`, `escalated` (from warning to firing), `worse` (it was acknowledged) or `ended` (resolved, or not watched any
+        more).
+    alert
+        Its state now.
+    details
+        The flat form of the event.
+    """
+
+    id: int
+    attempts: int
+    change: str
+    at: datetime
+    alert: AlertFact
+    details: dict[str, Any]
+
+
 async def list_alerts(
     connection: AsyncConnection, *, model: str = "", with_resolved: bool = False, most: int = 1_000
 ) -> list[AlertFact]:
@@ -172,6 +259,14 @@ async def find_alert(connection: AsyncConnection, alert_id: int) -> AlertFact:
 async def actions_of(connection: AsyncConnection, alert_id: int) -> list[ActionFact]:
     """Return what was done about an alert, the oldest first."""
     return [_action(row) for row in (await connection.execute(_ACTIONS, {"id": alert_id})).mappings()]
+
+
+async def count_people(connection: AsyncConnection, alert: AlertFact) -> int:
+    """Return how many sessions or people got a changed answer in the alert's last day, among the sampled requests.
+
+    It is 0 where `sampling.sticky_header` does not say who sends a request.
+    """
+    return int(await connection.scalar(_PEOPLE, {"id": alert.id}) or 0)
 
 
 async def act(
@@ -247,6 +342,64 @@ async def escalate(connection: AsyncConnection, *, webhook: bool) -> None:
     for row in escalated:
         if webhook and row.reason == _WORSE:
             await connection.execute(_SEND, {"escalation": row.id, "alert": row.alert_id})
+
+
+async def alert_mark(connection: AsyncConnection) -> tuple[int, int]:
+    """Return two numbers, one of which changes with every change of an alert."""
+    outbox, action = (await connection.execute(_MARK)).one()
+    return int(outbox), int(action)
+
+
+async def current_alerts(
+    connection: AsyncConnection, ended_for: timedelta
+) -> tuple[list[AlertFact], list[tuple[AlertFact, Ended]]]:
+    """Return the open alerts, and the states that ended within `ended_for`, each with its alert."""
+    current = [_fact(row) for row in (await connection.execute(_OPEN)).mappings()]
+    values = {"span": ended_for, "worse": _WORSE}
+    ended = [Ended(**row) for row in (await connection.execute(_ENDED, values)).mappings()]
+    known = await _facts(connection, {end.alert_id for end in ended})
+    return current, [(known[end.alert_id], end) for end in ended]
+
+
+async def due_deliveries(connection: AsyncConnection, most: int) -> list[Delivery]:
+    """Return what the webhook should get now, what waits longest first."""
+    rows = (await connection.execute(_DUE, {"most": most})).mappings().all()
+    known = await _facts(connection, {row["alert_id"] for row in rows})
+    return [
+        Delivery(
+            id=row["id"],
+            attempts=row["attempts"],
+            change=_change(row),
+            at=row["at"],
+            alert=known[row["alert_id"]],
+            details=row["details"],
+        )
+        for row in rows
+    ]
+
+
+async def end_delivery(connection: AsyncConnection, event_id: int) -> None:
+    """Note that the webhook has accepted an event."""
+    await connection.execute(_DELIVERED, {"id": event_id})
+
+
+async def delay_delivery(connection: AsyncConnection, event_id: int, pause_s: float, error: str) -> None:
+    """Note that the webhook did not accept an event, and try it again after `pause_s`."""
+    values = {"id": event_id, "pause": timedelta(seconds=pause_s), "error": error}
+    await connection.execute(_DELAYED, values)
+
+
+async def _facts(connection: AsyncConnection, ids: set[int]) -> dict[int, AlertFact]:
+    rows = (await connection.execute(_OF_IDS, {"ids": sorted(ids)})).mappings() if ids else ()
+    return {row["id"]: _fact(row) for row in rows}
+
+
+def _change(row: RowMapping) -> str:
+    if row["escalation_id"] is not None:
+        return "worse"
+    if row["to_verdict"] not in {"warning", "firing"}:
+        return "ended"
+    return "escalated" if row["from_verdict"] == "warning" else "opened"
 
 
 def _action(row: RowMapping) -> ActionFact:
