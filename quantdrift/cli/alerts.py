@@ -35,7 +35,7 @@ def _completed(context: click.Context, _: click.Parameter, incomplete: str) -> l
         return await list_alerts(connection)
 
     found: list[AlertFact] = []
-    with contextlib.suppress(QuantdriftError, TimeoutError):
+    with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
         path = context.params.get("config_path") or Path("config.toml")
         found = _run(path, context.params.get("data"), ask, timeout_s=_COMPLETION_S)
     return [

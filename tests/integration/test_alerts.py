@@ -1,10 +1,21 @@
 """Alerts as people handle them: acknowledged by name and reason until they escalate, with an entry in the audit."""
 
-import asyncpg
-import pytest
+import asyncio
+import json
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import asyncpg
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from quantdrift.cli.alerts import alerts
+from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.notify.alertmanager import encode
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import (
@@ -12,6 +23,10 @@ from quantdrift.storage.monitor.alerts import (
     AlertFact,
     act,
     actions_of,
+    current_alerts,
+    delay_delivery,
+    due_deliveries,
+    end_delivery,
     escalate,
     find_alert,
     list_alerts,
@@ -154,3 +169,87 @@ async def test_the_operator_may_act_under_his_own_name_alone_and_the_reader_may_
         async with readers.begin() as connection:
             listed = {alert.id: alert for alert in await list_alerts(connection)}
         assert listed[fired].acknowledged == made
+
+
+async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
+    postgres_dsn: str, fired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list has who looks into it, one alert has its text, its actions and what to type; the shell completes numbers."""
+    config = tmp_path / "config.toml"
+    config.write_text('[notify]\nrunbook_url = "https://wiki.example/run"\n[[models]]\nname = "digits"\n')
+    monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
+
+    def typed(*words: str) -> Awaitable[Result]:
+        return asyncio.to_thread(lambda: CliRunner().invoke(main, ["alerts", *words, "-c", str(config)]))
+
+    before = (await typed("show", str(fired))).output
+    assert "Do first: " in before
+    assert "Runbook: https://wiki.example/run" in before
+    assert f'Acknowledge: quantdrift alerts ack {fired} --reason "..."' in before
+    done = await typed("ack", str(fired), "--reason", "rolling back")
+    assert done.exit_code == 0
+    assert f"Alert {fired} is acknowledged until it is resolved or escalates; by " in done.output
+    assert "rolling back" in (await typed("list")).output
+    await typed("note", str(fired), "the lamp was old")
+    facts = json.loads((await typed("show", str(fired), "--json")).output)
+    assert facts["acknowledged"]["reason"] == "rolling back"
+    assert [action["act"] for action in facts["actions"]] == ["ack", "note"]
+    assert (await typed("unack", str(fired), "--reason", "done")).exit_code == 0
+    assert "No alerts of the model other." in (await typed("list", "--model", "other", "--all")).output
+    wrong = await typed("ack", "999", "--reason", "x")
+    assert (wrong.exit_code, "there is no alert 999" in wrong.output) == (2, True)
+
+    def completed() -> list[str]:
+        context = click.Context(main, info_name="quantdrift")
+        context.params["config_path"] = config
+        ack = alerts.commands["ack"]
+        (argument,) = [one for one in ack.params if one.name == "alert_id"]
+        return [item.value for item in argument.shell_complete(context, str(fired))]
+
+    assert str(fired) in await asyncio.to_thread(completed)
+
+
+async def test_each_state_of_an_alert_is_a_label_set_of_its_own_and_the_former_ones_end(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """An acknowledged alert that becomes worse is a new alert to Alertmanager; the one before ends with its own labels."""
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "known")
+    await record.execute("update alert_action set level = -1 where alert_id = $1", fired)
+    await record.execute(
+        """update verdict set estimate = '{"flip": {"mean": 0.1, "low": 0.1, "high": 0.2}}' where alert_id = $1""",
+        fired,
+    )
+    async with database.begin() as connection:
+        await escalate(connection, webhook=True)
+        current, ended = await current_alerts(connection, timedelta(hours=1))
+        due = await due_deliveries(connection, 100)
+    now = datetime.now(UTC) + timedelta(seconds=1)
+    rows = json.loads(encode(current, ended, CONFIG, now))
+    states = {
+        (row["labels"]["severity"], row["labels"].get("escalation", "0"), row["endsAt"] > now.isoformat())
+        for row in rows
+        if row["labels"]["alert"] == str(fired)
+    }
+    assert {("page", "0", False), ("page", "1", True)} <= states
+    assert [state for state in states if state[2]] == [("page", "1", True)]
+    assert [event.change for event in due if event.alert.id == fired][-1] == "worse"
+
+
+@pytest.mark.usefixtures("fired")
+async def test_a_webhook_that_refuses_one_event_gets_the_others_and_that_one_later(
+    postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """A failure delays its own event alone, and is written beside it."""
+    async with Database(postgres_dsn) as database, database.begin() as connection:
+        due = await due_deliveries(connection, 100)
+        await delay_delivery(connection, due[0].id, 60.0, "it answers with status 400")
+        left = await due_deliveries(connection, 100)
+        for event in left:
+            await end_delivery(connection, event.id)
+    assert len(due) > len(left) > 0
+    rows = await record.fetch(
+        "select id, webhook_attempts, webhook_error, webhook_due_at > now() as later from outbox"
+        " where webhook_due_at is not null"
+    )
+    assert [tuple(row) for row in rows] == [(due[0].id, 1, "it answers with status 400", True)]
