@@ -67,6 +67,9 @@ class Action(StrEnum):
     DB_UPGRADE = "db upgrade"
     SETUP_POSTGRES = "setup postgres"
     PRIVACY_ERASE = "privacy erase"
+    ALERT_ACK = "alert ack"
+    ALERT_UNACK = "alert unack"
+    ALERT_NOTE = "alert note"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from quantdrift.cli.options import LazyGroup
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _COMMANDS: Final = {
+    "alerts": "alerts:alerts",
     "audit": "audit:audit",
     "backtest": "backtest:backtest",
     "baseline": "baseline:baseline",
@@ -39,6 +40,7 @@ _EXTRAS: Final = {
     "slices": "monitor",
     "baseline": "monitor",
     "triage": "storage",
+    "alerts": "storage",
     "backtest": "report",
     "plan": "storage",
     "audit": "storage",

@@ -321,6 +321,19 @@ EVENTS_FAILED = Instrument(
     "{event}",
     "Failed exports of alert events, each of which is retried.",
 )
+NOTIFIED = Instrument(
+    "quantdrift.monitor.notifications",
+    _C,
+    "{notification}",
+    "Notifications that a receiver accepted, by receiver (alertmanager or webhook).",
+)
+NOTIFY_FAILED = Instrument(
+    "quantdrift.monitor.notification_failures",
+    _C,
+    "{notification}",
+    "Notifications that a receiver did not accept, each of which is retried, by receiver and reason (unreachable, timeout,"
+    " tls, refused, unavailable or setup).",
+)
 EXPLANATIONS = Instrument(
     "quantdrift.monitor.explanations",
     _C,

@@ -25,6 +25,7 @@ from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Jso
 from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
 from quantdrift.storage.schema.monitor_tables import (
     Alert,
+    AlertAction,
     Baseline,
     Detector,
     Fold,
@@ -49,6 +50,7 @@ from quantdrift.storage.schema.slice_tables import (
 
 __all__ = [
     "Alert",
+    "AlertAction",
     "Arrival",
     "Audit",
     "Base",

@@ -79,7 +79,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
         headers = self.otlp_headers
         if self.otlp_headers_file:
             with contextlib.suppress(OperatorError):
-                headers = _otlp_headers(self.otlp_headers_file)
+                headers = read_headers(self.otlp_headers_file)
         return {name.lower(): value for name, value in headers.items()}
 
 
@@ -194,7 +194,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
     return Secrets(
         dsn=dsn,
         dsn_file=config.storage.dsn_file,
-        otlp_headers=_otlp_headers(headers_file) if headers_file else {},
+        otlp_headers=read_headers(headers_file) if headers_file else {},
         otlp_headers_file=headers_file,
         reference_token=token,
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
@@ -213,7 +213,14 @@ def hmac_key(config: Config, environment: Mapping[str, str] | None = None) -> by
     return _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file).encode()
 
 
-def _otlp_headers(file: str) -> dict[str, str]:
+def read_headers(file: str) -> dict[str, str]:
+    """Return the headers in a file with `name=value` lines.
+
+    Raises
+    ------
+    UnreadableSecretError
+        It cannot be read.
+    """
     lines = _read(file).splitlines()
     return {
         name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
@@ -359,5 +366,13 @@ def _resolve(config: Config, base: Path) -> Config:
             ca_file=absolute(config.telemetry.ca_file),
             certificate_file=absolute(config.telemetry.certificate_file),
             key_file=absolute(config.telemetry.key_file),
+        ),
+        notify=msgspec.structs.replace(
+            config.notify,
+            **{
+                name: absolute(getattr(config.notify, name))
+                for name in config.notify.__struct_fields__
+                if name.endswith("_file")
+            },
         ),
     )

@@ -21,6 +21,7 @@ from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, S
 from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
     Monitor,
+    Notify,
     Provider,
     Shadow,
     Telemetry,
@@ -40,6 +41,7 @@ __all__ = [
     "Model",
     "ModelTensor",
     "Monitor",
+    "Notify",
     "OutputKind",
     "Provider",
     "Recheck",
@@ -68,6 +70,7 @@ class Config(Section, frozen=True, kw_only=True):
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()
     telemetry: Telemetry = Telemetry()
+    notify: Notify = Notify()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 
