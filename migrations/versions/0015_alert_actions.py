@@ -3,7 +3,7 @@
 A table and columns are added: the release before can use the schema as before.
 
 Revision ID: 0015
-Revises: 0013
+Revises: 0014
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0015"
-down_revision = "0013"
+down_revision = "0014"
 branch_labels = None
 depends_on = None
 

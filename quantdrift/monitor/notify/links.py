@@ -11,7 +11,7 @@ def page_link(config: Config, alert_id: int) -> str:
     """Return the address of an alert's page; empty if `web.public_url` is not set."""
     web: Any = getattr(config, "web", None)
     base = str(getattr(web, "public_url", "")).rstrip("/")
-    return f"{base}/alerts/{alert_id}" if base else ""
+    return f"{base}/alert/{alert_id}" if base else ""
 
 
 def runbook(config: Config) -> str:
