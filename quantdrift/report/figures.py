@@ -10,9 +10,10 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
+from quantdrift.report.difference import Change
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.report.facts import Fleet, Grain, ReasonCount, StratumCounts
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +285,87 @@ class ModelLoss(_Figures, frozen=True, kw_only=True):
     stratum: str
     reason: str
     n: int
+
+
+class SideFigures(_Figures, frozen=True, kw_only=True):
+    """One slice in one version.
+
+    Parameters
+    ----------
+    n_exchanges, n_clusters
+        Exchanges compared, and the sessions that they belong to; an exchange without a session is one of its own. None:
+        the roll-ups do not hold it.
+    flip, divergence
+        Means with 95 % intervals clustered by session; None where nothing was measured.
+    """
+
+    n_exchanges: int
+    n_clusters: int | None
+    flip: Estimate | None
+    divergence: Estimate | None
+
+
+class ComparedSlice(_Figures, frozen=True, kw_only=True):
+    """One slice in both versions.
+
+    Parameters
+    ----------
+    change
+        Worse where the interval of one of the two differences lies above 0, better where none does and one lies below.
+    flip, divergence
+        New minus old, with a 95 % interval for one look.
+    """
+
+    slice_id: int
+    name: str
+    predicate: str
+    change: Change
+    old: SideFigures
+    new: SideFigures
+    flip: Estimate | None
+    divergence: Estimate | None
+
+
+class ComparedVersion(_Figures, frozen=True, kw_only=True):
+    """A version, the window that is compared, and the table that it was read from."""
+
+    version_id: int
+    version: str
+    reference_digest: str
+    first_seen_at: datetime
+    begin: datetime
+    end: datetime
+    source: Grain
+
+
+class VersionComparison(_Figures, frozen=True, kw_only=True):
+    """Two candidate versions of one model.
+
+    Parameters
+    ----------
+    aggregate
+        All traffic; None where one of the two has none.
+    slices
+        The slices with data in both, worst first.
+    only_old, only_new
+        Names of the slices with data in one of the two alone.
+    warning
+        Why the two may not be comparable; empty if nothing is known.
+    """
+
+    model: str
+    task: Task
+    old: ComparedVersion
+    new: ComparedVersion
+    aggregate: ComparedSlice | None
+    slices: tuple[ComparedSlice, ...]
+    only_old: tuple[str, ...]
+    only_new: tuple[str, ...]
+    warning: str = ""
+
+    def n_of(self, change: Change) -> int:
+        """Return how many slices, the aggregate left out, changed so."""
+        return sum(entry.change is change for entry in self.slices)
 
 
 class ReportFigures(_Figures, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.monitor.explanation import explanation_of
+from quantdrift.storage.report.compare import VersionReader
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import (
@@ -93,12 +94,15 @@ class Reader(SnapshotReader):
         Sums over comparisons and roll-ups.
     coverage
         Counts of what was offered and lost.
+    versions_read
+        When each version was compared, and its sums over sessions.
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__(connection)
         self.divergence = Divergence(connection)
         self.coverage = Coverage(connection)
+        self.versions_read = VersionReader(connection)
 
     async def versions(self, model: str = "") -> list[Version]:
         """Return the candidate versions of `model`, or of all, oldest first."""
