@@ -51,6 +51,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     decided
         The figures that decided its verdict, where that is an alert or the end of one. The other figures are of the
         whole period.
+    per_day
+        Estimated exchanges a day while the version served; None where that time is not known.
     """
 
     slice_id: int
@@ -74,6 +76,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     divergence_noise: float = 0.0
     tie: float | None = None
     decided: str = ""
+    per_day: float | None = None
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
@@ -368,6 +371,60 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
         return sum(entry.change is change for entry in self.slices)
 
 
+class Mark(_Figures, frozen=True, kw_only=True):
+    """A release, or a decision of a person, in the period: marked in each plot of its model and listed.
+
+    Parameters
+    ----------
+    kind
+        release or decision.
+    model
+        Empty: it concerns all models.
+    who, why
+        Of a decision, as in the audit; empty where it is not known.
+    """
+
+    at: datetime
+    kind: str
+    model: str
+    what: str
+    who: str = ""
+    why: str = ""
+
+
+class BriefLine(_Figures, frozen=True, kw_only=True):
+    """One question of somebody who decides, with its answer in words."""
+
+    question: str
+    answer: str
+
+
+class Brief(_Figures, frozen=True, kw_only=True):
+    """The first screen on one model: the version that serves now.
+
+    Parameters
+    ----------
+    answer
+        Whether the model is still good enough, in one sentence.
+    replaced
+        One sentence for each version that served in the period and no longer does.
+    """
+
+    model: str
+    version: str
+    status: Verdict
+    answer: str
+    lines: tuple[BriefLine, ...]
+    replaced: tuple[BriefLine, ...] = ()
+
+
+class Cost(_Figures, frozen=True, kw_only=True):
+    """What the watching cost in the period: replays, and how many of them for a million requests; None: not known."""
+
+    n_replays: int
+    per_million: float | None
+
+
 class ReportFigures(_Figures, frozen=True, kw_only=True):
     """The whole report.
 
@@ -385,12 +442,17 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         Slices watched besides the aggregates.
     n_pages, n_tickets
         Alerts that paged in the period, and those that warned in it and had not paged by its end.
+    briefs
+        The first screen, one for each model, the worst first.
+    marks
+        Releases and decisions in the period, oldest first.
+    comparisons
+        Each version that was released in the period with the one that served before.
     """
 
     kind: PeriodKind
     begin: datetime
     end: datetime
-    generated_at: datetime
     path: str
     source: str
     bucket_s: float
@@ -405,6 +467,10 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     episodes: tuple[EpisodeFigures, ...]
     n_episodes_left_out: int
     coverage: CoverageFigures
+    briefs: tuple[Brief, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    comparisons: tuple[VersionComparison, ...] = ()
+    cost: Cost | None = None
 
     def silence(self) -> str:
         """Return the sentence for a report without any version."""

@@ -243,6 +243,17 @@ class Example(_Fact, frozen=True, kw_only=True):
     detail: dict[str, Any] | None = None
 
 
+class Decision(_Fact, frozen=True, kw_only=True):
+    """An entry of the audit: what a person decided, about what, and why; `model` is empty where it is no single one."""
+
+    at: datetime
+    actor: str
+    action: str
+    model: str
+    subject: str
+    note: str
+
+
 class Changes(_Fact, frozen=True, kw_only=True):
     """The number of alerts in the period: those that paged, and those that remained tickets."""
 

@@ -18,6 +18,7 @@ from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import (
     Changes,
+    Decision,
     Episode,
     Example,
     SliceName,
@@ -71,6 +72,15 @@ _CHANGES = text("""
         group by alert_id
     ) told
 """)
+
+# What decides about a verdict: the set-up of the database and of NATS does not.
+_DECISIONS = text("""
+    select at, actor, action, model, subject, note from audit
+    where at >= :begin and at < :end and (:model = '' or model in ('', :model))
+        and action not in ('db upgrade', 'setup postgres', 'setup nats', 'pause seen')
+    order by seq desc limit :most
+""")
+_MOST_DECISIONS = 200
 
 _EXAMPLES = text("""
     select exchange_id::text, item, captured_at, flip, divergence, trace, detail from comparison
@@ -162,6 +172,11 @@ class Reader(SnapshotReader):
         wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "flips": flips}
         rows = await self._rows(_EXAMPLES, **wanted, most=most)
         return [Example(**row) for row in rows]
+
+    async def decisions(self, begin: datetime, end: datetime, model: str = "") -> list[Decision]:
+        """Return what people decided in a period about `model`, or all: the newest 200, newest first."""
+        wanted = {"begin": begin, "end": end, "model": model, "most": _MOST_DECISIONS}
+        return [Decision(**row) for row in await self._rows(_DECISIONS, **wanted)]
 
     async def judged_until(self) -> datetime | None:
         """Return the capture time up to which the monitor has folded; None where it never has."""
