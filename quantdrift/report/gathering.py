@@ -27,6 +27,7 @@ MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
 MOST_EPISODES = 20  # alerts shown in full
 MOST_EXAMPLES = 5
+MOST_DIRECTIONS = 6
 MOST_COMPARISONS = 5  # releases of the period that are compared with the version before
 
 _MOST_EPISODE_ITEMS = 200_000  # with more, the time around an alert is summed from the roll-ups
@@ -273,6 +274,14 @@ async def _read_episode(
         flips=episode.metric is Metric.FLIP,
         most=MOST_EXAMPLES,
     )
+    directions = await reader.directions(
+        # A large window would be read row by row: its newest hour says the same.
+        after.begin if after.grain is Grain.ITEM else max(episode.onset_at, until - _EXAMPLE_SPAN),
+        until,
+        version=episode.version_id,
+        slice_id=episode.slice_id,
+        most=MOST_DIRECTIONS,
+    )
     return EpisodeFacts(
         episode=episode,
         before=measured[0][0],
@@ -280,6 +289,7 @@ async def _read_episode(
         all_before=measured[0][1],
         all_after=measured[1][1],
         examples=tuple(examples),
+        directions=tuple(directions),
     )
 
 

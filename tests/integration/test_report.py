@@ -1,6 +1,7 @@
 """The weekly report from a real database."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -476,4 +477,19 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "new scanners on floor 2" in text
     assert "scanner=archive" in text
+    (alert,) = figures.episodes
+    changed = Counter(
+        (str(detail["reference_top"]), str(detail["candidate_top"]))
+        for row in week.rows
+        if row.flip
+        and row.captured_at >= RELEASE + HOUR
+        and week.slice_ids["archive"] in row.slice_ids
+        and (detail := msgspec.json.decode(row.detail or "{}"))
+    )
+    assert alert.directions[0].n == max(changed.values())
+    for one in alert.directions:
+        assert one.n == changed[one.reference, one.candidate]
+        assert one.share == pytest.approx(one.n / changed.total())
+    assert sum(one.share for one in alert.directions) <= 1
+    assert sum(row.after for row in alert.spread) == pytest.approx(1)
     assert not any(" nat" in line for line in (brief.answer, *said.values()))
