@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.records import Metric
+from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.report.compare import DAYS, compare_pair
 from quantdrift.report.figures import CoverageFigures, Gap, Mark, Unreferenced, VersionComparison
@@ -168,10 +168,12 @@ def _days(facts: Facts, series: Sequence[SliceSums], how: Resolution) -> dict[in
 
 def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
     everything = _everything(facts)
+    # Exchanges of unverified senders are a version of their own, which no one released.
+    unverified = {version.id for version in facts.versions if version.candidate_version.endswith(UNVERIFIED)}
     newest: dict[str, tuple[datetime, int]] = {}
     models = {version.id: version.model for version in facts.versions}
     for point in series:
-        if point.slice_id in everything:
+        if point.slice_id in everything and point.version_id not in unverified:
             key = models[point.version_id]
             newest[key] = max(newest.get(key, (point.at, 0)), (point.at, point.version_id))
     return {model: version for model, (_, version) in newest.items()}
@@ -187,6 +189,7 @@ async def _marks(reader: Reader, period: Period, versions: Sequence[Version], mo
         )
         for version in versions
         if period.begin <= version.first_seen_at < period.end
+        and not version.candidate_version.endswith(UNVERIFIED)
     ]
     decisions = [
         Mark(
@@ -206,6 +209,7 @@ async def _comparisons(
     reader: Reader, config: Config, period: Period, versions: Sequence[Version]
 ) -> tuple[VersionComparison, ...]:
     """Compare each version that was released in the period with the newest one before it that was compared."""
+    versions = [version for version in versions if not version.candidate_version.endswith(UNVERIFIED)]
     released = [
         version
         for version in versions

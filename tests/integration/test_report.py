@@ -438,6 +438,20 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     await db.execute(
         "select audit_add('baseline accept', 'digits', 'slice 3', null, null, 'new scanners on floor 2')"
     )
+    # Exchanges of unverified senders came last: they are no release, and no version that serves.
+    other = await db.fetchval(
+        "insert into model_version (model, candidate_version, reference_digest, reference, first_seen_at) select model,"
+        " candidate_version || ' (unverified)', reference_digest, reference, $1 from model_version where id = $2"
+        " returning id",
+        RELEASE,
+        week.version_ids[1],
+    )
+    await db.execute(
+        "update rollup_hour set model_version_id = $1 where model_version_id = $2 and hour >= $3",
+        other,
+        week.version_ids[1],
+        END - HOUR,
+    )
     await db.execute("alter table audit disable trigger user")
     await db.execute("update audit set at = $1 where action = 'baseline accept'", RELEASE + HOUR)
     await db.close()
