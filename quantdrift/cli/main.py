@@ -25,6 +25,7 @@ from quantdrift.cli import (
     slices,
     status,
     triage,
+    web,
 )
 from quantdrift.cli.interrupt import INTERRUPTED, interruptible
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
@@ -42,6 +43,7 @@ _EXTRAS = {
     "db": "storage",
     "setup": "storage",
     "privacy": "storage",
+    "web": "web",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",
@@ -119,6 +121,7 @@ for _command in (
     serve.shadow,
     serve.monitor,
     serve.up,
+    web.web,
     report.report,
     plan.plan,
     backtest.backtest,

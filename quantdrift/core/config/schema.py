@@ -25,6 +25,7 @@ from quantdrift.core.config.watching import (
     Shadow,
     Telemetry,
 )
+from quantdrift.core.config.web import Web
 from quantdrift.core.tasks import MEASURES, Measure, Task
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Storage",
     "Stream",
     "Telemetry",
+    "Web",
 ]
 
 
@@ -68,6 +70,7 @@ class Config(Section, frozen=True, kw_only=True):
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()
     telemetry: Telemetry = Telemetry()
+    web: Web = Web()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 
