@@ -33,6 +33,7 @@ _COMMANDS: Final = {
     "status": "status:status",
     "triage": "triage:triage",
     "up": "serve:up",
+    "web": "web:web",
 }
 _EXTRAS: Final = {
     "shadow": "shadow",
@@ -49,6 +50,7 @@ _EXTRAS: Final = {
     "db": "storage",
     "setup": "storage",
     "privacy": "storage",
+    "web": "web",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",

@@ -17,6 +17,7 @@ from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
+from quantdrift.core.config.web import TOKEN_VARIABLE, is_open
 from quantdrift.core.config.wrong_values import Key, Mistake, allowed, mistakes, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, read_keys
@@ -32,6 +33,7 @@ class Role(StrEnum):
     SHADOW = "shadow"
     MONITOR = "monitor"
     REPORT = "report"
+    WEB = "web"
     MIGRATE = "migrate"
 
 
@@ -50,6 +52,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     otlp_headers: dict[str, str] = {}
     otlp_headers_file: str = ""
     reference_token: str = ""
+    web_token: str = ""
 
     def __repr__(self) -> str:
         return "Secrets(...)"
@@ -189,6 +192,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         raise OperatorError(
             "no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file, or give --data of a running `quantdrift up`"
         )
+    web_token = _web_token(env, config) if role is Role.WEB else ""
     headers_file = config.telemetry.otlp_headers_file if role in {Role.MONITOR, Role.SHADOW} else ""
     token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
     return Secrets(
@@ -197,6 +201,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers=read_headers(headers_file) if headers_file else {},
         otlp_headers_file=headers_file,
         reference_token=token,
+        web_token=web_token,
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
 
@@ -243,6 +248,22 @@ def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
         raise OperatorError(
             f"a token is required with {' and with '.join(asking)}: set QUANTDRIFT_INTAKE_TOKEN or "
             "intake.token_file"
+        )
+    return token
+
+
+def _web_token(env: Mapping[str, str], config: Config) -> str:
+    file = config.web.token_file
+    token = _secret(env, TOKEN_VARIABLE, file)
+    where = f"web.token_file {file}" if file else TOKEN_VARIABLE
+    if file and not token:
+        raise OperatorError(f"{where} is empty: write a token in it, or remove the option")
+    if any(caller.models for caller in read_callers(token, where)):
+        raise OperatorError(f"{where} names models, but the page shows all models: remove their names")
+    if is_open(config.web, token):
+        raise OperatorError(
+            f"web.listen is `{config.web.listen}`, which other machines can reach, and nobody would have to log in: set"
+            f" web.token_file or {TOKEN_VARIABLE}, or web.identity_header with web.proxies, or listen on 127.0.0.1"
         )
     return token
 
@@ -360,6 +381,7 @@ def _resolve(config: Config, base: Path) -> Config:
             key_file=absolute(config.intake.key_file),
             client_ca_file=absolute(config.intake.client_ca_file),
         ),
+        web=msgspec.structs.replace(config.web, token_file=absolute(config.web.token_file)),
         telemetry=msgspec.structs.replace(
             config.telemetry,
             otlp_headers_file=absolute(config.telemetry.otlp_headers_file),

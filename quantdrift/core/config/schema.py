@@ -26,6 +26,7 @@ from quantdrift.core.config.watching import (
     Shadow,
     Telemetry,
 )
+from quantdrift.core.config.web import Web
 from quantdrift.core.tasks import MEASURES, Measure, Task
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Storage",
     "Stream",
     "Telemetry",
+    "Web",
 ]
 
 
@@ -71,6 +73,7 @@ class Config(Section, frozen=True, kw_only=True):
     monitor: Monitor = Monitor()
     telemetry: Telemetry = Telemetry()
     notify: Notify = Notify()
+    web: Web = Web()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 

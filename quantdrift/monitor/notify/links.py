@@ -1,16 +1,13 @@
 """Links that an alert carries: to its page and to the runbook."""
 
-from typing import Any
-
 from quantdrift.core.config.schema import Config
 
 RUNBOOK = "docs/how-to/alerts.md"
 
 
 def page_link(config: Config, alert_id: int) -> str:
-    """Return the address of an alert's page; empty if `web.public_url` is not set."""
-    web: Any = getattr(config, "web", None)
-    base = str(getattr(web, "public_url", "")).rstrip("/")
+    """Return the address of an alert's page; empty if `web.url` is not set."""
+    base = config.web.url.rstrip("/")
     return f"{base}/alert/{alert_id}" if base else ""
 
 
