@@ -116,15 +116,16 @@ class Pipeline:
         if no_traffic is not None:
             self._leave_out(meta, no_traffic)
             return
-        self._end(meta, self._row(meta.stratum, model), refusal, loss, exchange)
+        self._end(meta, model, refusal, loss, exchange)
 
     def _end(
-        self, meta: RawMeta, row: int, refusal: Loss | None, loss: Loss | None, exchange: Exchange | None
+        self, meta: RawMeta, model: str, refusal: Loss | None, loss: Loss | None, exchange: Exchange | None
     ) -> None:
+        row = self._row(meta.stratum, model)
         if refusal is not None:
             self._publisher.refuse(row, refusal)
         elif loss is not None:
-            self._slot.lose(row, loss)
+            self._publisher.lose(row, model, loss)
         elif exchange is None:
             self._slot.add(row, Count.THINNED)
         else:
