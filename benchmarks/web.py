@@ -28,7 +28,10 @@ from quantdrift.storage.server.postgres import PostgresServer
 from quantdrift.web.server import page_port
 from tests.support.storage.page_rows import write_history
 
-_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? -1"
+_PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {
+  const found = list.getEntriesByName("first-contentful-paint")[0];
+  if (found) done(found.startTime);
+}).observe({ type: "paint", buffered: true }))"""
 
 
 async def _loads(browser: Browser, url: str, n: int) -> list[float]:
@@ -38,7 +41,6 @@ async def _loads(browser: Browser, url: str, n: int) -> list[float]:
         context = await browser.new_context(viewport={"width": 1280, "height": 900})
         page = await context.new_page()
         await page.goto(url)
-        await page.wait_for_function(f"({_PAINT}) > 0")
         found.append(float(await page.evaluate(_PAINT)) / 1000)
         await context.close()
     return found

@@ -2,16 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
@@ -123,13 +120,6 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return "Look at the page System: it says which step nothing comes through."
 
 
-@asynccontextmanager
-async def _reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
-    async with request.app[DATABASE].begin() as connection:
-        await connection.execute(text("set transaction isolation level repeatable read, read only"))
-        yield connection
-
-
 async def overview(request: web.Request) -> web.Response:
     """Show every model in one line, and the slices of one."""
     chosen, verdict, query = _asked(request, "model"), _asked(request, "verdict"), _asked(request, "q")
@@ -137,7 +127,7 @@ async def overview(request: web.Request) -> web.Response:
     page = max(1, _number(request, "page", 1))
     now = datetime.now(UTC)
     models: list[ModelView] = []
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         found = await present.versions(connection)
         by_model: dict[str, list[present.VersionNow]] = {}
         for one in found:
@@ -198,7 +188,7 @@ async def slice_page(request: web.Request) -> web.Response:
     if max(version_id, slice_id) > _MOST_ID:
         raise web.HTTPNotFound(reason="There is no such slice.")
     span = _asked(request, "span") if _asked(request, "span") in _SPANS else "7d"
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         found = await present.versions(connection)
         version = next((one for one in found if one.id == version_id), None)
         every = await present.slices(connection, version_id, most=5000) if version else []
@@ -289,7 +279,7 @@ async def slice_page(request: web.Request) -> web.Response:
 
 async def alerts(request: web.Request) -> web.Response:
     """Show the alerts, open ones first."""
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alerts(connection)
     return render(request, "alerts.html", alerts=found, now=datetime.now(UTC))
 
@@ -299,7 +289,7 @@ async def alert_page(request: web.Request) -> web.Response:
     # Its text is that of the event; what it imports is not needed before.
     from quantdrift.monitor.fold.alert_text import page  # noqa: PLC0415
 
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alert(connection, int(request.match_info["alert"]))
         if found is None:
             raise web.HTTPNotFound(reason="There is no alert with this number; it may have been deleted.")
@@ -364,7 +354,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 async def compare(request: web.Request) -> web.Response:
     """Show two versions of a model, slice by slice."""
     asked, new_id, old_id = _asked(request, "model"), _number(request, "new"), _number(request, "old")
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         found = await present.versions(connection)
         models = list(dict.fromkeys(one.model for one in found))
         counted = {model: sum(one.model == model for one in found) for model in models}
@@ -392,9 +382,9 @@ async def compare(request: web.Request) -> web.Response:
 async def system(request: web.Request) -> web.Response:
     """Show how far exchanges come, what is lost, and who changed what."""
     now = datetime.now(UTC)
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         found = await flow(connection, now - timedelta(hours=1))
-    async with _reading(request) as connection:
+    async with present.reading(request.app[DATABASE]) as connection:
         changes = await past.audit(connection, 50)
     return render(request, "system.html", flow=found, changes=changes, now=now)
 

@@ -1,11 +1,15 @@
 """The present state: versions, their slices with verdicts and traffic, and what is not looked at."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.database import Database
 
 _T = TypeVar("_T")
 # Worst first: what pages, what may, what nobody knows, then the rest by evidence.
@@ -157,6 +161,14 @@ class Unknown(Fact, frozen=True, kw_only=True):
     reason: str
     n: int
     slices: tuple[str, ...]
+
+
+@asynccontextmanager
+async def reading(database: Database) -> AsyncIterator[AsyncConnection]:
+    """Open a transaction that reads one state of the database and can change nothing; errors as `Database.begin`."""
+    async with database.begin() as connection:
+        await connection.execute(text("set transaction isolation level repeatable read, read only"))
+        yield connection
 
 
 async def rows(

@@ -27,6 +27,7 @@ from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.config.load import load
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.admin import INSTANCE_HEADER
+from quantdrift.core.process.states import STATES
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
 from tests.support.commands import invoked
@@ -35,11 +36,11 @@ from tests.support.exposed_secrets import exposed
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-def _config(directory: Path) -> Path:
+def _config(directory: Path, *, has_page: bool = False) -> Path:
     """Return a configuration on ports that nobody used a moment ago."""
     with ExitStack() as held:
         ports = []
-        for _ in range(5):
+        for _ in range(6):
             listener = held.enter_context(socket.socket())
             listener.bind(("127.0.0.1", 0))
             ports.append(listener.getsockname()[1])
@@ -48,6 +49,7 @@ def _config(directory: Path) -> Path:
     path.write_text(
         f"[sidecar]\nlisten = {listen}\nbackend = {backend}\nadmin = {admins[0]}\ndrain_delay_s = 0\n"
         f"[shadow]\nadmin = {admins[1]}\n[monitor]\nadmin = {admins[2]}\n"
+        f"[web]\nlisten = {admins[3] if has_page else repr('')}\n"
     )
     return path
 
@@ -77,6 +79,16 @@ def _run(config: Path, data: Path, *more: str) -> subprocess.CompletedProcess[st
     """Run it until it ends by itself."""
     command = [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(data), *more]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def _wait_page(address: str, states: Path) -> None:
+    """Wait until the page works and says that it knows no model; it reads with the rights of a reader."""
+    deadline = time.monotonic() + 60
+    while not json.loads(states.read_text()).get("web", {}).get("works"):
+        assert time.monotonic() < deadline, states.read_text()
+        time.sleep(0.1)
+    with urllib.request.urlopen(f"http://{address}/", timeout=30) as answer:
+        assert b"No model yet" in answer.read()
 
 
 def _connections(pid: int) -> list[Any]:
@@ -109,7 +121,9 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
         "QUANTDRIFT_REFERENCE_TOKEN": "canary-of-a-reference",
         "QUANTDRIFT_SAMPLING_SALT": "canary-of-the-salt",
     }
-    with _up(_config(memory_path), memory_path / "data", stderr=None, **given) as process:
+    path = _config(memory_path, has_page=True)
+    with _up(path, memory_path / "data", stderr=None, **given) as process:
+        _wait_page(tomllib.loads(path.read_text())["web"]["listen"], memory_path / "data" / STATES)
         children = _family(process)
         addresses = [
             (memory_path / "data" / name).read_text().strip() for name in ("dsn", "shadow.dsn", "monitor.dsn")
@@ -141,6 +155,7 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
             "sidecar",
             "shadow",
             "monitor",
+            "web",
         }
         assert [found["ports"][role]["ready"] for role in ("sidecar", "shadow", "monitor")] == [True] * 3
         assert found["blockers"][0].startswith(
