@@ -30,6 +30,12 @@ _MOST_ROWS = 6
     type=click.Path(path_type=Path),
     help="File to write.  [default: a dated file in the directory reports]",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "md", "json"]),
+    help="What the file is: a page, Markdown, or all figures.  [default: as the name in --out ends, else html]",
+)
 @JSON
 def report(
     config_path: Path,
@@ -40,9 +46,10 @@ def report(
     to_at: datetime | None,
     model: str,
     out: Path | None,
+    form: str | None,
     as_json: bool,
 ) -> None:
-    """Write a report as one HTML file: alerts, worst slices, trends, tails, coverage and losses.
+    """Write a report as one file: is the model good enough, where not, since when, and who does what; then all figures.
 
     The terminal shows one sentence and the worst slices of each version; --json prints all figures of the page.
 
@@ -50,10 +57,11 @@ def report(
     Examples:
       quantdrift report --week --data .quantdrift
       quantdrift report --from 2026-01-01 --to 2026-02-01 --out january.html --json
+      quantdrift report --week --format md --out report.md
     """
     import asyncio
 
-    from quantdrift.report.page import Period, write
+    from quantdrift.report.page import Form, Period, write
 
     if sum([week, day, from_at is not None]) > 1:
         raise OperatorError("give one of --week, --day and --from")
@@ -64,8 +72,12 @@ def report(
         end=end,
         start=from_at.replace(tzinfo=UTC) if from_at else None,
     )
+    suffix = out.suffix.removeprefix(".") if out else ""
+    form = form or (suffix if suffix in {"md", "json"} else "html")
     with Steps(quiet=as_json) as step:
-        figures = asyncio.run(write(config, secrets, period, out=out, progress=step, model=model))
+        figures = asyncio.run(
+            write(config, secrets, period, out=out, progress=step, model=model, form=Form(form))
+        )
     if as_json:
         emit(figures)
     else:

@@ -10,9 +10,10 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
+from quantdrift.report.difference import Change
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.report.facts import Fleet, Grain, ReasonCount, StratumCounts
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     decided
         The figures that decided its verdict, where that is an alert or the end of one. The other figures are of the
         whole period.
+    per_day
+        Estimated exchanges a day while the version served; None where that time is not known.
     """
 
     slice_id: int
@@ -73,6 +76,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     divergence_noise: float = 0.0
     tie: float | None = None
     decided: str = ""
+    per_day: float | None = None
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
@@ -286,6 +290,141 @@ class ModelLoss(_Figures, frozen=True, kw_only=True):
     n: int
 
 
+class SideFigures(_Figures, frozen=True, kw_only=True):
+    """One slice in one version.
+
+    Parameters
+    ----------
+    n_exchanges, n_clusters
+        Exchanges compared, and the sessions that they belong to; an exchange without a session is one of its own. None:
+        the roll-ups do not hold it.
+    flip, divergence
+        Means with 95 % intervals clustered by session; None where nothing was measured.
+    """
+
+    n_exchanges: int
+    n_clusters: int | None
+    flip: Estimate | None
+    divergence: Estimate | None
+
+
+class ComparedSlice(_Figures, frozen=True, kw_only=True):
+    """One slice in both versions.
+
+    Parameters
+    ----------
+    change
+        Worse where the interval of one of the two differences lies above 0, better where none does and one lies below.
+    flip, divergence
+        New minus old, with a 95 % interval for one look.
+    """
+
+    slice_id: int
+    name: str
+    predicate: str
+    change: Change
+    old: SideFigures
+    new: SideFigures
+    flip: Estimate | None
+    divergence: Estimate | None
+
+
+class ComparedVersion(_Figures, frozen=True, kw_only=True):
+    """A version, the window that is compared, and the table that it was read from."""
+
+    version_id: int
+    version: str
+    reference_digest: str
+    first_seen_at: datetime
+    begin: datetime
+    end: datetime
+    source: Grain
+
+
+class VersionComparison(_Figures, frozen=True, kw_only=True):
+    """Two candidate versions of one model.
+
+    Parameters
+    ----------
+    aggregate
+        All traffic; None where one of the two has none.
+    slices
+        The slices with data in both, worst first.
+    only_old, only_new
+        Names of the slices with data in one of the two alone.
+    warning
+        Why the two may not be comparable; empty if nothing is known.
+    """
+
+    model: str
+    task: Task
+    old: ComparedVersion
+    new: ComparedVersion
+    aggregate: ComparedSlice | None
+    slices: tuple[ComparedSlice, ...]
+    only_old: tuple[str, ...]
+    only_new: tuple[str, ...]
+    warning: str = ""
+
+    def n_of(self, change: Change) -> int:
+        """Return how many slices, the aggregate left out, changed so."""
+        return sum(entry.change is change for entry in self.slices)
+
+
+class Mark(_Figures, frozen=True, kw_only=True):
+    """A release, or a decision of a person, in the period: marked in each plot of its model and listed.
+
+    Parameters
+    ----------
+    kind
+        release or decision.
+    model
+        Empty: it concerns all models.
+    who, why
+        Of a decision, as in the audit; empty where it is not known.
+    """
+
+    at: datetime
+    kind: str
+    model: str
+    what: str
+    who: str = ""
+    why: str = ""
+
+
+class BriefLine(_Figures, frozen=True, kw_only=True):
+    """One question of somebody who decides, with its answer in words."""
+
+    question: str
+    answer: str
+
+
+class Brief(_Figures, frozen=True, kw_only=True):
+    """The first screen on one model: the version that serves now.
+
+    Parameters
+    ----------
+    answer
+        Whether the model is still good enough, in one sentence.
+    replaced
+        One sentence for each version that served in the period and no longer does.
+    """
+
+    model: str
+    version: str
+    status: Verdict
+    answer: str
+    lines: tuple[BriefLine, ...]
+    replaced: tuple[BriefLine, ...] = ()
+
+
+class Cost(_Figures, frozen=True, kw_only=True):
+    """What the watching cost in the period: replays, and how many of them for a million requests; None: not known."""
+
+    n_replays: int
+    per_million: float | None
+
+
 class ReportFigures(_Figures, frozen=True, kw_only=True):
     """The whole report.
 
@@ -303,12 +442,17 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         Slices watched besides the aggregates.
     n_pages, n_tickets
         Alerts that paged in the period, and those that warned in it and had not paged by its end.
+    briefs
+        The first screen, one for each model, the worst first.
+    marks
+        Releases and decisions in the period, oldest first.
+    comparisons
+        Each version that was released in the period with the one that served before.
     """
 
     kind: PeriodKind
     begin: datetime
     end: datetime
-    generated_at: datetime
     path: str
     source: str
     bucket_s: float
@@ -323,6 +467,10 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     episodes: tuple[EpisodeFigures, ...]
     n_episodes_left_out: int
     coverage: CoverageFigures
+    briefs: tuple[Brief, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    comparisons: tuple[VersionComparison, ...] = ()
+    cost: Cost | None = None
 
     def silence(self) -> str:
         """Return the sentence for a report without any version."""

@@ -71,6 +71,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         At the end of the period.
     episodes
         Episodes that were open at some time of the period, pages first.
+    days
+        Per version the days of the period in which it was compared.
     """
 
     versions: tuple[Version, ...]
@@ -79,6 +81,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bins: Mapping[Key, tuple[float, ...]]
     verdicts: Mapping[Key, VerdictFact]
     episodes: tuple[EpisodeFacts, ...]
+    days: Mapping[int, float] = {}
 
 
 def task_of(config: Config, model: str) -> Task:
@@ -276,6 +279,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
         tie=sums.tie / sums.tie_weight if sums.tie_weight else None,
+        per_day=sums.weight / days if (days := facts.days.get(version.id)) else None,
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
     )

@@ -8,7 +8,8 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.report.figures import CoverageFigures, Gap, Unreferenced
+from quantdrift.report.compare import DAYS, compare_pair
+from quantdrift.report.figures import CoverageFigures, Gap, Mark, Unreferenced, VersionComparison
 from quantdrift.report.finding import (
     EpisodeFacts,
     Facts,
@@ -26,6 +27,7 @@ MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
 MOST_EPISODES = 20  # alerts shown in full
 MOST_EXAMPLES = 5
+MOST_COMPARISONS = 5  # releases of the period that are compared with the version before
 
 _MOST_EPISODE_ITEMS = 200_000  # with more, the time around an alert is summed from the roll-ups
 _HISTORY = timedelta(hours=24)
@@ -46,6 +48,10 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
         Buckets of the drawn slices and the aggregates.
     n_episodes_left_out
         Alerts beyond `MOST_EPISODES`.
+    serving
+        Per model the version with the newest comparison of the period.
+    marks, comparisons
+        Releases and decisions, and each release compared with the version before it.
     """
 
     extent: Extent
@@ -56,6 +62,9 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     changes: Changes
     n_episodes_left_out: int
     coverage: CoverageFigures
+    serving: dict[str, int]
+    marks: tuple[Mark, ...]
+    comparisons: tuple[VersionComparison, ...]
 
 
 async def gather(
@@ -112,7 +121,7 @@ async def gather(
         bins = bins_by_key(await reader.divergence.bins(how.window, caps, sorted(shown)))
         wanted = sorted({slice_id for chosen in drawn.values() for slice_id in chosen} | _everything(facts))
         series = await reader.divergence.sums(how.window, how.width, caps, wanted)
-        facts = msgspec.structs.replace(facts, bins=bins)
+        facts = msgspec.structs.replace(facts, bins=bins, days=_days(facts, series, how))
 
     progress("reading alerts")
     episodes = [
@@ -129,6 +138,9 @@ async def gather(
         series=tuple(series),
         changes=await reader.changes(period.begin, period.end, list(caps)),
         n_episodes_left_out=max(0, len(open_then) - MOST_EPISODES),
+        serving=_serving(facts, series),
+        marks=await _marks(reader, period, versions, model),
+        comparisons=await _comparisons(reader, config, period, versions),
         coverage=await _coverage(
             reader,
             period,
@@ -138,6 +150,82 @@ async def gather(
             gaps=_gaps(facts, how, series, min(period.end, now)),
         ),
     )
+
+
+def _days(facts: Facts, series: Sequence[SliceSums], how: Resolution) -> dict[int, float]:
+    """Return, per version, the days between its first and its last bucket, both included."""
+    ends: dict[int, tuple[datetime, datetime]] = {}
+    everything = _everything(facts)
+    for point in series:
+        if point.slice_id in everything:
+            first, last = ends.get(point.version_id, (point.at, point.at))
+            ends[point.version_id] = min(first, point.at), max(last, point.at)
+    return {
+        version: (last - first + how.width) / timedelta(days=1) for version, (first, last) in ends.items()
+    }
+
+
+def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
+    everything = _everything(facts)
+    newest: dict[str, tuple[datetime, int]] = {}
+    models = {version.id: version.model for version in facts.versions}
+    for point in series:
+        if point.slice_id in everything:
+            key = models[point.version_id]
+            newest[key] = max(newest.get(key, (point.at, 0)), (point.at, point.version_id))
+    return {model: version for model, (_, version) in newest.items()}
+
+
+async def _marks(reader: Reader, period: Period, versions: Sequence[Version], model: str) -> tuple[Mark, ...]:
+    releases = [
+        Mark(
+            at=version.first_seen_at,
+            kind="release",
+            model=version.model,
+            what=f"version {version.candidate_version} was seen for the first time",
+        )
+        for version in versions
+        if period.begin <= version.first_seen_at < period.end
+    ]
+    decisions = [
+        Mark(
+            at=decision.at,
+            kind="decision",
+            model=decision.model,
+            what=f"{decision.action} {decision.subject}".strip(),
+            who=decision.actor,
+            why=decision.note,
+        )
+        for decision in await reader.decisions(period.begin, period.end, model)
+    ]
+    return tuple(sorted([*releases, *decisions], key=lambda mark: (mark.at, mark.model, mark.what)))
+
+
+async def _comparisons(
+    reader: Reader, config: Config, period: Period, versions: Sequence[Version]
+) -> tuple[VersionComparison, ...]:
+    """Compare each version that was released in the period with the newest one before it that was compared."""
+    released = [
+        version
+        for version in versions
+        if version.reference_digest and period.begin <= version.first_seen_at < period.end
+    ]
+    found = []
+    for new in released[-MOST_COMPARISONS:]:
+        before = [
+            old
+            for old in versions
+            if old.model == new.model and old.id < new.id and old.candidate_version != new.candidate_version
+        ]
+        if not before:
+            continue
+        length = timedelta(days=DAYS)
+        ids = [version.id for version in (*before, new)]
+        spans = await reader.versions_read.spans(ids, length, period.end)
+        old = next((version for version in reversed(before) if version.id in spans), None)
+        if old is not None and new.id in spans:
+            found.append(await compare_pair(reader, config, old, new, spans=spans, end=period.end))
+    return tuple(found)
 
 
 def _everything(facts: Facts) -> set[int]:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
-from datetime import datetime
+from enum import StrEnum
 from math import ceil
 from pathlib import Path
 from typing import Final
@@ -17,21 +17,31 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
 from quantdrift.report import finding, trend
-from quantdrift.report.figures import ReportFigures, SliceFigures
+from quantdrift.report.brief import briefs
+from quantdrift.report.figures import Cost, ReportFigures, SliceFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
+from quantdrift.report.markdown import render_markdown
 from quantdrift.report.period import Period
 from quantdrift.report.render import Drawing, render
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import SliceSums
 from quantdrift.storage.report.reading import reading, record_run
 
-__all__ = ["Period", "write"]
+__all__ = ["Form", "Period", "write"]
 
 DIRECTORY: Final = Path("reports")
 """Where reports go without `--out`: below the working directory."""
 TITLE: Final = "Quantisation drift"
 """Heading of the page."""
 _CLOCK = SystemClock()
+
+
+class Form(StrEnum):
+    """What a report is written as; the value is the suffix of its file."""
+
+    HTML = "html"
+    MARKDOWN = "md"
+    JSON = "json"
 
 
 async def write(
@@ -42,9 +52,12 @@ async def write(
     out: Path | None,
     progress: Callable[[str], None],
     model: str = "",
+    form: Form = Form.HTML,
     clock: Clock = _CLOCK,
 ) -> ReportFigures:
-    """Write one self-contained HTML file on a period, and record that it was written.
+    """Write one self-contained file on a period, and record that it was written.
+
+    The same data and options give the same bytes, so a run that is repeated replaces its file by an equal one.
 
     Parameters
     ----------
@@ -54,6 +67,8 @@ async def write(
         Called with one readable line per step.
     model
         Report on this model alone; empty: on all.
+    form
+        What is written: the page, Markdown or the figures as JSON.
 
     Returns
     -------
@@ -68,18 +83,16 @@ async def write(
         Postgres is not available.
     """
     now = clock.now()
-    path = out or DIRECTORY / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.html"
+    path = out or DIRECTORY / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
     async with Database(secrets.dsn) as database:
         async with reading(database) as reader:
             gathered = await gather(reader, config, period, model=model, now=now, progress=progress)
         if model and not gathered.facts.versions:
             raise OperatorError(f"no comparison of a model `{model}` is stored: check its name")
-        figures = _figures(config, period, gathered, now, path)
-        progress("drawing trends")
-        drawings = await asyncio.to_thread(_draw, config, gathered, figures)
-        html = render(TITLE, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
-        progress(f"writing {path}")
-        await asyncio.to_thread(_store, path, html)
+        figures = _figures(config, period, gathered, path)
+        progress("drawing trends" if form is Form.HTML else f"writing {path}")
+        text = await asyncio.to_thread(_rendered, form, config, gathered, figures)
+        await asyncio.to_thread(_store, path, text)
         await record_run(
             database,
             kind=period.kind.value,
@@ -91,28 +104,50 @@ async def write(
     return figures
 
 
-def _figures(config: Config, period: Period, gathered: Gathered, now: datetime, path: Path) -> ReportFigures:
+def _rendered(form: Form, config: Config, gathered: Gathered, figures: ReportFigures) -> str:
+    if form is Form.MARKDOWN:
+        return render_markdown(TITLE, figures, most_table=MOST_TABLE)
+    if form is Form.JSON:
+        # Where it was written is no figure of the period.
+        return (
+            msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(figures, path=""))).decode()
+            + "\n"
+        )
+    drawings = _draw(config, gathered, figures)
+    return render(TITLE, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
+
+
+def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> ReportFigures:
     models = finding.models(config, gathered.facts)
+    episodes = finding.episodes(config, gathered.facts)
+    n_offered = sum(stratum.offered for stratum in gathered.coverage.strata)
+    n_compared = sum(entry.aggregate.n_exchanges for entry in models if entry.aggregate)
     how = gathered.resolution
     return ReportFigures(
         kind=period.kind,
         begin=period.begin,
         end=period.end,
-        generated_at=now,
         path=str(path),
         source=how.window.grain.value if how else "",
         bucket_s=how.width.total_seconds() if how else 0.0,
         first_at=gathered.extent.first,
         last_at=gathered.extent.last,
-        n_offered=sum(stratum.offered for stratum in gathered.coverage.strata),
-        n_compared=sum(entry.aggregate.n_exchanges for entry in models if entry.aggregate),
+        n_offered=n_offered,
+        n_compared=n_compared,
         n_slices=sum(entry.n_slices for entry in models),
         n_pages=gathered.changes.pages,
         n_tickets=gathered.changes.tickets,
         models=models,
-        episodes=finding.episodes(config, gathered.facts),
+        episodes=episodes,
         n_episodes_left_out=gathered.n_episodes_left_out,
         coverage=gathered.coverage,
+        briefs=briefs(models, episodes, gathered.serving, gathered.marks, gathered.comparisons),
+        marks=gathered.marks,
+        comparisons=gathered.comparisons,
+        cost=Cost(
+            n_replays=n_compared,
+            per_million=1e6 * n_compared / n_offered if n_offered >= n_compared > 0 else None,
+        ),
     )
 
 
@@ -148,7 +183,6 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
         for metric in (Metric.FLIP, Metric.DIVERGENCE):
             trends = {slice_id: trend_of(metric, slice_id) for slice_id in panels}
             budgets = {key: _budget(entries[key], metric) for key in panels}
-            top = trend.axis_top(list(trends.values()), max(filter(None, budgets.values()), default=None))
             for slice_id, panel in panels.items():
                 panel.append(
                     trend.Panel(
@@ -157,7 +191,9 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
                         slice=trends[slice_id],
                         aggregate=None if slice_id == everything else trends.get(everything),
                         budget=budgets[slice_id],
-                        top=top,
+                        top=trend.axis_top(
+                            [trends[slice_id], *filter(None, [trends.get(everything)])], budgets[slice_id]
+                        ),
                     )
                 )
         for slice_id, panel in panels.items():
@@ -167,7 +203,8 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
                 if (episode.model, episode.version, episode.slice_id)
                 == (version.model, version.version, slice_id)
             ]
-            svg = trend.draw(panel, grid, alerts, salt=f"{version.version_id}-{slice_id}")
+            marks = [mark for mark in figures.marks if mark.model in {"", version.model}]
+            svg = trend.draw(panel, grid, alerts, marks=marks, salt=f"{version.version_id}-{slice_id}")
             drawings.append(
                 Drawing(
                     version_id=version.version_id,
@@ -183,12 +220,12 @@ def _budget(entry: SliceFigures, metric: Metric) -> float | None:
     return entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget
 
 
-def _store(path: Path, html: str) -> None:
+def _store(path: Path, text: str) -> None:
     """Write the file completely or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(html, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

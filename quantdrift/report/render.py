@@ -110,6 +110,8 @@ def render(
         amount=wording.amount,
         interval=wording.interval,
         measured=wording.measured,
+        signed=wording.signed,
+        compared_sentence=wording.compared_sentence,
         Metric=Metric,
         measures=MEASURES,
         verdicts=Verdict,

@@ -19,13 +19,14 @@ from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from quantdrift.core.records import Metric
-from quantdrift.report.figures import EpisodeFigures
+from quantdrift.report.figures import EpisodeFigures, Mark
 from quantdrift.report.interval import mean_of_bins, share
 from quantdrift.storage.report.facts import SliceSums, Sums
 
 # Each colour is a placeholder for a variable of the page's style sheet: one drawing fits light, dark and print.
 _INK, _MUTED, _LINE = "#010101", "#020202", "#030303"
 _SLICE, _AGGREGATE, _BUDGET, _ALERT = "#040404", "#050505", "#060606", "#070707"
+_MARK = "#080808"
 _VARIABLES = {
     _INK: "--ink",
     _MUTED: "--muted",
@@ -34,6 +35,7 @@ _VARIABLES = {
     _AGGREGATE: "--aggregate",
     _BUDGET: "--budget",
     _ALERT: "--firing",
+    _MARK: "--ink",
 }
 _STYLE = {
     "svg.fonttype": "none",
@@ -169,7 +171,14 @@ def _factor(points: Sequence[SliceSums], grid: Grid) -> int:
     return next((factor for factor in allowed if usual * factor >= _ENOUGH), allowed[-1])
 
 
-def draw(panels: Sequence[Panel], grid: Grid, episodes: Sequence[EpisodeFigures], *, salt: str) -> str:
+def draw(
+    panels: Sequence[Panel],
+    grid: Grid,
+    episodes: Sequence[EpisodeFigures],
+    *,
+    salt: str,
+    marks: Sequence[Mark] = (),
+) -> str:
     """Return the panels below each other, on one time axis, as an `svg` element without any text from outside.
 
     Parameters
@@ -180,6 +189,8 @@ def draw(panels: Sequence[Panel], grid: Grid, episodes: Sequence[EpisodeFigures]
         Alerts of the slice: onset dotted, alert solid, the time between onset and end shaded.
     salt
         Differs for each drawing of a page, so that identifiers in the SVG do not collide.
+    marks
+        Releases (a triangle on the time axis) and decisions (a diamond): shapes, so that they differ in grey too.
     """
     style: Any = {**_STYLE, "svg.hashsalt": salt}
     with mpl.rc_context(style):
@@ -189,6 +200,7 @@ def draw(panels: Sequence[Panel], grid: Grid, episodes: Sequence[EpisodeFigures]
         for axis, panel in zip(axes, panels, strict=True):
             _draw_panel(axis, panel)
             _mark(axis, grid, episodes)
+            _mark_changes(axis, grid, marks)
         locator = AutoDateLocator(minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
         axes[-1].xaxis.set_major_locator(locator)
         axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
@@ -245,13 +257,30 @@ def _mark(axis: Axes, grid: Grid, episodes: Sequence[EpisodeFigures]) -> None:
                 axis.axvline(at, color=_ALERT, linewidth=1.2, linestyle=style, zorder=4)
 
 
-def axis_top(trends: Sequence[Trend], budget: float | None) -> float:
-    """Return the top of the axis for all plots of a metric, so that they can be compared; never 0.
+def _mark_changes(axis: Axes, grid: Grid, marks: Sequence[Mark]) -> None:
+    begin, end = _ends(grid)
+    for mark in marks:
+        at = _days(mark.at)
+        if begin <= at <= end:
+            axis.plot(
+                [at],
+                [0.0],
+                marker="^" if mark.kind == "release" else "D",
+                markersize=6 if mark.kind == "release" else 4.5,
+                color=_MARK,
+                linestyle="none",
+                clip_on=False,
+                zorder=5,
+            )
 
-    The budget lies in the lower half of the axis.
+
+def axis_top(trends: Sequence[Trend], budget: float | None) -> float:
+    """Return the top of the axis of a plot, so that its trends and the budget fit in; never 0.
+
+    Each plot has its own: on a scale of the worst slice the sound ones would be flat lines.
     """
     top = max((1.2 * trend.top for trend in trends), default=0.0)
-    return max(top, 2 * (budget or 0.0)) or 1.0
+    return max(top, 1.25 * (budget or 0.0)) or 1.0
 
 
 def _days(at: datetime) -> float:

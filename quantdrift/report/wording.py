@@ -9,7 +9,8 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain import diagnosis_text
 from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState
-from quantdrift.report.figures import EpisodeFigures, SliceFigures
+from quantdrift.report.difference import Change
+from quantdrift.report.figures import EpisodeFigures, SliceFigures, VersionComparison
 from quantdrift.report.interval import Estimate
 
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
@@ -34,6 +35,43 @@ def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
     if estimate is None:
         return "no data"
     return f"{amount(metric, estimate.mean, unit)} {interval(metric, estimate)}".strip()
+
+
+def signed(metric: Metric, estimate: Estimate) -> str:
+    """Return a difference with its sign and bounds, flips in percentage points: `+1.2 [0.4, 2.1]`."""
+    scale = 100 if metric is Metric.FLIP else 1
+    mean = scale * estimate.mean
+    text = f"{'+' if mean > 0 else ''}{number(mean)}"
+    if estimate.low is None or estimate.high is None:
+        return f"{text} [too few]"
+    n_decimals = decimals(mean or max(-scale * estimate.low, scale * estimate.high))
+    return f"{text} [{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
+
+
+def compared_sentence(found: VersionComparison) -> str:
+    """Return what a comparison of two versions shows, in one or two sentences without a unit of divergence."""
+    title = f"{found.model} {found.new.version}"
+    n_slices, n_worse, n_better = len(found.slices), found.n_of(Change.WORSE), found.n_of(Change.BETTER)
+    if found.aggregate is None:
+        return f"{title} and {found.old.version} have no traffic in common that was compared."
+    changed = ""
+    if found.aggregate.old.flip and found.aggregate.new.flip:
+        changed = (
+            f" Over all traffic {percent(found.aggregate.new.flip.mean)} of its answers differ from the"
+            f" unquantised model's; with {found.old.version} it was {percent(found.aggregate.old.flip.mean)}."
+        )
+    if n_worse:
+        names = _listed([entry.name for entry in found.slices if entry.change is Change.WORSE])
+        also = f", and better in {n_better:,}" if n_better else ""
+        text = f"{title} is worse than {found.old.version} in {n_worse:,} of {count_of(n_slices, 'slice')}: {names}{also}."
+    elif found.aggregate.change is Change.WORSE:
+        text = f"{title} is worse than {found.old.version} over all traffic; no single slice shows it."
+    elif n_better or found.aggregate.change is Change.BETTER:
+        where = f"in {n_better:,} of {count_of(n_slices, 'slice')}" if n_better else "over all traffic"
+        text = f"{title} is better than {found.old.version} {where}, and worse in none."
+    else:
+        text = f"{title} shows no clear difference from {found.old.version} in any of {count_of(n_slices, 'slice')}."
+    return text + changed
 
 
 def count(n: float) -> str:

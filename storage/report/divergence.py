@@ -49,7 +49,7 @@ _COUNT = text("""
 
 # A group is one exchange: its items in the slice share one inclusion probability, and its weight in equal parts. The
 # exchanges of a session are correlated, at worst all alike: in the square of the weights they count as one.
-_GROUPS = """
+GROUPS = """
     with item as (
         select c.model_version_id, s.slice_id, c.exchange_id, date_bin(:width, c.captured_at, :begin) as at,
             1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.tie::int as tie, c.js,
@@ -63,7 +63,7 @@ _GROUPS = """
 """
 
 _ITEM_SUMS = text(f"""
-    {_GROUPS}, one as (
+    {GROUPS}, one as (
         select model_version_id, slice_id, at, session, exchange_id, count(*) as n, max(w) as w, max(w) / count(*) as part,
             sum(flip) as flip, sum(tie) as tie, count(tie) as n_tie, sum(js) as js, sum(divergence) as divergence, count(flip) as n_flip, count(js) as n_js,
             count(divergence) as n_divergence, count(*) filter (where raw_divergence = 'infinity') as n_infinite
@@ -84,7 +84,7 @@ _ITEM_SUMS = text(f"""
 """)  # noqa: S608 - constant text
 
 _ITEM_BINS = text(f"""
-    {_GROUPS}, sized as (
+    {GROUPS}, sized as (
         select *, count(*) over (partition by model_version_id, slice_id, exchange_id) as n from item
     )
     select model_version_id, slice_id, sum(w / n) as weight,

@@ -147,6 +147,45 @@ class SliceSums(_Fact, frozen=True, kw_only=True):
     sums: Sums
 
 
+class ClusterSums(_Fact, frozen=True, kw_only=True):
+    """Sums of one metric over clusters: the exchanges of a session together, or one exchange that has no session.
+
+    Each cluster has a weight w, the sum of 1 / pi over its exchanges that have the metric, and a total y, the weighted sum
+    of the metric over them. The fields are the sums of w, w^2, y, y^2 and w y: all that the mean y / w and its variance by
+    linearisation need.
+
+    Parameters
+    ----------
+    n
+        Clusters with the metric.
+    """
+
+    n: int = 0
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    total: float = 0.0
+    total_sq: float = 0.0
+    cross: float = 0.0
+
+
+class SliceClusters(_Fact, frozen=True, kw_only=True):
+    """Cluster sums of one slice of one version over a window; divergence is capped per item at `budget.cap`."""
+
+    slice_id: int
+    n_exchanges: int
+    n_clusters: int
+    flip: ClusterSums
+    divergence: ClusterSums
+
+
+class VersionSpan(_Fact, frozen=True, kw_only=True):
+    """The time in which a version was compared: the begin of its first hour and the end of its last one."""
+
+    version_id: int
+    first: datetime
+    last: datetime
+
+
 class SliceBins(_Fact, frozen=True, kw_only=True):
     """Weighted histogram of the divergence: 64 log-spaced bins from 1e-6 to 10, ends open."""
 
@@ -202,6 +241,17 @@ class Example(_Fact, frozen=True, kw_only=True):
     divergence: float | None
     trace: str
     detail: dict[str, Any] | None = None
+
+
+class Decision(_Fact, frozen=True, kw_only=True):
+    """An entry of the audit: what a person decided, about what, and why; `model` is empty where it is no single one."""
+
+    at: datetime
+    actor: str
+    action: str
+    model: str
+    subject: str
+    note: str
 
 
 class Changes(_Fact, frozen=True, kw_only=True):

@@ -13,10 +13,12 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.monitor.explanation import explanation_of
+from quantdrift.storage.report.compare import VersionReader
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import (
     Changes,
+    Decision,
     Episode,
     Example,
     SliceName,
@@ -71,6 +73,15 @@ _CHANGES = text("""
     ) told
 """)
 
+# What decides about a verdict: the set-up of the database and of NATS does not.
+_DECISIONS = text("""
+    select at, actor, action, model, subject, note from audit
+    where at >= :begin and at < :end and (:model = '' or model in ('', :model))
+        and action not in ('db upgrade', 'setup postgres', 'setup nats', 'pause seen')
+    order by seq desc limit :most
+""")
+_MOST_DECISIONS = 200
+
 _EXAMPLES = text("""
     select exchange_id::text, item, captured_at, flip, divergence, trace, detail from comparison
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
@@ -93,12 +104,15 @@ class Reader(SnapshotReader):
         Sums over comparisons and roll-ups.
     coverage
         Counts of what was offered and lost.
+    versions_read
+        When each version was compared, and its sums over sessions.
     """
 
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__(connection)
         self.divergence = Divergence(connection)
         self.coverage = Coverage(connection)
+        self.versions_read = VersionReader(connection)
 
     async def versions(self, model: str = "") -> list[Version]:
         """Return the candidate versions of `model`, or of all, oldest first."""
@@ -158,6 +172,11 @@ class Reader(SnapshotReader):
         wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "flips": flips}
         rows = await self._rows(_EXAMPLES, **wanted, most=most)
         return [Example(**row) for row in rows]
+
+    async def decisions(self, begin: datetime, end: datetime, model: str = "") -> list[Decision]:
+        """Return what people decided in a period about `model`, or all: the newest 200, newest first."""
+        wanted = {"begin": begin, "end": end, "model": model, "most": _MOST_DECISIONS}
+        return [Decision(**row) for row in await self._rows(_DECISIONS, **wanted)]
 
     async def judged_until(self) -> datetime | None:
         """Return the capture time up to which the monitor has folded; None where it never has."""

@@ -129,9 +129,10 @@ async def test_the_page_stands_alone_on_every_screen(
     assert await page.evaluate(_CONTRAST) >= 4.5
     dark = await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"
     assert dark == (scheme == "dark")
-    headline = page.locator(".headline p").first
-    assert "scanner=faint flips" in await headline.inner_text()
-    box = await headline.bounding_box()
+    answer = page.locator(".brief .answer").first
+    assert "in scanner=faint more answers" in await answer.inner_text()
+    assert " nat" not in await page.locator(".brief").first.inner_text()
+    box = await answer.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] <= 900
     for svg in await page.locator("svg").all():

@@ -18,10 +18,11 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.page import Period, write
+from quantdrift.report.page import Form, Period, write
 from quantdrift.report.wording import measured
 from quantdrift.storage.schema import roles
 from tests.support.monitor.report_figures import Page
+from tests.support.storage.release_rows import BEGIN, END, NEW, OLD, RELEASE, write_release_week
 from tests.support.storage.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week
 
 pytestmark = pytest.mark.integration
@@ -402,3 +403,77 @@ async def test_the_reports_own_role_is_enough(postgres_dsn: str, tmp_path: Path)
     finally:
         await db.execute(f"drop user if exists {user}")
         await db.close()
+
+
+async def test_the_same_data_gives_the_same_bytes_in_each_format(postgres_dsn: str, tmp_path: Path) -> None:
+    """A repeated run replaces its file by an equal one, in each format, and each run is recorded."""
+    await write_release_week(postgres_dsn)
+    for form in Form:
+        written = []
+        for hours in (0, 5):
+            out = tmp_path / f"report.{form.value}"
+            await write(
+                CONFIG,
+                Secrets(dsn=postgres_dsn),
+                Period.of(kind="range", start=BEGIN, end=END),
+                out=out,
+                progress=lambda _: None,
+                form=form,
+                clock=ManualClock(END + hours * HOUR),
+            )
+            written.append(out.read_bytes())
+        assert written[0] == written[1]
+    db = await asyncpg.connect(postgres_dsn)
+    assert await db.fetchval("select count(*) from report_run") == 2 * len(Form)
+    await db.close()
+
+
+async def test_the_first_screen_answers_for_the_version_that_serves_now(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Where not, how many a day, since when, the release and who does what; the replaced version is apart."""
+    week = await write_release_week(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute(
+        "select audit_add('baseline accept', 'digits', 'slice 3', null, null, 'new scanners on floor 2')"
+    )
+    await db.execute("alter table audit disable trigger user")
+    await db.execute("update audit set at = $1 where action = 'baseline accept'", RELEASE + HOUR)
+    await db.close()
+    figures = await write(
+        CONFIG,
+        Secrets(dsn=postgres_dsn),
+        Period.of(kind="range", start=BEGIN, end=END),
+        out=tmp_path / "report.md",
+        progress=lambda _: None,
+        form=Form.MARKDOWN,
+        clock=ManualClock(END),
+    )
+    (brief,) = figures.briefs
+    said = {line.question: line.answer for line in brief.lines}
+    assert (brief.version, brief.status) == (NEW, Verdict.FIRING)
+    assert brief.answer.startswith(
+        f"No, not everywhere: in scanner=archive more answers of digits {NEW} differ"
+    )
+    flips = (
+        sum(bool(row.flip) for row in week.rows if row.model_version_id == week.version_ids[1]) / 3.5 / 0.25
+    )
+    archive = next(entry for entry in figures.models[0].slices if entry.name == "scanner=archive")
+    whole = figures.models[0].aggregate
+    assert whole is not None
+    assert whole.flip is not None
+    assert whole.per_day is not None
+    assert whole.flip.mean * whole.per_day == pytest.approx(flips, rel=0.02)
+    assert archive.flip is not None
+    assert percent(archive.flip.mean) in said["How many answers"]
+    assert f"version {NEW} was seen for the first time" in said["What changed"]
+    assert f"is worse than {OLD}" in said["What changed"]
+    assert "baseline accept slice 3" in said["What changed"]
+    assert said["Who does what"].startswith("The owner of digits, for scanner=archive: ")
+    assert [line.question for line in brief.replaced] == [OLD]
+    assert [mark.kind for mark in figures.marks] == ["release", "release", "decision"]
+    assert [one.new.version for one in figures.comparisons] == [NEW]
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "new scanners on floor 2" in text
+    assert "scanner=archive" in text
+    assert not any(" nat" in line for line in (brief.answer, *said.values()))

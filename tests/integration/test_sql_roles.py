@@ -115,6 +115,7 @@ COMMANDS = (
     (READER, "slices clusters"),
     (READER, "baseline list"),
     (READER, "triage"),
+    (READER, "compare --from 1 --to 2"),
     (READER, "plan --model digits --day-rate 1000"),
     (READER, "backtest --model digits"),
     (READER, "status"),
@@ -150,6 +151,7 @@ NOTHING_TO_DO = {
     "baseline keep --model digits": "has a baseline and is still watched",
     "slices fit --model digits": "has no `embedding`",
     "slices clusters": "",
+    "compare --from 1 --to 2": "is compared yet",
     "status": "",
     "plan --model digits --day-rate 1000": "",
 }

@@ -117,7 +117,6 @@ def make_figures() -> ReportFigures:
         kind=PeriodKind.WEEK,
         begin=NOW - timedelta(days=7),
         end=NOW,
-        generated_at=NOW,
         path="report.html",
         source="rollup_hour",
         bucket_s=10_800.0,

@@ -1,0 +1,200 @@
+"""The first screen: the questions of somebody who decides, answered in words for each model. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.records import Verdict
+from quantdrift.report.figures import (
+    Brief,
+    BriefLine,
+    EpisodeFigures,
+    Mark,
+    ModelFigures,
+    SliceFigures,
+    VersionComparison,
+)
+from quantdrift.report.wording import compared_sentence, moment
+
+_MOST = 3  # slices, changes or steps that a line names
+_RANK = (Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK)
+_ANSWERS = {
+    Verdict.OK: "Yes: {title} is good enough. It stays within what its owner accepts, in every slice.",
+    Verdict.WARNING: "Perhaps not everywhere: {where} {title} shows first signs of drift.",
+    Verdict.FIRING: "No, not everywhere: {where} more answers of {title} differ from the unquantised model's than its owner accepts.",
+    Verdict.UNKNOWN: "Not known: too little of {title} was compared to say that it is good enough everywhere.",
+}
+
+
+def briefs(
+    models: Sequence[ModelFigures],
+    episodes: Sequence[EpisodeFigures],
+    serving: Mapping[str, int],
+    marks: Sequence[Mark],
+    comparisons: Sequence[VersionComparison],
+) -> tuple[Brief, ...]:
+    """Return one brief for each model, the worst first; the version with the newest comparison serves now."""
+    found = []
+    for name in dict.fromkeys(model.model for model in models):
+        own = [model for model in models if model.model == name]
+        current = next((model for model in own if model.version_id == serving.get(name)), None) or max(
+            own, key=lambda model: model.version_id
+        )
+        replaced = [model for model in own if model is not current]
+        found.append(
+            Brief(
+                model=name,
+                version=current.version,
+                status=_now(current),
+                answer=_answer(current),
+                lines=_lines(
+                    current,
+                    [entry for entry in episodes if (entry.model, entry.version) == (name, current.version)],
+                    [mark for mark in marks if mark.model in {"", name}],
+                    [one for one in comparisons if one.model == name],
+                ),
+                replaced=tuple(
+                    BriefLine(question=model.version, answer=_replaced(model)) for model in replaced
+                ),
+            )
+        )
+    return tuple(sorted(found, key=lambda brief: (_RANK.index(brief.status), brief.model)))
+
+
+def _now(model: ModelFigures) -> Verdict:
+    """Return the worst verdict at the end of the period: an alert that ended in it does not count."""
+    verdicts = {entry.verdict for entry in (model.aggregate, *model.slices) if entry is not None}
+    return next((verdict for verdict in _RANK if verdict in verdicts), Verdict.UNKNOWN)
+
+
+def _alerting(model: ModelFigures) -> list[SliceFigures]:
+    return [
+        entry
+        for entry in (*model.slices, model.aggregate)
+        if entry is not None and entry.verdict in {Verdict.FIRING, Verdict.WARNING}
+    ]
+
+
+def _answer(model: ModelFigures) -> str:
+    where = _alerting(model)
+    text = f"in {_name(where[0])}" if len(where) == 1 else f"in {len(where)} slices"
+    return _ANSWERS[_now(model)].format(title=f"{model.model} {model.version}", where=text)
+
+
+def _name(entry: SliceFigures) -> str:
+    return "all traffic" if entry.predicate == "true" else entry.name
+
+
+def _listed(texts: Sequence[str], noun: str) -> str:
+    more = f"; {count_of(len(texts) - _MOST, f'more {noun}')}" if len(texts) > _MOST else ""
+    return "; ".join(texts[:_MOST]) + more
+
+
+def _lines(
+    model: ModelFigures,
+    episodes: Sequence[EpisodeFigures],
+    marks: Sequence[Mark],
+    comparisons: Sequence[VersionComparison],
+) -> tuple[BriefLine, ...]:
+    bad = _alerting(model)
+    open_now = [episode for episode in episodes if episode.resolved_at is None]
+    lines = [
+        ("Where not", _where(model, bad)),
+        ("How many answers", _how_many(model, bad)),
+        ("How sure", _how_sure(model, bad)),
+        ("Since when", _since(open_now, episodes)),
+        ("What changed", _changed(marks, comparisons)),
+        ("Who does what", _who(model, open_now)),
+    ]
+    if model.doubt:
+        lines.insert(0, ("Careful", f"The figures may mislead: {model.doubt}."))
+    return tuple(BriefLine(question=question, answer=answer) for question, answer in lines)
+
+
+def _where(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
+    unknown = model.n_unknown
+    text = f"{_listed([_place(entry) for entry in bad], 'slice')}." if bad else "Nowhere that is known."
+    if unknown:
+        text += f" Of {count_of(unknown, 'slice')} it is not known: too little was compared, or too much was lost."
+    return text
+
+
+def _place(entry: SliceFigures) -> str:
+    share = entry.traffic_share
+    return _name(entry) + (
+        f" ({percent(share)} of the traffic)" if share is not None and entry.predicate != "true" else ""
+    )
+
+
+def _how_many(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
+    texts = [text for entry in bad if (text := _affected(entry))]
+    if model.aggregate is not None and not any(entry.predicate == "true" for entry in bad):
+        texts.append(_affected(model.aggregate))
+    return f"{_listed([text for text in texts if text], 'slice')}." if any(texts) else "Not known."
+
+
+def _affected(entry: SliceFigures) -> str:
+    if entry.flip is None:
+        return ""
+    a_day = (
+        f", some {number(entry.flip.mean * entry.per_day)} a day" if entry.per_day and entry.flip.mean else ""
+    )
+    accepted = f"; {percent(entry.flip_budget)} is accepted" if entry.flip_budget else ""
+    return f"in {_name(entry)} {percent(entry.flip.mean)} of the answers differ{a_day}{accepted}"
+
+
+def _how_sure(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
+    entry = bad[0] if bad else model.aggregate
+    if entry is None or entry.flip is None or entry.flip.low is None or entry.flip.high is None:
+        return "Not sure: too little was compared."
+    alert = (
+        "The alert is hardly chance: the number of false alerts has a bound, however often one looks. "
+        if bad
+        else ""
+    )
+    return (
+        f"{alert}Of {_name(entry)}, {entry.n_exchanges:,} answers were compared with the unquantised model's: the true share"
+        f" that differs is between {percent(entry.flip.low)} and {percent(entry.flip.high)} in 19 of 20 such reports."
+    )
+
+
+def _since(open_now: Sequence[EpisodeFigures], episodes: Sequence[EpisodeFigures]) -> str:
+    if open_now:
+        return (
+            _listed([f"{entry.slice} since about {moment(entry.onset_at)}" for entry in open_now], "alert")
+            + "."
+        )
+    if episodes:
+        ended = [entry.resolved_at for entry in episodes if entry.resolved_at is not None]
+        return f"No alert is open. The last one ended on {moment(max(ended))}."
+    return "No alert was open in this period."
+
+
+def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) -> str:
+    texts = [f"{mark.what} ({moment(mark.at)}{f', {mark.who}' if mark.who else ''})" for mark in marks]
+    newest = f" {compared_sentence(comparisons[-1])}" if comparisons else ""
+    return (
+        f"{_listed(texts[::-1], 'change')}." if texts else "No release and no decision is known."
+    ) + newest
+
+
+def _who(model: ModelFigures, open_now: Sequence[EpisodeFigures]) -> str:
+    steps = [
+        f"the owner of {entry.model}, for {entry.slice}: {entry.advice[0].rstrip('.')}"
+        for entry in open_now
+        if entry.advice and not entry.folded
+    ]
+    if steps:
+        text = f"{_listed(steps, 'alert')}."
+        return text[0].upper() + text[1:]
+    if model.n_unknown:
+        return "Whoever runs quantdrift: see below why slices are unknown, and have more of them compared."
+    return "Nobody has to do anything."
+
+
+def _replaced(model: ModelFigures) -> str:
+    whole = model.aggregate
+    if whole is None or whole.flip is None:
+        return "nothing of it was compared in this period."
+    bad = [entry.name for entry in _alerting(model)]
+    drifted = f"; it drifted in {_listed(bad, 'slice')}" if bad else ""
+    return f"{percent(whole.flip.mean)} of its answers differed{drifted}."

@@ -1,0 +1,151 @@
+"""The report as Markdown, for a mail, a ticket or a wiki: the same figures as the page, without the plots. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from quantdrift.core.notation import count_of, percent
+from quantdrift.core.records import Metric
+from quantdrift.core.tasks import MEASURES
+from quantdrift.report.figures import ReportFigures, SliceFigures
+from quantdrift.report.wording import compared_sentence, count, measured, moment, signed
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
+
+
+def render_markdown(title: str, figures: ReportFigures, *, most_table: int) -> str:
+    """Return the report as Markdown; every text from outside is escaped, so that it can neither mark up nor link.
+
+    Parameters
+    ----------
+    most_table
+        Largest number of rows of a table of slices; the text says how many are left out.
+    """
+    parts = [f"# {_text(title)}", f"{moment(figures.begin)} to {moment(figures.end)}"]
+    for brief in figures.briefs:
+        parts += [
+            f"## {_text(brief.model)}: is the quantised model still good enough?",
+            f"**{_text(brief.answer)}**",
+        ]
+        parts += ["\n".join(f"- **{line.question}**: {_text(line.answer)}" for line in brief.lines)]
+        if brief.replaced:
+            parts += [
+                "Served before, no longer now:",
+                "\n".join(f"- **{_text(line.question)}**: {_text(line.answer)}" for line in brief.replaced),
+            ]
+    if not figures.briefs:
+        parts.append(f"**{figures.silence()}**")
+    parts += [
+        *_alerts(figures),
+        *_releases(figures, most_table),
+        *_slices(figures, most_table),
+    ]
+    if figures.marks:
+        parts += [
+            "## Releases and decisions",
+            _table(
+                ("when", "model", "what", "who", "why"),
+                (
+                    (moment(mark.at), mark.model or "all", mark.what, mark.who, mark.why)
+                    for mark in figures.marks
+                ),
+            ),
+        ]
+    parts += ["## Coverage and cost", _coverage(figures)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _alerts(figures: ReportFigures) -> list[str]:
+    parts: list[str] = []
+    if figures.episodes:
+        parts.append("## Alerts")
+    for episode in figures.episodes:
+        state = "still open" if episode.resolved_at is None else f"resolved {moment(episode.resolved_at)}"
+        parts += [
+            f"### {_text(episode.slice)}",
+            _text(
+                f"{episode.model} {episode.version}, opened {moment(episode.opened_at)}, {state}."
+                f" Since about {moment(episode.onset_at)}:"
+                f" {measured(episode.metric, episode.after, MEASURES[episode.task].unit)} from"
+                f" {count_of(episode.n_after, 'exchange')}."
+            ),
+            "\n".join(f"{number}. {_text(step)}" for number, step in enumerate(episode.advice, 1)),
+        ]
+    return parts
+
+
+def _releases(figures: ReportFigures, most_table: int) -> list[str]:
+    parts: list[str] = []
+    for one in figures.comparisons:
+        entries = [entry for entry in (one.aggregate, *one.slices[:most_table]) if entry is not None]
+        parts += [
+            f"## Release: {_text(one.model)} {_text(one.new.version)}",
+            _text(compared_sentence(one) + (f" Careful: {one.warning}." if one.warning else "")),
+            _table(
+                ("slice", "change", one.old.version, one.new.version, "difference, points"),
+                (
+                    (
+                        entry.name,
+                        entry.change.value,
+                        measured(Metric.FLIP, entry.old.flip, ""),
+                        measured(Metric.FLIP, entry.new.flip, ""),
+                        signed(Metric.FLIP, entry.flip) if entry.flip else "no data",
+                    )
+                    for entry in entries
+                ),
+            ),
+        ]
+    return parts
+
+
+def _slices(figures: ReportFigures, most_table: int) -> list[str]:
+    parts: list[str] = []
+    if figures.models:
+        parts.append("## Slices")
+    for model in figures.models:
+        slices = [entry for entry in (model.aggregate, *model.slices[:most_table]) if entry is not None]
+        measure = MEASURES[model.task]
+        parts += [
+            f"### {_text(model.model)} {_text(model.version)}",
+            _table(
+                ("slice", "verdict", "answers that differ", "accepted", measure.name, "compared", "traffic"),
+                (_slice(entry, measure.unit) for entry in slices),
+            ),
+        ]
+        if len(model.slices) > most_table:
+            parts.append(
+                f"{count_of(len(model.slices) - most_table, 'slice')} with less divergence left out."
+            )
+    return parts
+
+
+def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
+    return (
+        entry.name,
+        entry.verdict.value,
+        measured(Metric.FLIP, entry.flip, ""),
+        percent(entry.flip_budget) if entry.flip_budget else "none",
+        measured(Metric.DIVERGENCE, entry.divergence, unit),
+        count(entry.n_exchanges),
+        "no data" if entry.traffic_share is None else percent(entry.traffic_share),
+    )
+
+
+def _coverage(figures: ReportFigures) -> str:
+    lost = sum(loss.n for loss in figures.coverage.losses)
+    seen = f"- {count(figures.n_offered)} requests seen, {count(figures.n_compared)} compared"
+    lines = [f"{seen}, {count(lost)} lost of {count(figures.coverage.taken)} taken"]
+    if figures.cost is not None and figures.cost.per_million is not None:
+        lines.append(f"- {count(figures.cost.per_million)} replays for a million requests")
+    return "\n".join(lines)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [tuple(head), tuple("---" for _ in head), *(tuple(row) for row in rows)]
+    return "\n".join(
+        f"| {' | '.join(cell if cell == '---' else _text(cell) for cell in line)} |" for line in lines
+    )
+
+
+def _text(text: str) -> str:
+    """Return a text with everything escaped that Markdown or HTML would read, on one line."""
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))

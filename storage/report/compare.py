@@ -1,0 +1,118 @@
+"""What the comparison of two candidate versions reads: when each was compared, and its sums over sessions."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Interval, RowMapping, bindparam, text
+
+from quantdrift.storage.report.divergence import GROUPS
+from quantdrift.storage.report.facts import ClusterSums, SliceClusters, VersionSpan, Window
+from quantdrift.storage.report.snapshot import SnapshotReader
+
+# The verdicts say when a version was compared last: neither `comparison` nor the roll-ups have an index on the version.
+_SPANS = text("""
+    with version as (
+        select model_version_id as id, least(max(last_at), cast(:end as timestamptz)) as last
+        from verdict where model_version_id = any(cast(:versions as int[])) group by 1
+    )
+    select id as version_id, first, date_trunc('hour', last) + interval '1 hour' as last
+    from version cross join lateral (
+        select min(hour) as first from rollup_hour
+        where hour >= date_trunc('hour', last - cast(:length as interval)) and hour < last and model_version_id = id
+    ) as rollup
+    where first is not null
+""")
+
+# Of a version that no fold has reached yet only the comparisons are there, from about its first appearance on.
+_UNFOLDED_SPANS = text("""
+    select v.id as version_id, date_trunc('hour', min(c.captured_at)) as first,
+        date_trunc('hour', max(c.captured_at)) + interval '1 hour' as last
+    from model_version v join comparison c on c.model_version_id = v.id and c.captured_at >= v.first_seen_at - interval '1 day'
+    where v.id = any(cast(:versions as int[])) and not exists (select from verdict where model_version_id = v.id)
+        and c.captured_at < coalesce(cast(:end as timestamptz), 'infinity')
+    group by 1
+""")
+
+_COUNT = text("""
+    select count(*) from (
+        select from comparison
+        where captured_at >= :begin and captured_at < :end and model_version_id = :version limit :most
+    ) as row
+""")
+
+_CLUSTERS = text(f"""
+    {GROUPS}, one as (
+        select slice_id, session, exchange_id, max(w) as w, max(w) / count(*) as part, sum(flip) as flip,
+            count(flip) as n_flip, sum(divergence) as divergence, count(divergence) as n_divergence
+        from item group by 1, 2, 3
+    ), cluster as (
+        select slice_id, count(*) as n, sum(part * n_flip) as flip_w, coalesce(sum(part * flip), 0) as flip_y,
+            sum(part * n_divergence) as divergence_w, coalesce(sum(part * divergence), 0) as divergence_y
+        from one group by slice_id, session
+    )
+    select slice_id, sum(n)::bigint as n_exchanges, count(*) as n_clusters,
+        count(*) filter (where flip_w > 0) as flip_n, sum(flip_w) as flip_weight, sum(flip_w * flip_w) as flip_weight_sq,
+        sum(flip_y) as flip_total, sum(flip_y * flip_y) as flip_total_sq, sum(flip_w * flip_y) as flip_cross,
+        count(*) filter (where divergence_w > 0) as divergence_n, sum(divergence_w) as divergence_weight,
+        sum(divergence_w * divergence_w) as divergence_weight_sq, sum(divergence_y) as divergence_total,
+        sum(divergence_y * divergence_y) as divergence_total_sq, sum(divergence_w * divergence_y) as divergence_cross
+    from cluster group by slice_id order by slice_id
+""")  # noqa: S608 - constant text
+
+
+class VersionReader(SnapshotReader):
+    """Sums of single versions in one snapshot."""
+
+    async def spans(
+        self, versions: Sequence[int], length: timedelta, end: datetime | None
+    ) -> dict[int, VersionSpan]:
+        """Return, by id, when each version was compared last: at most `length` before its last comparison, or before `end`.
+
+        Versions without a comparison before `end` are left out.
+        """
+        wanted = {"versions": list(versions), "end": end}
+        within = _SPANS.bindparams(bindparam("length", type_=Interval))
+        rows = [
+            *await self._rows(within, length=length, **wanted),
+            *await self._rows(_UNFOLDED_SPANS, **wanted),
+        ]
+        return {row["version_id"]: VersionSpan(**row) for row in rows}
+
+    async def count(self, window: Window, version: int, most: int) -> int:
+        """Return the comparisons of a version in a window, counted no further than `most`."""
+        wanted = {"begin": window.begin, "end": window.end, "version": version, "most": most}
+        return int((await self._rows(_COUNT, **wanted))[0]["count"])
+
+    async def clusters(
+        self, window: Window, version: int, cap: float, slice_ids: Sequence[int]
+    ) -> list[SliceClusters]:
+        """Sum `comparison` over the sessions of each slice; exchanges without a session count one by one."""
+        rows = await self._rows(
+            _CLUSTERS.bindparams(bindparam("width", type_=Interval)),
+            begin=window.begin,
+            end=window.end,
+            width=window.end - window.begin,
+            versions=[version],
+            caps=[float(cap)],
+            slices=list(slice_ids),
+        )
+        return [
+            SliceClusters(
+                slice_id=row["slice_id"],
+                n_exchanges=row["n_exchanges"],
+                n_clusters=row["n_clusters"],
+                flip=_sums(row, "flip"),
+                divergence=_sums(row, "divergence"),
+            )
+            for row in rows
+        ]
+
+
+def _sums(row: RowMapping, metric: str) -> ClusterSums:
+    return ClusterSums(
+        n=row[f"{metric}_n"],
+        **{
+            name: float(row[f"{metric}_{name}"])
+            for name in ("weight", "weight_sq", "total", "total_sq", "cross")
+        },
+    )

@@ -1,0 +1,169 @@
+"""`quantdrift compare`: two versions of a model from a real database."""
+
+import asyncio
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from quantdrift.cli.main import main
+from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.errors import OperatorError
+from quantdrift.report.compare import compare
+from quantdrift.report.difference import Change
+from quantdrift.report.figures import ComparedSlice, VersionComparison
+from quantdrift.storage.database import Database
+from quantdrift.storage.report.facts import Grain
+from quantdrift.storage.report.reading import Reader, reading
+from tests.support.commands import invoked
+from tests.support.storage.release_rows import END, NEW, OLD, RELEASE, ReleaseWeek, write_release_week
+
+pytestmark = pytest.mark.integration
+
+CONFIG = Config(models=(Model(name="digits"),))
+
+
+@pytest.fixture
+async def week(postgres_dsn: str) -> ReleaseWeek:
+    """Return a week with a release in Postgres."""
+    return await write_release_week(postgres_dsn, per_hour=100, seed=9)
+
+
+@pytest.fixture
+async def reader(postgres_dsn: str, week: ReleaseWeek) -> AsyncIterator[Reader]:
+    """Return a snapshot of that week."""
+    del week
+    async with Database(postgres_dsn) as database, reading(database) as found:
+        yield found
+
+
+def _named(found: VersionComparison) -> dict[str, ComparedSlice]:
+    return {entry.name.removeprefix("scanner="): entry for entry in found.slices}
+
+
+async def test_the_worst_slice_comes_first_and_what_one_version_lacks_is_named(reader: Reader) -> None:
+    """The slice that the release made worse is first, the better one is last, and slices of one version are apart."""
+    found = await compare(reader, CONFIG, old=OLD, new=NEW)
+    assert found.model == "digits"
+    assert found.slices[0].name == "scanner=archive"
+    assert found.slices[0].change is Change.WORSE
+    assert found.slices[-1].name == "scanner=mobile"
+    assert found.slices[-1].change is Change.BETTER
+    assert (found.only_old, found.only_new) == (("scanner=fax",), ("scanner=kiosk",))
+    assert found.warning == ""
+    assert {found.old.source, found.new.source} == {Grain.ITEM}
+    assert found.old.end <= RELEASE
+    assert found.new.end <= END
+
+
+async def test_the_sums_over_sessions_are_those_of_the_rows(reader: Reader, week: ReleaseWeek) -> None:
+    """Means, exchanges and sessions of a slice are those that Python counts in the rows that were written."""
+    found = _named(await compare(reader, CONFIG, old=OLD, new=NEW))["archive"]
+    for side, version in ((found.old, week.version_ids[0]), (found.new, week.version_ids[1])):
+        rows = [
+            row
+            for row in week.rows
+            if row.model_version_id == version and week.slice_ids["archive"] in row.slice_ids
+        ]
+        sessions = defaultdict(list)
+        for row in rows:
+            sessions[row.group_key].append(row)
+        assert (side.n_exchanges, side.n_clusters) == (len(rows), len(sessions))
+        assert side.flip is not None
+        assert side.divergence is not None
+        assert side.flip.mean == pytest.approx(sum(bool(row.flip) for row in rows) / len(rows))
+        cap = CONFIG.budget("digits").cap
+        assert side.divergence.mean == pytest.approx(
+            sum(min(row.divergence or 0.0, cap) for row in rows) / len(rows)
+        )
+        assert side.flip.low is not None
+        assert side.flip.low < side.flip.mean
+
+
+async def test_large_versions_are_compared_by_their_roll_ups(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more comparisons than a report reads, both sides come from the roll-ups, with the same means and order."""
+    exact = _named(await compare(reader, CONFIG, old=OLD, new=NEW))
+    monkeypatch.setattr("quantdrift.report.compare.MOST_ITEMS", 10)
+    found = await compare(reader, CONFIG, old=OLD, new=NEW)
+    assert {found.old.source, found.new.source} == {Grain.HOUR}
+    assert found.slices[0].name == "scanner=archive"
+    for name, entry in _named(found).items():
+        for side, other in ((entry.old, exact[name].old), (entry.new, exact[name].new)):
+            assert side.n_exchanges == other.n_exchanges
+            assert side.n_clusters is None
+            assert side.flip is not None
+            assert other.flip is not None
+            assert side.flip.mean == pytest.approx(other.flip.mean)
+
+
+async def test_different_references_are_told(
+    reader: Reader, record: asyncpg.Connection, postgres_dsn: str
+) -> None:
+    """Two versions that were compared with different references get a warning, since the references may differ."""
+    del reader
+    await record.execute(
+        "update model_version set reference_digest = $1 where candidate_version = $2", "a" * 64, NEW
+    )
+    async with Database(postgres_dsn) as database, reading(database) as fresh:
+        found = await compare(fresh, CONFIG, old=OLD, new=NEW)
+    assert "different references" in found.warning
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (
+            {"old": OLD, "new": "int8-9"},
+            "--to: no version `int8-9` of digits is known. Known versions, newest first: int8-2, int8-1",
+        ),
+        ({"old": "x", "new": NEW}, "--from: no version `x`"),
+        ({"old": OLD, "new": OLD}, "give two versions"),
+        ({"old": OLD, "new": NEW, "model": "digit"}, "did you mean `digits`"),
+    ],
+)
+async def test_an_unknown_version_or_model_is_refused_with_the_known_ones(
+    reader: Reader, wanted: dict[str, str], message: str
+) -> None:
+    """The error says which option is wrong, and which versions and models are known."""
+    with pytest.raises(OperatorError, match=message.replace("?", r"\?").replace(".", r"\.")):
+        await compare(reader, CONFIG, **wanted)  # type: ignore[arg-type]
+
+
+async def test_the_command_prints_the_worst_first_and_all_figures_as_json(
+    week: ReleaseWeek, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """The text begins with what the comparison shows; --json has every figure; version names are completed."""
+    del week
+    (tmp_path / "config.toml").write_text('[[models]]\nname = "digits"\n')
+
+    def typed(*arguments: str) -> str:
+        done = invoked(*arguments, directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    text = await asyncio.to_thread(typed, "compare", "--from", OLD, "--to", NEW)
+    assert text.startswith(
+        f"digits {NEW} is worse than {OLD} in 1 of 4 slices: scanner=archive, and better in 1."
+    )
+    assert "only in int8-1: scanner=fax" in text
+    assert text.index("scanner=archive  worse") < text.index("scanner=mobile   better")
+    figures = json.loads(await asyncio.to_thread(typed, "compare", "--from", OLD, "--to", NEW, "--json"))
+    assert figures["slices"][0]["change"] == "worse"
+    assert figures["slices"][0]["flip"]["low"] > 0
+
+    def completed(arguments: list[str], begun: str) -> set[str]:
+        with contextlib.chdir(tmp_path), CliRunner(env={"QUANTDRIFT_DSN": postgres_dsn}).isolation():
+            shell = ShellComplete(main, {}, "quantdrift", "_QUANTDRIFT_COMPLETE")
+            return {item.value for item in shell.get_completions(arguments, begun)}
+
+    assert await asyncio.to_thread(completed, ["compare", "--from"], "int") == {OLD, NEW}
+    assert await asyncio.to_thread(completed, ["compare", "--model"], "") == {"digits"}
+    assert await asyncio.to_thread(completed, ["compare", "--data", "absent", "--from"], "zz") == set()
