@@ -12,6 +12,11 @@ are those of the sidecar and not of a busy machine.
 Memory is the proportional set size (PSS) of all processes of the sidecar, four times a second, against the figure that
 `quantdrift config check` prints for the same configuration. The latency is that of 4 connections which ask in turn.
 
+Before the flood of the sidecar the same flood goes for as long to a process of the lowest priority that reads and drops it
+(the control), while the client asks the relay as before. What the relay's clients notice then is the cost of so much
+traffic on this host; what they notice beyond that comes from the sidecar and the backend. For each phase the benchmark also
+prints which share of it the client, the backend and the relay worker ran, and waited for a processor while others had it.
+
 `--quick`: 1,000 connections for a minute. In full: 5,000 for ten minutes.
 """
 
@@ -21,6 +26,7 @@ import contextlib
 import multiprocessing
 import os
 import resource
+import socket
 import statistics
 import struct
 import subprocess
@@ -45,6 +51,7 @@ from quantdrift.core.process.nats_server import NatsServer
 _TOKEN: Final = "t0ken"  # noqa: S105 - of this run's own sidecar
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MESSAGE_BYTES: Final = 17_000_000
+_COSTLY_BYTES: Final = 11_400_000
 _PIECE: Final = bytes(16_384)
 _MB_PER_S: Final = 20.0
 _CONNECTIONS: Final = 4
@@ -117,11 +124,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(_ask(ports.relay, 2.0))
         quiet = asyncio.run(_ask(ports.relay, scale.quiet_s / 2))
         idle = dict(watch.most)
-        flood = spawn.Process(target=_flood, args=(ports, scale.connections, scale.flood_s), daemon=True)
-        flood.start()
-        stack.callback(flood.terminate)
-        flooded = asyncio.run(_ask(ports.relay, scale.flood_s))
-        flood.join(30.0)
+        pids = {"client": os.getpid(), "backend": serving.pid or 0, "relay": watch.pid_of("relay")}
+        dropped = Ports(
+            relay=free_port(),
+            admin=free_port(),
+            intake=free_port(),
+            logger=free_port(),
+            ext_proc=free_port(),
+            tap=str(directory / "dropped"),
+        )
+        dropping = spawn.Process(target=_drop, args=(dropped,), daemon=True)
+        dropping.start()
+        stack.callback(dropping.terminate)
+        _wait_for(dropped.relay)
+        phases: dict[str, tuple[Asked, dict[str, float]]] = {}
+        for phase, flooded_ports in (("control", dropped), ("flood", ports)):
+            flood = spawn.Process(
+                target=_flood, args=(flooded_ports, scale.connections, scale.flood_s), daemon=True
+            )
+            flood.start()
+            stack.callback(flood.terminate)
+            before = _processor_times(pids)
+            asked = asyncio.run(_ask(ports.relay, scale.flood_s))
+            used = {
+                name: round((value - before[name]) / scale.flood_s, 3)
+                for name, value in _processor_times(pids).items()
+            }
+            phases[phase] = asked, used
+            flood.join(30.0)
+            if phase == "control":
+                dropping.terminate()
+        control, flooded = phases["control"][0], phases["flood"][0]
         after = asyncio.run(_ask(ports.relay, scale.quiet_s / 2))
         quiet.times_s += after.times_s  # before and after, because other work of this machine comes and goes
     figures: dict[str, float | int | str | None] = {
@@ -139,6 +172,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "p50_flood_ms": _ms(flooded, 50),
         "p99_quiet_ms": _ms(quiet, 99),
         "p99_flood_ms": _ms(flooded, 99),
+        "p50_control_ms": _ms(control, 50),
+        "p99_control_ms": _ms(control, 99),
+        "p99_ratio_to_control": round(_ms(flooded, 99) / _ms(control, 99), 3),
+        **{
+            f"{name}_{phase}_share": share
+            for phase, (_, used) in phases.items()
+            for name, share in used.items()
+        },
     }
     for name, value in figures.items():
         print(f"{name:24} {value}")
@@ -207,6 +248,64 @@ def _serve(port: int) -> None:
     asyncio.run(serve())
 
 
+def _drop(ports: Ports) -> None:
+    """Read what comes and drop it, at the lowest priority; answer a request as long as that of `_costly` once."""
+    os.nice(19)
+    buffer = bytearray(1 << 18)
+
+    class Drop(asyncio.BufferedProtocol):
+        transport: asyncio.Transport
+        n_bytes = 0
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+
+        def get_buffer(self, sizehint: int) -> bytearray:
+            del sizehint
+            return buffer
+
+        def buffer_updated(self, nbytes: int) -> None:
+            short = self.n_bytes < _COSTLY_BYTES
+            self.n_bytes += nbytes
+            if short and self.n_bytes >= _COSTLY_BYTES:
+                self.transport.write(_ANSWER)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_server(Drop, ports.tap)
+        for port in (ports.admin, ports.intake, ports.ext_proc):
+            await loop.create_server(Drop, "127.0.0.1", port, backlog=4096)
+        server = await loop.create_server(Drop, "127.0.0.1", ports.relay, backlog=4096)
+        await server.serve_forever()
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    asyncio.run(serve())
+
+
+def _wait_for(port: int) -> None:
+    """Wait until somebody listens on the port."""
+    until = time.monotonic() + _READY_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _processor_times(pids: dict[str, int]) -> dict[str, float]:
+    """Return how long the main thread of each process ran, and waited for a processor, seconds."""
+    times: dict[str, float] = {}
+    for name, pid in pids.items():
+        ran_ns, waited_ns, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()
+        times |= {f"{name}_ran": int(ran_ns) / 1e9, f"{name}_waited": int(waited_ns) / 1e9}
+    return times
+
+
 @contextlib.contextmanager
 def _sidecar(
     directory: Path, ports: Ports, backend: int, nats_url: str
@@ -273,6 +372,10 @@ class _Watch:
         self.n_deaths = 0  # known at the end
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run)
+
+    def pid_of(self, role: str) -> int:
+        """Return the process id of the child with the role."""
+        return self._processes[role].pid
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -68,6 +68,9 @@ class Action(StrEnum):
     LABELS_LOAD = "labels load"
     SETUP_POSTGRES = "setup postgres"
     PRIVACY_ERASE = "privacy erase"
+    ALERT_ACK = "alert ack"
+    ALERT_UNACK = "alert unack"
+    ALERT_NOTE = "alert note"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -218,6 +218,11 @@ def _translate(error: Exception) -> QuantdriftError | None:
     return None
 
 
+def sqlstate(error: DBAPIError) -> str:
+    """Return the code of an error of the server, empty if it has none."""
+    return str(getattr(_driver_error(error), "sqlstate", None) or "")
+
+
 def _driver_error(error: Exception) -> BaseException:
     """Return asyncpg's error under the layers that SQLAlchemy puts around it."""
     cause: BaseException = error

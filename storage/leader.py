@@ -107,6 +107,11 @@ class Leadership:
         """Whether this process leads, as far as it knows; only `fence` is certain."""
         return self._term is not None
 
+    @property
+    def hangs(self) -> bool:
+        """Whether `progress` was not called for `progress_s`, also while the event loop itself stands still."""
+        return self.is_stuck or time.monotonic() - self._progress_s > self._limit_s
+
     def progress(self) -> None:
         """Note that the leader's work goes on."""
         self._progress_s = time.monotonic()

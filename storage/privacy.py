@@ -39,6 +39,7 @@ OF_AN_EXCHANGE: Final = ("comparison", "noise", "embedding", "label", "quarantin
 """Tables with rows of an exchange, which are deleted; of `session`, its items."""
 REDACTED: Final = (
     "alert",
+    "alert_action",
     "baseline",
     "clustering",
     "discovery",
@@ -58,8 +59,10 @@ REDACTED: Final = (
 those in `CLOSED`."""
 CLOSED: Final = frozenset(
     {
+        "action",
         "content",
         "from_verdict",
+        "identity",
         "kind",
         "made_by",
         "metric",

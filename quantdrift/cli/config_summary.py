@@ -191,7 +191,7 @@ def _notes(config: Config) -> list[str]:
     ]
     if not config.slices:
         notes.append("no [[slices]]: only the aggregate is watched, and it can hide a bad slice")
-    if not config.telemetry.otlp_endpoint:
+    if not (config.telemetry.otlp_endpoint or config.notify.alertmanager or config.notify.webhook_url):
         notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
     notes += _whose_rates(config)
     if config.intake.ext_proc and not config.intake.token_file:

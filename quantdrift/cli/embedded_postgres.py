@@ -1,8 +1,8 @@
-"""Users of the embedded Postgres: shadow and monitor of `quantdrift up` have only the rights of their role.
+"""Users of the embedded Postgres: shadow, monitor and live page of `quantdrift up` have only the rights of their role.
 
     python -m quantdrift.cli.embedded_postgres DATA
 
-gives both a new random password, and writes their addresses to files in the data directory. Its environment has the
+gives each a new random password, and writes their addresses to files in the data directory. Its environment has the
 address of the owner, with which commands of people connect.
 """
 
@@ -18,20 +18,20 @@ from quantdrift.core.passed_secrets import variables
 
 
 def address_file(role: str) -> str:
-    """Return the name of the file with the address of `shadow` or `monitor`, in the data directory."""
+    """Return the name of the file with the address of `shadow`, `monitor` or `reader`, in the data directory."""
     return f"{role}.dsn"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Make the users and write their addresses; return the exit code."""
     from quantdrift.storage.address import with_user
-    from quantdrift.storage.schema.roles import MONITOR, SHADOW, apply, login_of
+    from quantdrift.storage.schema.roles import MONITOR, READER, SHADOW, apply, login_of
 
     (data,) = arguments
     dsn = variables()["QUANTDRIFT_DSN"]
-    passwords = {role: secrets.token_hex(24) for role in (SHADOW, MONITOR)}
+    passwords = {role: secrets.token_hex(24) for role in (SHADOW, MONITOR, READER)}
     try:
-        asyncio.run(apply(dsn, passwords))
+        asyncio.run(apply(dsn, passwords, is_start=True))
         for role, password in passwords.items():
             address = with_user(dsn, login_of(role), password)
             _write(Path(data) / address_file(role.removeprefix("quantdrift_")), address)

@@ -10,6 +10,7 @@ from quantdrift.cli.options import LazyGroup
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _COMMANDS: Final = {
+    "alerts": "alerts:alerts",
     "audit": "audit:audit",
     "backtest": "backtest:backtest",
     "baseline": "baseline:baseline",
@@ -33,6 +34,7 @@ _COMMANDS: Final = {
     "status": "status:status",
     "triage": "triage:triage",
     "up": "serve:up",
+    "web": "web:web",
 }
 _EXTRAS: Final = {
     "shadow": "shadow",
@@ -41,6 +43,7 @@ _EXTRAS: Final = {
     "slices": "monitor",
     "baseline": "monitor",
     "triage": "storage",
+    "alerts": "storage",
     "backtest": "report",
     "labels": "report",
     "compare": "report",
@@ -49,6 +52,7 @@ _EXTRAS: Final = {
     "db": "storage",
     "setup": "storage",
     "privacy": "storage",
+    "web": "web",
     "up": "all",
     "config": "shadow",
     "reference": "shadow",

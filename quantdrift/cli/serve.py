@@ -95,12 +95,12 @@ def monitor(config_path: Path, data: Path | None) -> None:
 )
 @click.option(
     "--only",
-    type=click.Choice(["sidecar", "shadow", "monitor"]),
+    type=click.Choice(["sidecar", "shadow", "monitor", "web"]),
     multiple=True,
     help="Start only this process and the servers; may be repeated.",
 )
 def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
-    """Run sidecar, shadow and monitor on this host, with embedded Postgres and NATS servers.
+    """Run sidecar, shadow, monitor and live page on this host, with embedded Postgres and NATS servers.
 
     If a server is configured (QUANTDRIFT_DSN or storage.dsn_file, stream.url), it is used instead of the embedded
     one. The sidecar starts first and serves even if the rest fails. A process that cannot start, or ends, is

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import secrets as random_secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,9 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, prepare
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
-from quantdrift.core.stream.rights import PURPOSES, NatsRole, rights
+from quantdrift.core.stream.config import subject_token
+from quantdrift.core.stream.rights import PURPOSES, NatsRole, Rights, rights
+from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
     from quantdrift.core.config.schema import Stream
@@ -41,13 +43,20 @@ def setup() -> None:
     help="Folder of the keys, one file for each role. Missing ones are created.",
 )
 @click.option(
+    "--model",
+    "models",
+    multiple=True,
+    help="Create a key for the sidecars of this model, which can publish its exchanges only, in place of one for all models."
+    " Several names with commas between them share a key. May be repeated.",
+)
+@click.option(
     "--apply",
     "apply_",
     is_flag=True,
     help="Connect as the administrator, and create or update streams and buckets.",
 )
 @JSON
-def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> None:
+def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bool, as_json: bool) -> None:
     """Create a key for each role, and print the users and their rights for the configuration of nats-server.
 
     Put the printed part into the `authorization` of the server, or of an account with JetStream. Then run the command with
@@ -57,6 +66,7 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
     \b
     Example:
       quantdrift setup nats --keys nats-keys > quantdrift-users.conf
+      quantdrift setup nats --keys nats-keys --model digits --model words > quantdrift-users.conf
       quantdrift setup nats --keys nats-keys --apply
     """
     config = load(config_path)
@@ -68,12 +78,14 @@ def nats(config_path: Path, directory: Path, apply_: bool, as_json: bool) -> Non
         else:
             click.echo(f"streams and buckets at NATS are up to date: {', '.join(changed)}")
         return
-    public_keys = keys(directory)
+    roles = [role for role in NatsRole if role is not NatsRole.SIDECAR or not models]
+    users = _users(config.stream.name, keys(directory, roles)) + _sidecars(
+        config.stream.name, directory, models
+    )
     if as_json:
-        allowed = {role: rights(config.stream.name, role) for role in NatsRole}
-        emit({role: {"nkey": key, "permissions": allowed[role]} for role, key in public_keys.items()})
+        emit({user.name: {"nkey": user.key, "permissions": user.rights} for user in users})
     else:
-        click.echo(configuration(config.stream.name, public_keys), nl=False)
+        click.echo(_configuration(users), nl=False)
         click.echo(f"the keys are in {directory}: give each role its own file only", err=True)
 
 
@@ -198,21 +210,60 @@ def configuration(name: str, public_keys: Mapping[NatsRole, str]) -> str:
     public_keys
         The public key of each role.
     """
+    return _configuration(_users(name, public_keys))
+
+
+class _User(msgspec.Struct, frozen=True, kw_only=True):
+    """A user of NATS: its name and purpose for people, its public key, and its rights."""
+
+    name: str
+    purpose: str
+    key: str
+    rights: Rights
+
+
+def _users(name: str, public_keys: Mapping[NatsRole, str]) -> list[_User]:
+    return [
+        _User(name=role.value, purpose=PURPOSES[role], key=key, rights=rights(name, role))
+        for role, key in public_keys.items()
+    ]
+
+
+def _sidecars(name: str, directory: Path, models: Iterable[str]) -> list[_User]:
+    """Return a user for each of `models`, names with commas between them; a missing key is created."""
     users = []
-    for role, key in public_keys.items():
-        allowed = rights(name, role)
+    for written in models:
+        names = sorted({model.strip() for model in written.split(",")})
+        if not all(names):
+            raise OperatorError(
+                f"--model {written!r}: write the name of a model, or several with commas between them"
+            )
+        own = f"{NatsRole.SIDECAR}-{'+'.join(subject_token(model) for model in names)}"
         users.append(
-            f"  # {role}: {PURPOSES[role]}\n"
-            f"  {{ nkey: {key}\n"
-            f"    permissions: {{\n"
-            f"      publish: {{ allow: {_listed(allowed.publish)} }}\n"
-            f"      subscribe: {{ allow: {_listed(allowed.subscribe)} }}\n"
-            f"    }} }}\n"
+            _User(
+                name=own,
+                purpose=f"{PURPOSES[NatsRole.SIDECAR]}, of {', '.join(names)} only",
+                key=_public_key(directory / f"{own}{SUFFIX}"),
+                rights=rights(name, NatsRole.SIDECAR, names),
+            )
         )
-    return f"users: [\n{''.join(users)}]\n"
+    return users
 
 
-def keys(directory: Path) -> dict[NatsRole, str]:
+def _configuration(users: Iterable[_User]) -> str:
+    written = "".join(
+        f"  # {user.name}: {plain(user.purpose)}\n"
+        f"  {{ nkey: {user.key}\n"
+        f"    permissions: {{\n"
+        f"      publish: {{ allow: {_listed(user.rights.publish)} }}\n"
+        f"      subscribe: {{ allow: {_listed(user.rights.subscribe)} }}\n"
+        f"    }} }}\n"
+        for user in users
+    )
+    return f"users: [\n{written}]\n"
+
+
+def keys(directory: Path, roles: Iterable[NatsRole] = tuple(NatsRole)) -> dict[NatsRole, str]:
     """Return the public key of each role; a missing key is created in `directory`, readable only by its owner.
 
     Raises
@@ -224,7 +275,7 @@ def keys(directory: Path) -> dict[NatsRole, str]:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise OperatorError(f"{directory}: it cannot be created: {os_error_text(error)}") from error
-    return {role: _public_key(directory / f"{role}{SUFFIX}") for role in NatsRole}
+    return {role: _public_key(directory / f"{role}{SUFFIX}") for role in roles}
 
 
 def _public_key(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Supervisor of `quantdrift up`: runs sidecar, servers, migration, shadow and monitor on one host, and restarts them.
+"""Supervisor of `quantdrift up`: runs sidecar, servers, migration, shadow, monitor and page, and restarts them.
 
 The sidecar starts first and serves even if the rest fails. It needs only the address of NATS, which is chosen before any
 server runs. The embedded servers, the migration, shadow and monitor are restarted without limit. Each is its own
@@ -29,6 +29,7 @@ from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
+from quantdrift.core.config.web import TOKEN_VARIABLE
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.output import background
 from quantdrift.core.passed_secrets import variables, without_secrets
@@ -41,12 +42,18 @@ from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 from quantdrift.core.stream.rights import NatsRole
 
 _LOG = logging.getLogger(__name__)
-_ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they stop: the source first
+_ROLES: Final = (
+    "sidecar",
+    "shadow",
+    "monitor",
+)  # what must work; also the order in which they stop: the source first
+_PAGE: Final = "web"
 _OPERATOR: Final = 2  # a process's exit code when a person must act
 _NEEDED: Final = {
     "sidecar": {"QUANTDRIFT_HMAC_KEY", "QUANTDRIFT_INTAKE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
     "shadow": {"QUANTDRIFT_DSN", "QUANTDRIFT_REFERENCE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
     "monitor": {"QUANTDRIFT_DSN"},
+    _PAGE: {"QUANTDRIFT_DSN", TOKEN_VARIABLE},
     "db upgrade": {"QUANTDRIFT_DSN"},
     "setup postgres": {"QUANTDRIFT_DSN"},
 }
@@ -57,9 +64,17 @@ _LONGEST_PAUSE_S: Final = 30.0
 _SIDECAR_PAUSE_S: Final = 2.0
 _STEADY_S: Final = 30.0
 _KILLED_S: Final = 5.0
+_PAGE_GRACE_S: Final = 2.0
 SERVERS_GRACE_S: Final = 25.0
 """Time for the servers to stop after sidecar, shadow and monitor have."""
-SILENT_S: Final = {"postgres": 300.0, "nats": 120.0, "shadow": 300.0, "monitor": 120.0, "sidecar": 120.0}
+SILENT_S: Final = {
+    "postgres": 300.0,
+    "nats": 120.0,
+    "shadow": 300.0,
+    "monitor": 120.0,
+    "sidecar": 120.0,
+    _PAGE: 60.0,
+}
 """Time after which a process whose main thread does not run counts as hung, and is replaced.
 
 The heartbeats of shadow, monitor and sidecar come from their event loops. Models are loaded, detectors compiled and
@@ -277,6 +292,7 @@ class _Supervisor:
         self._choose_addresses()
         self._steps: list[_Process] = []  # what is done once and ends
         self._names = [name for name in _ROLES if not only or name in only]
+        self._has_page = bool(config.web.listen) and (not only or _PAGE in only)
         self._roles: dict[str, _Process] = {}
         self._states: dict[str, PartState] = {}
 
@@ -313,6 +329,7 @@ class _Supervisor:
             "sidecar": self._config.sidecar.grace_s,
             "shadow": GRACE_S,
             "monitor": GRACE_S,
+            _PAGE: _PAGE_GRACE_S,
         }
         for name, role in self._roles.items():
             await role.end(grace_s[name] + _KILLED_S)
@@ -366,7 +383,7 @@ class _Supervisor:
             self._nats_works.set()
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
-            for role in ("shadow", "monitor"):  # of an earlier start, at another port
+            for role in ("shadow", "monitor", "reader"):  # of an earlier start, at another port
                 with contextlib.suppress(OSError):
                     (self._data / address_file(role)).unlink()
             self._dsn.set_result(report.address)
@@ -374,10 +391,12 @@ class _Supervisor:
     def _role(self, name: str) -> _Process:
         arguments = [name, *self._arguments]
         environment = _needed(self._environment, name)
-        if self._nats is not None:
+        if self._nats is not None and name != _PAGE:
             environment |= nats_variables(*self._nats, NatsRole(name))
         if self._has_postgres and name != "sidecar":
-            environment["QUANTDRIFT_DSN"] = embedded_address(self._data, address_file(name))
+            environment["QUANTDRIFT_DSN"] = embedded_address(
+                self._data, address_file("reader" if name == _PAGE else name)
+            )
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
@@ -396,6 +415,8 @@ class _Supervisor:
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
+        if self._has_page:
+            self._role(_PAGE).start()
         await self._stop.wait()
 
     async def _set_up_nats(self) -> None:
@@ -429,20 +450,25 @@ class _Supervisor:
             "sidecar": self._config.sidecar.admin,
             "shadow": self._config.shadow.admin,
             "monitor": self._config.monitor.admin,
+            _PAGE: self._config.web.listen,
         }
-        urls = {name: f"http://{read_address(admin[name]).dialled}" for name in self._names}
-        is_up = False
+        started = (*self._names, *([_PAGE] if self._has_page else []))
+        urls = {name: f"http://{read_address(admin[name]).dialled}" for name in started}
+        is_up = is_shown = False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
             while True:
                 for name, role in list(self._roles.items()):
                     if not role.is_up and await self._is_ready(client, urls[name]):
                         role.mark_up()
                         role.child.final = None  # its configuration works: a restart can solve later failures
+                        if name == _PAGE and not is_shown:
+                            is_shown = True
+                            _print(f"the live page is at {self._config.web.url or urls[_PAGE]}".encode())
                 self._write_states()
                 if not is_up and all(name in self._roles and self._roles[name].is_up for name in self._names):
                     is_up = True
                     _print(
-                        f"quantdrift is up: {', '.join(f'{name} {url}' for name, url in urls.items())}".encode()
+                        f"quantdrift is up: {', '.join(f'{name} {urls[name]}' for name in self._names)}".encode()
                     )
                 await asyncio.sleep(_SLOW_POLL_S if is_up else _POLL_S)
 

@@ -83,7 +83,7 @@ INTAKE_REFUSED = Instrument(
     "quantdrift.sidecar.intake.refused",
     _OC,
     "{call}",
-    "Calls that the intake refused, by reason: no_token or wrong_token; and exchanges of a model that the caller may not"
+    "Calls that the intake refused, by reason: no_token, wrong_token or wrong_certificate; and exchanges of a model that the caller may not"
     " report on: model.",
 )
 RECHECKS = Instrument(
@@ -320,6 +320,19 @@ EVENTS_FAILED = Instrument(
     _C,
     "{event}",
     "Failed exports of alert events, each of which is retried.",
+)
+NOTIFIED = Instrument(
+    "quantdrift.monitor.notifications",
+    _C,
+    "{notification}",
+    "Notifications that a receiver accepted, by receiver (alertmanager or webhook).",
+)
+NOTIFY_FAILED = Instrument(
+    "quantdrift.monitor.notification_failures",
+    _C,
+    "{notification}",
+    "Notifications that a receiver did not accept, each of which is retried, by receiver and reason (unreachable, timeout,"
+    " tls, refused, unavailable or setup).",
 )
 EXPLANATIONS = Instrument(
     "quantdrift.monitor.explanations",

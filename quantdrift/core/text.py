@@ -41,6 +41,18 @@ def plain_lines(text: str) -> str:
     return text.translate(_IN_LINES)
 
 
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?=$|-)")
+
+
+def traceparent(text: str) -> str:
+    """Return the version, ids and flags of a W3C `traceparent`; empty if it is none.
+
+    Clients may send any text in this header, and it is stored and becomes a part of links.
+    """
+    match = _TRACEPARENT.match(text)
+    return match[0] if match is not None else ""
+
+
 _MISFIT: Final = re.compile(
     r"Expected `[\w |]+`(?:, got `\w+`)?|Object missing required field `\w+`|Input data was truncated|"
     r"(?:JSON|MessagePack data) is malformed|Invalid enum value"

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from quantdrift.core.config.schema import Shadow, Stream, Telemetry
+from quantdrift.core.config.schema import Notify, Shadow, Stream, Telemetry
 from quantdrift.core.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -77,7 +77,12 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True):
         return cls._of(telemetry, "telemetry")
 
     @classmethod
-    def _of(cls, section: Stream | Shadow | Telemetry, name: str) -> "Tls":
+    def of_notify(cls, notify: Notify) -> "Tls":
+        """Return the certificates of the connections to Alertmanager and the webhook."""
+        return cls._of(notify, "notify")
+
+    @classmethod
+    def _of(cls, section: Stream | Shadow | Telemetry | Notify, name: str) -> "Tls":
         return cls(
             ca_file=section.ca_file,
             certificate_file=section.certificate_file,

@@ -1,6 +1,6 @@
 """The monitor's gauges of slices and noise; other threads read them at any time."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 
 import msgspec
@@ -46,11 +46,15 @@ class SliceGauges:
         For the age of progress.
     max_slices
         Largest number of exported slices: alerting ones first, then by evidence.
+    hangs
+        Whether this process makes no progress. Its readings are old then, and another monitor may lead, so it shows none:
+        Prometheus takes the largest verdict of all monitors, and an old one would keep an alert open.
     """
 
-    def __init__(self, clock: Clock, max_slices: int) -> None:
+    def __init__(self, clock: Clock, max_slices: int, hangs: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
         self._max_slices = max_slices
+        self._hangs = hangs
         self._shown = _Shown()
         self.leads = False
         self.n_waiting = 0
@@ -58,15 +62,15 @@ class SliceGauges:
 
     def register(self, telemetry: Telemetry) -> None:
         """Register the gauges with `telemetry`."""
-        telemetry.observe(VERDICT, lambda: self._shown.verdicts)
-        telemetry.observe(EVIDENCE, lambda: self._shown.evidence)
-        telemetry.observe(DIVERGENCE, lambda: self._shown.divergence)
-        telemetry.observe(NOISE, lambda: self._shown.noise)
-        telemetry.observe(NOISY, lambda: self._shown.noisy)
-        telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._shown.left_out))
+        telemetry.observe(VERDICT, lambda: self._readings().verdicts)
+        telemetry.observe(EVIDENCE, lambda: self._readings().evidence)
+        telemetry.observe(DIVERGENCE, lambda: self._readings().divergence)
+        telemetry.observe(NOISE, lambda: self._readings().noise)
+        telemetry.observe(NOISY, lambda: self._readings().noisy)
+        telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._readings().left_out))
         telemetry.observe(OUTBOX, lambda: self._leading(self.n_waiting))
         telemetry.observe(OUTBOX_AGE, lambda: self._leading(self._age_of(self.oldest_waiting)))
-        telemetry.observe(LEADER, lambda: [(float(self.leads), {})])
+        telemetry.observe(LEADER, lambda: [(float(self.leads and not self._hangs()), {})])
         telemetry.observe(PROGRESS_AGE, self._ages)
 
     def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog, floors: Iterable[FloorRow] = ()) -> None:
@@ -108,12 +112,15 @@ class SliceGauges:
     def _age_of(self, at: datetime | None) -> float:
         return 0.0 if at is None else max(0.0, (self._clock.now() - at).total_seconds())
 
+    def _readings(self) -> _Shown:
+        return _Shown() if self._hangs() else self._shown
+
     def _leading(self, value: float) -> Readings:
-        return ((value, {}),) if self.leads else ()
+        return ((value, {}),) if self.leads and not self._hangs() else ()
 
     def _ages(self) -> Iterator[tuple[float, Labels]]:
         now_us = self._clock.now().timestamp() * 1e6
-        for model, last_us in self._shown.last_us.items():
+        for model, last_us in self._readings().last_us.items():
             yield max(0.0, (now_us - last_us) / 1e6), {"model": model}
 
 

@@ -36,6 +36,8 @@ from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.gauges import SliceGauges
+from quantdrift.monitor.notify.alertmanager import AlertmanagerNotifier
+from quantdrift.monitor.notify.webhook import WebhookSender
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
 from quantdrift.monitor.places import PlaceKeeper
 from quantdrift.monitor.sampling.publish import PolicyMaker
@@ -130,7 +132,7 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
-        self._gauges = SliceGauges(clock, config.telemetry.max_slices)
+        self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
             config=config,
@@ -177,6 +179,12 @@ class Monitor:
             fence=leadership.fence,
             publish=publish,
         )
+        self._alertmanager = AlertmanagerNotifier(
+            config=config, database=database, fence=leadership.fence, telemetry=telemetry, clock=clock
+        )
+        self._webhook = WebhookSender(
+            config=config, database=database, fence=leadership.fence, telemetry=telemetry, clock=clock
+        )
         self._lag = StreamLag(config, telemetry, clock)
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
@@ -198,9 +206,11 @@ class Monitor:
 
     async def run(self) -> None:
         """Run all tasks until the stop. An error that a person must repair is logged, and its task tries again."""
-        turns = {
+        turns: dict[str, Callable[[], Awaitable[None]]] = {
             "fold": self._fold_turn,
             "outbox": self._outbox_turn,
+            "alertmanager": partial(self._notify_turn, self._alertmanager.post_due),
+            "webhook": partial(self._notify_turn, self._webhook.send_due),
             "maintenance": self._maintain_turn,
             "discovery": self._discoverer.turn,
             "sessions": self._session_search.turn,
@@ -224,6 +234,8 @@ class Monitor:
         await self._policy.close()
         await self._unread_tallies.close()
         await self._auditor.close()
+        self._alertmanager.close()
+        self._webhook.close()
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         """Return `turn` with a growing pause after each failure, which is logged in one line."""
@@ -293,7 +305,12 @@ class Monitor:
             outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
             progress()
             if batches or outcome.verdicts:
-                await write(connection, outcome, self._config.telemetry.trace_url)
+                await write(
+                    connection,
+                    outcome,
+                    self._config.telemetry.trace_url,
+                    webhook=bool(self._config.notify.webhook_url),
+                )
         self._gauges.show(fold.current(), fold.catalog, fold.floors())
         for transition in outcome.transitions:
             _LOG.info(
@@ -318,6 +335,11 @@ class Monitor:
             self._failed.add(int(failed))
         if failed:
             raise RetryError("the collector did not accept an event")
+        await self._stop.wait(TURN_S)
+
+    async def _notify_turn(self, notify: Callable[[], Awaitable[None]]) -> None:
+        if self._leads():
+            await notify()
         await self._stop.wait(TURN_S)
 
     async def _maintain_turn(self) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from quantdrift.core.notation import count_of, number, percent
-from quantdrift.core.records import Verdict
+from quantdrift.core.records import UNVERIFIED, Verdict
 from quantdrift.report.figures import (
     Brief,
     BriefLine,
@@ -39,7 +39,7 @@ def briefs(
         current = next((model for model in own if model.version_id == serving.get(name)), None) or max(
             own, key=lambda model: model.version_id
         )
-        replaced = [model for model in own if model is not current]
+        replaced = [model for model in own if model is not current and not model.version.endswith(UNVERIFIED)]
         found.append(
             Brief(
                 model=name,

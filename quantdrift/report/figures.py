@@ -13,7 +13,7 @@ from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.report.difference import Change
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.report.facts import Fleet, Grain, ReasonCount, StratumCounts
+from quantdrift.storage.report.facts import Direction, Fleet, Grain, ReasonCount, StratumCounts
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +94,23 @@ class ExampleFigures(_Figures, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
+class SpreadRow(_Figures, frozen=True, kw_only=True):
+    """The share of exchanges with a divergence in a range, before and after an onset.
+
+    Parameters
+    ----------
+    low, high
+        Ends of the range; None: none.
+    before, after
+        In [0, 1]; before is None where there is too little data.
+    """
+
+    low: float | None
+    high: float | None
+    before: float | None
+    after: float
+
+
 class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     """An alert that was open in the period.
 
@@ -131,6 +148,10 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         Whether the budget of the metric's mean decided, and not a learned baseline.
     examples, advice
         Example exchanges, and the next steps.
+    directions
+        Which answers became which, the most frequent first.
+    spread
+        The distribution of the divergence before and after the onset.
     """
 
     alert_id: int
@@ -165,6 +186,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     folded: bool = False
     examples: tuple[ExampleFigures, ...]
     advice: tuple[str, ...]
+    directions: tuple[Direction, ...] = ()
+    spread: tuple[SpreadRow, ...] = ()
 
     @property
     def whole(self) -> Aggregate:

@@ -1,5 +1,6 @@
 """The figures of each slice, episode and version, from the facts that were read. Pure."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from math import log
@@ -16,10 +17,28 @@ from quantdrift.drift.explain.diagnosis import Aggregate, Kind
 from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
-from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
-from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
+from quantdrift.report.figures import (
+    EpisodeFigures,
+    ExampleFigures,
+    Gap,
+    ModelFigures,
+    SliceFigures,
+    SpreadRow,
+)
+from quantdrift.report.interval import (
+    HIGHEST,
+    LOWEST,
+    N_BINS,
+    Estimate,
+    excess,
+    mean_of_bins,
+    quantile,
+    share,
+    shortfall,
+)
 from quantdrift.report.wording import headline, moment
 from quantdrift.storage.report.facts import (
+    Direction,
     Episode,
     Example,
     SliceBins,
@@ -32,6 +51,9 @@ from quantdrift.storage.report.facts import (
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 SHORTFALL = 0.99  # the mean of the divergence above this quantile is shown
+
+EDGES = (0.001, 0.01, 0.1, 1.0)
+"""Between the ranges of the divergence that are shown before and after an onset."""
 
 _RANK = {Verdict.FIRING: 0, Verdict.WARNING: 1}
 _USUAL_GROUPS = 20  # with fewer exchanges per bucket, an empty bucket is chance and not a gap
@@ -54,6 +76,7 @@ class EpisodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     all_before: Measured | None
     all_after: Measured | None
     examples: tuple[Example, ...]
+    directions: tuple[Direction, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -373,6 +396,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             )
             for example in entry.examples
         ),
+        directions=entry.directions,
+        spread=_spread(entry.before if enough else None, entry.after),
         advice=advise(
             case,
             episode,
@@ -382,6 +407,32 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             share_before=share_before,
             share_after=share_after,
         ),
+    )
+
+
+def _spread(before: Measured | None, after: Measured | None) -> tuple[SpreadRow, ...]:
+    """Return how the divergence is spread before and after, in ranges of a factor of ten; empty without a histogram."""
+    if after is None or sum(after.bins) <= 0:
+        return ()
+
+    def shares(measured: Measured | None) -> list[float] | None:
+        if measured is None or sum(measured.bins) <= 0:
+            return None
+        found = [0.0] * (len(EDGES) + 1)
+        for index, weight in enumerate(measured.bins):
+            middle = LOWEST * (HIGHEST / LOWEST) ** ((index + 0.5) / N_BINS)
+            found[bisect_left(EDGES, middle)] += weight / sum(measured.bins)
+        return found
+
+    old, new = shares(before), shares(after) or []
+    return tuple(
+        SpreadRow(
+            low=EDGES[index - 1] if index else None,
+            high=EDGES[index] if index < len(EDGES) else None,
+            before=old[index] if old else None,
+            after=value,
+        )
+        for index, value in enumerate(new)
     )
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.records import Metric
+from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.report.compare import DAYS, compare_pair
 from quantdrift.report.figures import CoverageFigures, Gap, Mark, Unreferenced, VersionComparison
@@ -27,6 +27,7 @@ MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
 MOST_EPISODES = 20  # alerts shown in full
 MOST_EXAMPLES = 5
+MOST_DIRECTIONS = 6
 MOST_COMPARISONS = 5  # releases of the period that are compared with the version before
 
 _MOST_EPISODE_ITEMS = 200_000  # with more, the time around an alert is summed from the roll-ups
@@ -167,10 +168,12 @@ def _days(facts: Facts, series: Sequence[SliceSums], how: Resolution) -> dict[in
 
 def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
     everything = _everything(facts)
+    # Exchanges of unverified senders are a version of their own, which no one released.
+    unverified = {version.id for version in facts.versions if version.candidate_version.endswith(UNVERIFIED)}
     newest: dict[str, tuple[datetime, int]] = {}
     models = {version.id: version.model for version in facts.versions}
     for point in series:
-        if point.slice_id in everything:
+        if point.slice_id in everything and point.version_id not in unverified:
             key = models[point.version_id]
             newest[key] = max(newest.get(key, (point.at, 0)), (point.at, point.version_id))
     return {model: version for model, (_, version) in newest.items()}
@@ -186,6 +189,7 @@ async def _marks(reader: Reader, period: Period, versions: Sequence[Version], mo
         )
         for version in versions
         if period.begin <= version.first_seen_at < period.end
+        and not version.candidate_version.endswith(UNVERIFIED)
     ]
     decisions = [
         Mark(
@@ -205,6 +209,7 @@ async def _comparisons(
     reader: Reader, config: Config, period: Period, versions: Sequence[Version]
 ) -> tuple[VersionComparison, ...]:
     """Compare each version that was released in the period with the newest one before it that was compared."""
+    versions = [version for version in versions if not version.candidate_version.endswith(UNVERIFIED)]
     released = [
         version
         for version in versions
@@ -273,6 +278,14 @@ async def _read_episode(
         flips=episode.metric is Metric.FLIP,
         most=MOST_EXAMPLES,
     )
+    directions = await reader.directions(
+        # A large window would be read row by row: its newest hour says the same.
+        after.begin if after.grain is Grain.ITEM else max(episode.onset_at, until - _EXAMPLE_SPAN),
+        until,
+        version=episode.version_id,
+        slice_id=episode.slice_id,
+        most=MOST_DIRECTIONS,
+    )
     return EpisodeFacts(
         episode=episode,
         before=measured[0][0],
@@ -280,6 +293,7 @@ async def _read_episode(
         all_before=measured[0][1],
         all_after=measured[1][1],
         examples=tuple(examples),
+        directions=tuple(directions),
     )
 
 

@@ -17,7 +17,7 @@ from quantdrift.core.config.schema import Capture, Slice
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Policy, Sampling, Tensor
-from quantdrift.core.text import plain
+from quantdrift.core.text import plain, traceparent
 
 _ID: Final = re.compile(r"[0-9a-fA-F]{32}")
 _HASH: Final = re.compile(
@@ -126,7 +126,7 @@ def read_exchange(wire: bytes, envelope: Envelope | None = None) -> Exchange:
         version=plain(exchange.version),
         group=plain(exchange.group),
         attributes={plain(key): plain(value) for key, value in exchange.attributes.items()},
-        trace=plain(exchange.trace),
+        trace=traceparent(exchange.trace),
         caller=plain(exchange.caller),
         sampling=_clean_sampling(sampling),
     )

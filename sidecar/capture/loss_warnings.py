@@ -1,4 +1,4 @@
-"""Warnings about exchanges that did not reach the stream: at most one line a minute for each model and reason."""
+"""Warnings about lost exchanges, unreadable or unpublished: at most one line a minute for each model and reason."""
 
 import logging
 from typing import Final
@@ -12,6 +12,10 @@ from quantdrift.core.records import Loss
 PERIOD_S: Final = 60.0
 _MOST: Final = 256  # models and reasons; the model's name comes from a client
 _ADVICE: Final = {
+    Loss.DECODE: (
+        "they cannot be read: with telemetry.log_level = debug a line for each says what is wrong; for TorchServe check"
+        " models.adapter"
+    ),
     Loss.PUBLISH: "NATS did not acknowledge them: check the server at stream.url",
     Loss.STREAM_FULL: "the stream is full: add shadow workers, lower the sampling rates or raise stream.max_bytes",
     Loss.TOO_LARGE: "they are above max_payload of the NATS server: raise it, or lower sidecar.max_exchange_bytes",

@@ -98,8 +98,11 @@ class Pipeline:
             with cost.limited():
                 heads = self._recorder.read_heads(meta, request, response)
                 model = heads.model_name
-                refusal = self._refusal(meta, heads)
-                if refusal is None and model not in self.paused.models:
+                if model and not meta.origin.allows(model):
+                    no_traffic = self._deny(meta, model)
+                else:
+                    refusal = self._refusal(meta, heads)
+                if no_traffic is None and refusal is None and model not in self.paused.models:
                     asked = self._recorder.read_request(meta, heads, request)
                     model = asked.model.name
                     no_traffic = self._no_traffic(meta, asked)
@@ -113,15 +116,16 @@ class Pipeline:
         if no_traffic is not None:
             self._leave_out(meta, no_traffic)
             return
-        self._end(meta, self._row(meta.stratum, model), refusal, loss, exchange)
+        self._end(meta, model, refusal, loss, exchange)
 
     def _end(
-        self, meta: RawMeta, row: int, refusal: Loss | None, loss: Loss | None, exchange: Exchange | None
+        self, meta: RawMeta, model: str, refusal: Loss | None, loss: Loss | None, exchange: Exchange | None
     ) -> None:
+        row = self._row(meta.stratum, model)
         if refusal is not None:
             self._publisher.refuse(row, refusal)
         elif loss is not None:
-            self._slot.lose(row, loss)
+            self._publisher.lose(row, model, loss)
         elif exchange is None:
             self._slot.add(row, Count.THINNED)
         else:
@@ -136,17 +140,7 @@ class Pipeline:
     def _no_traffic(self, meta: RawMeta, asked: ExchangeRequest) -> Gauge | None:
         """Return the counter of a request that is not traffic of its model, and None if it is traffic."""
         if not meta.origin.allows(asked.model.name):
-            # Not a loss, which would let this caller make the verdicts on another's model `unknown`.
-            self._n_models_denied += 1
-            if _is_power_of_two(self._n_models_denied):
-                _LOG.warning(
-                    "an exchange of %s is refused, because intake.token_file does not allow this caller to report on"
-                    " model %s (%d so far)",
-                    meta.origin.caller,
-                    asked.model.name,
-                    self._n_models_denied,
-                )
-            return Gauge.MODEL_DENIED
+            return self._deny(meta, asked.model.name)
         recheck = self._recorder.recheck(meta, asked)
         if recheck is Recheck.FORGED:
             self._slot.adjust(Gauge.FORGED_MARKS)
@@ -160,6 +154,22 @@ class Pipeline:
                     self._n_forged,
                 )
         return Gauge.RECHECKS if recheck is Recheck.YES else None
+
+    def _deny(self, meta: RawMeta, model: str) -> Gauge:
+        """Log an exchange of a model that its sender may not report on, and return its counter.
+
+        It is not a loss, which would let this caller make the verdicts on another's model `unknown`.
+        """
+        self._n_models_denied += 1
+        if _is_power_of_two(self._n_models_denied):
+            _LOG.warning(
+                "an exchange of %s is refused, because intake.token_file does not allow this caller to report on"
+                " model %s (%d so far)",
+                meta.origin.caller,
+                model,
+                self._n_models_denied,
+            )
+        return Gauge.MODEL_DENIED
 
     def _reason(self, meta: RawMeta, error: LostError) -> Loss:
         """Return why an exchange is lost; report a model that is not configured."""

@@ -170,6 +170,11 @@ class Publisher:
             self.caps.count_refusal()
         self._slot.lose(stratum, loss)
 
+    def lose(self, stratum: int, model: str, loss: Loss) -> None:
+        """Count an exchange of which no record could be made, with a warning where somebody can act."""
+        self._slot.lose(stratum, loss)
+        self._warnings.count(model, loss)
+
     async def run(self, stop: Stop) -> None:
         """Connect, and send until `stop`; what is still queued then is counted as lost.
 

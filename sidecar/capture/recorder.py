@@ -17,6 +17,7 @@ from quantdrift.core.keys import KeyFile
 from quantdrift.core.recheck_mark import HEADER, RecheckMarks
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from quantdrift.core.slices import time_attributes
+from quantdrift.core.text import traceparent
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS, cost
@@ -31,7 +32,6 @@ from quantdrift.sidecar.state.policy import PolicyHistory
 from quantdrift.sidecar.state.routes import Route, Routes
 
 UNVERSIONED = "unversioned"
-_TRACE_BYTES = 128
 _VERSION_BYTES = 128
 _BYTES_PER_VALUE = 8  # of the longest exchange, for each value that JSON may hold
 
@@ -289,7 +289,7 @@ class Recorder:
                 u2=draw.u2,
             ),
             group=group,
-            trace=cut(heads.request.headers.get("traceparent", ""), _TRACE_BYTES),
+            trace=traceparent(heads.request.headers.get("traceparent", "")),
             way=meta.origin.way,
             caller=meta.origin.caller,
         )

@@ -2,7 +2,7 @@
 
 It receives exchanges and sends no answers.
 
-If the intake has a token, a stream must have it in its initial metadata. Envoy slows down traffic when its
+If the intake has callers, a stream must have the token of one in its initial metadata, or the connection its certificate. Envoy slows down traffic when its
 stream to the processor backs up, so every message is read at once, even if it is discarded. It needs grpcio,
 which a base install does not have.
 """
@@ -22,7 +22,7 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Way
 from quantdrift.sidecar.handoff.frame import Origin
-from quantdrift.sidecar.intake.callers import Callers, Tokens
+from quantdrift.sidecar.intake.callers import Callers, CallersFile
 from quantdrift.sidecar.intake.envoy_port import EnvoyPort
 from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
 from quantdrift.sidecar.intake.gateway import Gateway
@@ -65,7 +65,7 @@ class ExtProc:
         self._address = config.intake.ext_proc
         self._inner = directory / "ext-proc"
         self._gateway = gateway
-        current = Tokens(token, config.intake.token_file, SystemClock())
+        current = CallersFile(token, config.intake.token_file, SystemClock())
         self._callers = Callers(current, gateway) if token else None
         self._limits = StreamLimits(config, gateway)
         self._inner.unlink(missing_ok=True)  # of an intake process that was killed
@@ -132,7 +132,12 @@ class ExtProc:
         origin = Origin(Way.EXT_PROC)
         if self._callers is not None:
             authorization = dict(context.invocation_metadata() or ()).get("authorization", "")
-            caller = self._callers.by_header(Way.EXT_PROC, "the Envoy external processor", str(authorization))
+            caller = self._callers.by_header(
+                Way.EXT_PROC,
+                "the Envoy external processor",
+                str(authorization),
+                self._port.certificate_of(context.peer()),
+            )
             if caller is None:
                 return  # without an error, since Envoy would fail requests if the filter does not fail open
             origin = caller

@@ -4,14 +4,20 @@ gRPC keeps every message until it is complete, on any number of connections and 
 This port accepts the connections, forwards their bytes to the gRPC server on a Unix socket, and follows the frames of
 HTTP/2 and the lengths of messages, without keeping any content. When unfinished messages together exceed the memory of
 the intake, the connection that has most of them is closed.
+
+TLS ends here. The certificate of a client is found again by the name of the Unix socket of its connection, which the gRPC
+server gives as its peer.
 """
 
 import asyncio
+import itertools
 import logging
+import socket
 import ssl
 import struct
-from collections.abc import Callable
-from typing import Final, cast
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
 
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 
@@ -161,6 +167,8 @@ class EnvoyPort:
         self._open: dict[_Client, None] = {}  # the one that has been silent longest first
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count()
+        self._certificates: dict[str, Mapping[str, Any]] = {}  # by the name of the Unix socket
         self.n_bytes = 0
 
     async def open(self, host: str, port: int) -> None:
@@ -201,6 +209,16 @@ class EnvoyPort:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def certificate_of(self, peer: str) -> Mapping[str, Any] | None:
+        """Return the verified certificate of a client; None if it has none.
+
+        Parameters
+        ----------
+        peer
+            The other end of its connection, as the gRPC server names it.
+        """
+        return self._certificates.get(peer.removeprefix("unix:"))
+
     def speaks(self, client: "_Client") -> None:
         """Note that a connection has sent something."""
         del self._open[client]
@@ -209,6 +227,7 @@ class EnvoyPort:
     def leave(self, client: "_Client") -> None:
         """Remove a connection."""
         self._open.pop(client, None)
+        self._certificates.pop(client.name, None)
 
     def count(self, change: int) -> None:
         """Count bytes of unfinished messages; above the limit, close the connections that have most of them."""
@@ -227,10 +246,37 @@ class EnvoyPort:
     async def _connect(self, client: "_Client") -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.create_unix_connection(lambda: _Server(client), self._inner)
+            if client not in self._open:
+                return
+            if not client.certificate:
+                await loop.create_unix_connection(lambda: _Server(client), self._inner)
+                return
+            client.name = f"{self._inner}-{next(self._numbers)}"
+            self._certificates[client.name] = client.certificate
+            inner = _named_socket(Path(client.name))
+            try:
+                await loop.sock_connect(inner, self._inner)
+            except OSError:
+                inner.close()
+                raise
+            await loop.create_unix_connection(lambda: _Server(client), sock=inner)
         except OSError as error:
             _LOG.warning("the gRPC server of the intake cannot be reached: %s", error)
             client.drop()
+
+
+def _named_socket(name: Path) -> socket.socket:
+    """Return a Unix socket with a name, of which no file stays."""
+    name.unlink(missing_ok=True)  # of an intake process that was killed
+    named = socket.socket(socket.AF_UNIX)
+    try:
+        named.setblocking(False)
+        named.bind(str(name))
+        name.unlink()
+    except OSError:
+        named.close()
+        raise
+    return named
 
 
 class _Client(asyncio.Protocol):
@@ -241,12 +287,15 @@ class _Client(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._server: asyncio.Transport | None = None
         self._messages = UnfinishedMessages()
+        self.certificate: Mapping[str, Any] | None = None
+        self.name = ""  # of its Unix socket, if it has a certificate
         self._early = bytearray()  # arrived before the gRPC server was connected
         self.n_counted = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not derive from it
         self._transport.pause_reading()
+        self.certificate = transport.get_extra_info("peercert")
         self._port.enter(self)
 
     def joined(self, server: asyncio.Transport) -> asyncio.Transport | None:

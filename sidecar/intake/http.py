@@ -22,7 +22,7 @@ from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.records import Way
 from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
-from quantdrift.sidecar.intake.callers import Callers, Tokens
+from quantdrift.sidecar.intake.callers import Callers, CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import METADATA_BYTES
 from quantdrift.sidecar.intake.server_tls import ServerTls
@@ -43,7 +43,7 @@ class _NoMemoryError(Exception):
 
 
 class IntakePort:
-    """A port of the intake: it checks the token of each call, and speaks TLS if a certificate is configured.
+    """A port of the intake: it checks who sends each call, and speaks TLS if a certificate is configured.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class IntakePort:
         listener: socket.socket,
         routes: Iterable[web.RouteDef],
     ) -> None:
-        self._callers = Callers(Tokens(token, config.intake.token_file, SystemClock()), gateway)
+        self._callers = Callers(CallersFile(token, config.intake.token_file, SystemClock()), gateway)
         self._gateway = gateway
         self._listener = listener
         self._tls = ServerTls.of(config.intake)
@@ -97,7 +97,8 @@ class IntakePort:
             self._tls.refresh()
 
     def _origin(self, request: web.Request, way: Way, endpoint: str) -> Origin | None:
-        return self._callers.by_header(way, endpoint, request.headers.get("Authorization", ""))
+        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        return self._callers.by_header(way, endpoint, request.headers.get("Authorization", ""), certificate)
 
 
 class HttpIntake(IntakePort):
@@ -131,7 +132,7 @@ class HttpIntake(IntakePort):
             model = exchange.model
             if model and not origin.allows(model):
                 self._gateway.refuse_model(origin)
-                rejected.append((exchange.index, f"this token may not report on model {model[:64]}"))
+                rejected.append((exchange.index, f"this caller may not report on model {model[:64]}"))
                 continue
             sampled = self._gateway.sample(exchange.target, exchange.headers, origin=origin)
             if sampled is not None:

@@ -21,6 +21,7 @@ from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt
+from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
 from quantdrift.sidecar.intake.kserve_sink import KserveSink
@@ -82,7 +83,8 @@ def configured_intakes(
     if sockets.kserve is not None:
         yield KserveSink(config, secrets.intake_token, gateway, sockets.kserve)
     if sockets.tap is not None:
-        yield TapServer(gateway, sockets.tap, rates, live_config)
+        callers = CallersFile(secrets.intake_token, config.intake.token_file, SystemClock())
+        yield TapServer(gateway, sockets.tap, callers, rates, live_config)
     if config.intake.ext_proc:
         from quantdrift.sidecar.intake.envoy import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 

@@ -1,7 +1,8 @@
 """The Unix socket of the taps.
 
 It sends them the rates in effect, counts their calls and forwards their exchanges. The kernel says which user a tap runs
-as: exchanges of another user than that of the sidecar and those in `intake.tap_uids` have no caller, and cannot page.
+as. The file of callers binds users to models. Exchanges of another user than those in it, that of the sidecar, and those in
+`intake.tap_uids` have no caller, and cannot page.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import msgspec
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Way
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, Origin
+from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
@@ -45,6 +47,8 @@ class TapServer:
         Receives the exchanges.
     listener
         Unix stream socket that taps connect to.
+    callers
+        The users that are bound to models.
     rates
         Returns the rates in effect.
     live_config
@@ -53,9 +57,15 @@ class TapServer:
     """
 
     def __init__(
-        self, gateway: Gateway, listener: socket.socket, rates: Callable[[], Rates], live_config: LiveConfig
+        self,
+        gateway: Gateway,
+        listener: socket.socket,
+        callers: CallersFile,
+        rates: Callable[[], Rates],
+        live_config: LiveConfig,
     ) -> None:
         self._gateway = gateway
+        self._callers = callers
         self._listener = listener
         self._current_rates = rates
         self._rates = rates()
@@ -130,12 +140,16 @@ class TapServer:
 
     def _origin(self, uid: int) -> Origin:
         """Return who sends an exchange, by the configuration in effect now."""
-        if uid in self._uids:
+        if (caller := self._callers.find_user(uid)) is not None:
+            return Origin(Way.TAP, caller.name, caller.models)
+        if uid in self._uids and not self._callers.names_user(uid):
             return Origin(Way.TAP, f"uid {uid}")
         if uid not in self._unverified:
             self._unverified.add(uid)
             _LOG.warning(
-                "a tap runs as user %d, which intake.tap_uids does not name: its exchanges can open tickets and never page",
+                "a tap runs as user %d, which neither intake.tap_uids nor intake.token_file (NAME uid:%d MODEL) names, or whose"
+                " line has expired: its exchanges can open tickets and never page",
+                uid,
                 uid,
             )
         return Origin(Way.TAP)

@@ -62,6 +62,7 @@ class Gauge(IntEnum):
     RECHECKS = 35  # capture: sampled requests of quantdrift's own, which are not traffic
     FORGED_MARKS = 36  # capture: sampled requests with a mark that is not valid; they are captured
     MODEL_DENIED = 37  # intake, capture: exchanges of a model that the caller may not report on
+    WRONG_CERTIFICATE = 39  # intake: refused calls with a certificate that is not of a caller
     UNSEEN_REQUESTS = 40  # relay: requests on connections that are not observed
     # The supervisor writes the next ones: in the slot of the child concerned, or in that of the admin process.
     LATE = 41  # 1 while the child gives no heartbeat
@@ -75,6 +76,7 @@ class Denial(StrEnum):
 
     NO_TOKEN = "no_token"  # noqa: S105 - a reason, not a secret
     WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason
+    WRONG_CERTIFICATE = "wrong_certificate"
     MODEL = "model"  # the token is right, and is not for the model of this exchange
 
 
@@ -121,6 +123,7 @@ POLICY_REFUSALS = {
 INTAKE_DENIALS = {
     Denial.NO_TOKEN: Gauge.NO_TOKEN,
     Denial.WRONG_TOKEN: Gauge.WRONG_TOKEN,
+    Denial.WRONG_CERTIFICATE: Gauge.WRONG_CERTIFICATE,
     Denial.MODEL: Gauge.MODEL_DENIED,
 }
 

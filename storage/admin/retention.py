@@ -300,6 +300,7 @@ _NEVER_MORE: Final = "one row"
 ENDS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "alert": "history_days after it was resolved",
+        "alert_action": "with its alert",
         "arrival": "retention_days",
         "audit": "never: an audit from which entries go cannot be verified",
         "baseline": "history_days after a newer one took effect; the one in effect goes with its slice or version",

@@ -5,10 +5,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import func, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.storage.monitor.alerts import escalate
 from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.examples import examples
 from quantdrift.storage.monitor.noise import write_floors, write_noise_change
@@ -79,7 +80,9 @@ _SUMS: Final = (
 )
 
 
-async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -> None:
+async def write(
+    connection: AsyncConnection, outcome: Outcome, trace_url: str, *, webhook: bool = False
+) -> None:
     """Store the outcome of a fold: states, verdicts, alerts, transitions, outbox, roll-ups and the position.
 
     Parameters
@@ -88,6 +91,8 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
         Inside the transaction that claimed the batches.
     trace_url
         Link to a production trace, with `{trace_id}`; empty: no links.
+    webhook
+        Whether a webhook gets the alerts too.
     """
     await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
@@ -97,7 +102,7 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
         shown = (
             next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
         )
-        await _write_transition(connection, transition, shown)
+        await _write_transition(connection, transition, shown, webhook=webhook)
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}
         await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.change).decode()})
@@ -106,6 +111,8 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
         await connection.execute(
             _VERDICT_ALERTS, [{"version": version, "slice": place} for version, place in sorted(keys)]
         )
+    if outcome.verdicts or outcome.transitions:
+        await escalate(connection, webhook=webhook)
     await _write_rollups(connection, outcome.rollups)
     if outcome.learned:
         await connection.execute(insert(tables.Baseline), [_baseline_values(row) for row in outcome.learned])
@@ -130,7 +137,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     )
 
 
-async def _write_transition(connection: AsyncConnection, row: TransitionRow, found: AlertExamples) -> None:
+async def _write_transition(
+    connection: AsyncConnection, row: TransitionRow, found: AlertExamples, *, webhook: bool
+) -> None:
     details = _details(row, found)
     key = {"version": row.model_version_id, "slice": row.slice_id}
     alert_id: int | None = None
@@ -169,7 +178,8 @@ async def _write_transition(connection: AsyncConnection, row: TransitionRow, fou
         .returning(tables.Transition.id)
     )
     if row.episode is not Episode.NONE:
-        await connection.execute(insert(tables.Outbox).values(transition_id=transition_id))
+        due = {"webhook_due_at": func.now()} if webhook else {}
+        await connection.execute(insert(tables.Outbox).values(transition_id=transition_id, **due))
 
 
 def _details(row: TransitionRow, found: AlertExamples) -> dict[str, Any]:

@@ -23,13 +23,18 @@ _SPANS = text("""
     where first is not null
 """)
 
-# Of a version that no fold has reached yet only the comparisons are there, from about its first appearance on.
+# Of a version that no fold has reached yet only the comparisons are there, from about its first appearance on. They are
+# read for these versions alone: the time of it grows with the rows since then.
+_UNFOLDED = text("""
+    select id from model_version v
+    where id = any(cast(:versions as int[])) and not exists (select from verdict where model_version_id = v.id)
+""")
+
 _UNFOLDED_SPANS = text("""
     select v.id as version_id, date_trunc('hour', min(c.captured_at)) as first,
         date_trunc('hour', max(c.captured_at)) + interval '1 hour' as last
     from model_version v join comparison c on c.model_version_id = v.id and c.captured_at >= v.first_seen_at - interval '1 day'
-    where v.id = any(cast(:versions as int[])) and not exists (select from verdict where model_version_id = v.id)
-        and c.captured_at < coalesce(cast(:end as timestamptz), 'infinity')
+    where v.id = any(cast(:versions as int[])) and c.captured_at < coalesce(cast(:end as timestamptz), 'infinity')
     group by 1
 """)
 
@@ -72,10 +77,10 @@ class VersionReader(SnapshotReader):
         """
         wanted = {"versions": list(versions), "end": end}
         within = _SPANS.bindparams(bindparam("length", type_=Interval))
-        rows = [
-            *await self._rows(within, length=length, **wanted),
-            *await self._rows(_UNFOLDED_SPANS, **wanted),
-        ]
+        rows = list(await self._rows(within, length=length, **wanted))
+        unfolded = [row["id"] for row in await self._rows(_UNFOLDED, versions=list(versions))]
+        if unfolded:
+            rows += await self._rows(_UNFOLDED_SPANS, versions=unfolded, end=end)
         return {row["version_id"]: VersionSpan(**row) for row in rows}
 
     async def count(self, window: Window, version: int, most: int) -> int:

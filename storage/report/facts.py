@@ -243,6 +243,24 @@ class Example(_Fact, frozen=True, kw_only=True):
     detail: dict[str, Any] | None = None
 
 
+class Direction(_Fact, frozen=True, kw_only=True):
+    """One way in which answers of a slice changed: the reference's answer became the candidate's.
+
+    Parameters
+    ----------
+    share
+        Of all changed answers, weighted, in [0, 1].
+    n, n_tie
+        Compared items that changed so, and how many of these only because scores were equal.
+    """
+
+    reference: str
+    candidate: str
+    share: float
+    n: int
+    n_tie: int
+
+
 class Decision(_Fact, frozen=True, kw_only=True):
     """An entry of the audit: what a person decided, about what, and why; `model` is empty where it is no single one."""
 

@@ -1,6 +1,6 @@
 """Tables that the monitor writes: its progress, detectors, baselines, open sessions, verdicts, events and roll-ups.
 
-People also add decisions to `baseline`.
+People also add decisions to `baseline`, and what they do about alerts to `alert_action`.
 """
 
 from typing import Any
@@ -130,6 +130,43 @@ class Alert(Base):
     )
 
 
+class AlertAction(Base):
+    """What a person did about an alert, or its escalation."""
+
+    __tablename__ = "alert_action"
+    __table_args__ = (
+        CheckConstraint("action in ('ack', 'unack', 'note', 'escalate')", name="action"),
+        Index("ix_alert_action_alert_id", "alert_id", "id"),
+        {
+            "comment": "What people did about alerts, and escalations that ended an acknowledgement. An alert is acknowledged if"
+            " the newest row that is no note is `ack`."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of actions.")
+    alert_id: Mapped[BigInt] = mapped_column(
+        ForeignKey("alert.id", ondelete="CASCADE"), comment="Alert that it is about."
+    )
+    action: Mapped[Str] = mapped_column(
+        comment="ack, unack or note (by a person); escalate: the alert has become worse, and is not acknowledged any more."
+    )
+    made_by: Mapped[Str] = mapped_column(
+        server_default=text("session_user"),
+        comment="Database user who wrote it; nobody can give another one.",
+    )
+    identity: Mapped[Str] = mapped_column(
+        server_default=text("''"),
+        comment="Person that the web server has authenticated; empty: the database user acted.",
+    )
+    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When.")
+    reason: Mapped[Str] = mapped_column(
+        comment="Reason or note that the person gave; for an escalation, what became worse."
+    )
+    severity: Mapped[Str | None] = mapped_column(comment="Of ack and escalate: the alert's severity then.")
+    level: Mapped[Float | None] = mapped_column(
+        comment="Of ack: the alert escalates once the lower end of the 95 % interval of its metric is above this; null: unknown."
+    )
+
+
 class Verdict(Base):
     """The current verdict on a slice."""
 
@@ -192,8 +229,11 @@ class Outbox(Base):
     __tablename__ = "outbox"
     __table_args__ = (
         Index("ix_outbox_unsent", "id", postgresql_where=text("sent_at is null")),
+        Index("ix_outbox_webhook", "webhook_due_at", postgresql_where=text("webhook_due_at is not null")),
         CheckConstraint("num_nonnulls(transition_id, noise_change_id) = 1", name="event"),
-        {"comment": "Events to be exported by OTLP at least once; written with the transition."},
+        {
+            "comment": "Events to be sent by OTLP and to the webhook at least once; written with the transition."
+        },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of sending.")
     transition_id: Mapped[BigInt | None] = mapped_column(
@@ -209,6 +249,17 @@ class Outbox(Base):
         ForeignKey("noise_change.id"),
         comment="Change of noise that it reports, if it reports no change of verdict.",
     )
+    escalation_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("alert_action.id"),
+        comment="Escalation of an acknowledged alert that it reports; `transition_id` is then the last change before it.",
+    )
+    webhook_due_at: Mapped[Time | None] = mapped_column(
+        comment="When it is sent to the webhook next; null: it was accepted, or is not for the webhook."
+    )
+    webhook_attempts: Mapped[Int] = mapped_column(
+        server_default=text("0"), comment="How often sending it to the webhook failed."
+    )
+    webhook_error: Mapped[Str | None] = mapped_column(comment="Why the webhook did not accept it last.")
 
 
 class Fold(Base):

@@ -7,7 +7,8 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-_LOCK: Final = 0x7175616E70617274  # "quanpart" as a number: one process at a time creates or drops
+from quantdrift.storage.locks import lock
+
 _NAME: Final = re.compile(r"comparison_(\d{8})")
 _OWNERS: Final = text("""
     select pg_get_userbyid(relowner), current_user
@@ -45,11 +46,11 @@ AHEAD_DAYS: Final = 14
 async def ensure_partitions(connection: AsyncConnection, first: date, last: date) -> list[date]:
     """Create the missing partitions of the days `first` to `last`, both included, and return those days.
 
-    Runs in the caller's transaction. Concurrent calls run one after the other, and find what the first one created.
-    Readers and writers do not wait: the table is created on its own and then attached, which, unlike
+    Runs in the caller's transaction. Concurrent calls run one after the other, and find what the first one created:
+    the lock takes a right that readers do not have. Readers and writers do not wait: the table is created on its own and then attached, which, unlike
     `create table ... partition of`, does not lock `comparison` against them.
     """
-    await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    await lock(connection, "partition_lock")
     existing = set(await partition_days(connection))
     days = (first + timedelta(days=n) for n in range((last - first).days + 1))
     missing = [day for day in days if day not in existing]
@@ -83,5 +84,5 @@ async def drop_partition(connection: AsyncConnection, day: date, *, lock_timeout
         transactions wait too, so the time should be short.
     """
     await connection.execute(text(f"set local lock_timeout = {int(lock_timeout_s * 1000)}"))
-    await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    await lock(connection, "partition_lock")
     await connection.execute(text(f"drop table if exists {partition_name(day)}"))

@@ -48,6 +48,7 @@ _WRITTEN: Final = (
 _DERIVED: Final = (
     "detector",
     "alert",
+    "alert_action",
     "verdict",
     "transition",
     "outbox",
@@ -74,6 +75,31 @@ _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin
     for part in select inhrelid::regclass from pg_inherits where inhparent = 'comparison'::regclass
     loop execute format('alter table %s owner to {MONITOR}', part); end loop;
 end $$"""  # noqa: S608 - a constant
+# A text that changes with every right, owner, role and membership, whatever the order in which they were granted. Each day
+# has another partition, whose rights count for nothing: those of `comparison` apply.
+_RIGHTS: Final = text("""
+    select md5(string_agg(part, E'\\n' order by part)) from (
+        select concat_ws(' ', 'table', c.oid, c.relowner, acl) as part
+        from pg_class c left join lateral aclexplode(c.relacl) acl on true
+        where c.relnamespace = 'public'\\:\\:regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
+        union all
+        select concat_ws(' ', 'column', a.attrelid, a.attnum, acl)
+        from pg_attribute a join pg_class c on c.oid = a.attrelid, aclexplode(a.attacl) acl
+        where c.relnamespace = 'public'\\:\\:regnamespace and not c.relispartition
+        union all
+        select concat_ws(' ', 'function', p.oid, acl) from pg_proc p, aclexplode(p.proacl) acl
+        where p.pronamespace = 'public'\\:\\:regnamespace
+        union all
+        select concat_ws(' ', 'schema', acl) from pg_namespace n, aclexplode(n.nspacl) acl where n.nspname = 'public'
+        union all
+        select concat_ws(' ', 'role', rolname, rolcanlogin, rolconnlimit, rolconfig) from pg_roles
+        where rolname = any(:roles)
+        union all
+        select concat_ws(' ', 'member', m.roleid, m.member)
+        from pg_auth_members m join pg_roles r on r.oid = m.roleid join pg_roles one on one.oid = m.member
+        where r.rolname = any(:roles) and (one.rolname = any(:roles) or one.rolname = current_user)
+    ) parts
+""")
 
 
 def statements() -> list[str]:
@@ -86,6 +112,7 @@ def statements() -> list[str]:
     return [
         *(_create(role) for role in ROLES),
         f"grant {', '.join(ROLES)} to current_user",
+        *_owner(),  # before the next one, which takes from an owner what it has by itself
         f"revoke all on all tables in schema public from {', '.join(ROLES)}",
         f"grant usage on schema public to {', '.join(ROLES)}",
         *_shadow(),
@@ -99,14 +126,18 @@ def statements() -> list[str]:
     ]
 
 
-async def apply(dsn: Dsn, passwords: Mapping[str, str] | None = None) -> None:
+async def apply(dsn: Dsn, passwords: Mapping[str, str] | None = None, *, is_start: bool = False) -> None:
     """Execute the statements, create or change one user for some roles, and add an entry to the audit: one transaction.
+
+    There is no entry if rights, users and passwords were so before.
 
     Parameters
     ----------
     passwords
         Of the users to create or change, by role: ASCII. Empty: the user exists and keeps its password. The server gets
         only a SCRAM-SHA-256 verifier of it, so that no log can have it.
+    is_start
+        These passwords are new at each start of `quantdrift up`: they alone are no change.
 
     Raises
     ------
@@ -118,13 +149,18 @@ async def apply(dsn: Dsn, passwords: Mapping[str, str] | None = None) -> None:
     engine = make_engine(dsn, settings={"application_name": "quantdrift setup"}, poolclass=NullPool)
     try:
         async with translated(), engine.begin() as connection:
+            named = {"roles": [*ROLES, *(login_of(role) for role in passwords or {})]}
+            before = await connection.scalar(_RIGHTS, named)
             for statement in statements():
                 await _execute(connection, statement)
             known = await _logins(connection)
             for role, password in (passwords or {}).items():
                 await _login(connection, role, password, exists=role in known)
             changed = sorted(role for role, password in (passwords or {}).items() if password)
-            await add(connection, Action.SETUP_POSTGRES, after={"roles": list(ROLES), "passwords": changed})
+            if (changed and not is_start) or await connection.scalar(_RIGHTS, named) != before:
+                await add(
+                    connection, Action.SETUP_POSTGRES, after={"roles": list(ROLES), "passwords": changed}
+                )
     finally:
         await engine.dispose()
 
@@ -209,14 +245,19 @@ def _shadow() -> list[str]:
     ]
 
 
-def _monitor() -> list[str]:
+def _owner() -> list[str]:
     return [
         f"grant create on schema public to {MONITOR}",
         f"alter table comparison owner to {MONITOR}",
         _PARTITIONS_TO_MONITOR,
+    ]
+
+
+def _monitor() -> list[str]:
+    return [
         f"grant select on {', '.join((*sorted(Base.metadata.tables), *_VIEWS))} to {MONITOR}",
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
-        f"grant update on leader_lock to {MONITOR}",
+        f"grant update on leader_lock, discovery_lock, partition_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
         f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.
@@ -238,6 +279,9 @@ def _operator() -> list[str]:
         f"grant update (status, held, waits_since, confirmed_at, expired_at) on discovery to {OPERATOR}",
         f"grant insert ({_columns('discovery_change')}) on discovery_change to {OPERATOR}",
         f"grant insert ({_columns('slice_change')}) on slice_change to {OPERATOR}",
+        f"grant update on discovery_lock to {OPERATOR}",
+        # Not `made_by`: it is always the user that Postgres authenticated.
+        f"grant insert (alert_id, action, identity, reason, severity, level) on alert_action to {OPERATOR}",
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant insert, update on label to {OPERATOR}",

@@ -26,6 +26,7 @@ from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
 from quantdrift.storage.schema.label_table import Label
 from quantdrift.storage.schema.monitor_tables import (
     Alert,
+    AlertAction,
     Baseline,
     Detector,
     Fold,
@@ -50,6 +51,7 @@ from quantdrift.storage.schema.slice_tables import (
 
 __all__ = [
     "Alert",
+    "AlertAction",
     "Arrival",
     "Audit",
     "Base",

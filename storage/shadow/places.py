@@ -64,8 +64,7 @@ _VERSIONS_BACK: Final = text("""
     update model_version set lapsed_at = null
     where model = :model and candidate_version = any(cast(:names as text[])) and lapsed_at is not null
 """)
-_LOCK: Final = text("select pg_advisory_xact_lock(:key, hashtext(:what))")
-_LOCK_KEY: Final = 0x71706C63  # "qplc" as a number
+_LOCK: Final = text("select from value_share where model = :model and source = :source for update")
 _BEGIN: Final = text("""
     insert into value_share (model, source, places, counted_at, total, error, counts, reserved)
     values (:model, :source, :places, now(), 0, 0, '[]', '{}') on conflict do nothing
@@ -238,8 +237,9 @@ class Places:
         """Return the number of free places; if there are any, no other worker can take them until the commit."""
         if int(await connection.scalar(count, what) or 0) >= most:
             return 0
-        lock = {"key": _LOCK_KEY, "what": f"{what['model']}\n{what.get('source', VERSION)}"}
-        await connection.execute(_LOCK, lock)
+        row = {"model": what["model"], "source": what.get("source", VERSION)}
+        await connection.execute(_BEGIN, {**row, "places": most})
+        await connection.execute(_LOCK, row)  # readers may lock no row
         return max(most - int(await connection.scalar(count, what) or 0), 0)
 
     def count(self, batch: StoreBatch) -> None:

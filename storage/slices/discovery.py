@@ -14,9 +14,9 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
 from quantdrift.storage.database import Database
+from quantdrift.storage.locks import lock
 from quantdrift.storage.schema.slice_tables import Discovery, DiscoveryChange, DiscoverySearch, Status
 
-_LOCK: Final = 0x7175616E66696E64  # "quanfind" as a number: searches take turns
 _SEEN_WITHIN: Final = timedelta(days=1)
 
 _VERSIONS: Final = text("""
@@ -41,7 +41,6 @@ _SLICES: Final = text("""
     order by s.id
 """)
 # Code that changes the status of a discovered slice holds this lock, so that no decision uses an old status.
-_TURN: Final = text("select pg_advisory_xact_lock(:key)")
 _ACTIVE: Final = text("""
     select s.model, s.name, s.predicate, s.definition
     from discovery d join slice s on s.id = d.slice_id where d.status = 'confirmed' order by d.id
@@ -251,7 +250,7 @@ async def store_round(
 
 async def take_turn(connection: AsyncConnection) -> None:
     """Take the lock on changes of discovered slices, until the transaction ends."""
-    await connection.execute(_TURN, {"key": _LOCK})
+    await lock(connection, "discovery_lock")
 
 
 async def store(

@@ -14,6 +14,7 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import MIB, Config, Intake, Sampling, Sidecar
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
+from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.envoy import ExtProc
 from quantdrift.sidecar.intake.envoy_port import CONNECTIONS
 from quantdrift.sidecar.intake.gateway import Gateway
@@ -30,6 +31,8 @@ from tests.support.sidecar.envoy_messages import METHOD, exchange
 from tests.support.sidecar.relay_process import DEADLINE_S, free_port
 
 pytestmark = pytest.mark.fault
+
+NOBODY = CallersFile("", "", SystemClock())
 
 LIMIT = 4 * MIB
 N_CLIENTS = 12
@@ -172,7 +175,7 @@ async def test_exchanges_of_taps_that_arrive_share_the_memory_of_the_intake(tmp_
         listener.bind(str(tmp_path / "tap"))
         listener.listen()
         listener.setblocking(False)
-        async with TapServer(bench.gateway, listener, lambda: rates, live_config):
+        async with TapServer(bench.gateway, listener, NOBODY, lambda: rates, live_config):
             taps = [await asyncio.open_unix_connection(str(tmp_path / "tap")) for _ in range(4)]
             for _, writer in taps:
                 writer.write(message[:-1])

@@ -11,6 +11,8 @@ import asyncpg
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Config, Model
@@ -167,3 +169,26 @@ async def test_the_command_prints_the_worst_first_and_all_figures_as_json(
     assert await asyncio.to_thread(completed, ["compare", "--from"], "int") == {OLD, NEW}
     assert await asyncio.to_thread(completed, ["compare", "--model"], "") == {"digits"}
     assert await asyncio.to_thread(completed, ["compare", "--data", "absent", "--from"], "zz") == set()
+
+
+async def test_a_version_that_no_fold_has_reached_is_compared_and_folded_ones_are_not_searched(
+    week: ReleaseWeek, record: asyncpg.Connection, postgres_dsn: str
+) -> None:
+    """Without verdicts a version's window comes from its comparisons; with them no statement reads them all."""
+    statements: list[str] = []
+
+    def note(*arguments: object) -> None:
+        statements.append(str(arguments[2]))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        async with Database(postgres_dsn) as database, reading(database) as first:
+            known = await compare(first, CONFIG, old=OLD, new=NEW)
+        assert not any("min(c.captured_at)" in statement for statement in statements)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    await record.execute("delete from verdict where model_version_id = $1", week.version_ids[1])
+    async with Database(postgres_dsn) as database, reading(database) as second:
+        found = await compare(second, CONFIG, old=OLD, new=NEW)
+    assert found.new.end == known.new.end
+    assert [entry.name for entry in found.slices] == [entry.name for entry in known.slices]

@@ -107,7 +107,10 @@ async def test_tensors_of_every_type_are_recorded_as_they_were_sent(
         server[1],
         *inputs,
         request_id="r1",
-        headers={"traceparent": "00-ab-cd-01", "x-request-id": "mine"},
+        headers={
+            "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "x-request-id": "mine",
+        },
         compression_algorithm=compression,
         parameters={"compress": True, "tenant": "t"} if compression else {"tenant": "t"},
     )
@@ -117,7 +120,11 @@ async def test_tensors_of_every_type_are_recorded_as_they_were_sent(
     assert (b"grpc-encoding: gzip" in taken.response) is bool(compression)
     exchange = recorded(taken)
     assert exchange.protocol is Protocol.OIP_GRPC
-    assert (exchange.model, exchange.version, exchange.trace) == ("digits", "7", "00-ab-cd-01")
+    assert (exchange.model, exchange.version, exchange.trace) == (
+        "digits",
+        "7",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    )
     assert exchange.attributes == {"header.x-request-id": "mine"}
     assert exchange.inputs == tuple(
         raw(each._get_tensor(), each._get_content(), each.name()) for each in inputs

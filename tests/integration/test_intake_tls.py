@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import shutil
 import socket
@@ -41,12 +42,12 @@ class Ports:
 
 
 @contextlib.contextmanager
-def listening(directory: Path, pair: Pair) -> Iterator[Ports]:
+def listening(directory: Path, pair: Pair, callers: str = TOKEN, **options: object) -> Iterator[Ports]:
     """Run a sidecar with these ways in."""
     files = Pair(certificate=directory / "tls.crt", key=directory / "tls.key")
     shutil.copy(pair.certificate, files.certificate)
     shutil.copy(pair.key, files.key)
-    (directory / "token").write_text(TOKEN)
+    (directory / "token").write_text(callers)
     batches, events, envoy = free_port(), free_port(), free_port()
     with sidecar(
         directory,
@@ -60,13 +61,16 @@ def listening(directory: Path, pair: Pair) -> Iterator[Ports]:
         INTAKE__TOKEN_FILE=directory / "token",
         SAMPLING__RATE=1.0,
         MODELS='[{"name": "digits"}]',
+        **options,
     ) as running:
         yield Ports(running, (batches, events, envoy), files)
 
 
-def post(port: int, path: str, context: ssl.SSLContext, **headers: str) -> int:
+def post(
+    port: int, path: str, context: ssl.SSLContext, token: str = f"Bearer {TOKEN}", **headers: str
+) -> int:
     """Send a batch or an event; return the status."""
-    sent = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json", **headers}
+    sent = {"Authorization": token, "Content-Type": "application/json", **headers}
     request = urllib.request.Request(
         f"https://127.0.0.1:{port}{path}", data=json.dumps(BATCH).encode(), headers=sent
     )
@@ -74,13 +78,19 @@ def post(port: int, path: str, context: ssl.SSLContext, **headers: str) -> int:
         return int(answer.status)
 
 
-async def envoy(port: int, authority: bytes) -> grpc.StatusCode:
-    """Send an exchange as Envoy does, over TLS; return how the stream was closed."""
-    credentials = grpc.ssl_channel_credentials(authority)
+async def envoy(port: int, authority: bytes, pair: Pair | None = None) -> grpc.StatusCode:
+    """Send an exchange as Envoy does, over TLS, with a token or a certificate; return how the stream was closed."""
+    own = () if pair is None else (pair.key.read_bytes(), pair.certificate.read_bytes())
+    credentials = grpc.ssl_channel_credentials(authority, *own)
     async with grpc.aio.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
-        call = channel.stream_stream(METHOD)(metadata=(("authorization", f"Bearer {TOKEN}"),))
+        call = channel.stream_stream(METHOD)(
+            metadata=(("authorization", f"Bearer {TOKEN}"),) if pair is None else ()
+        )
         for message in exchange([json.dumps(REQUEST).encode()], [json.dumps(RESPONSE).encode()], {}):
-            await call.write(message)
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.InvalidStateError
+            ):  # it may be refused before
+                await call.write(message)
         return await call.code()
 
 
@@ -156,3 +166,59 @@ def test_files_that_are_no_pair_are_refused_at_the_start(tmp_path: Path) -> None
             running.process.kill()
     assert "intake.certificate_file" in log.read_text()
     assert "are no certificate with its key" in log.read_text()
+
+
+def _status(ports: Ports, authority: Path, pair: Pair | None, token: str = "") -> int:
+    """Send a batch with a certificate; return the status, 0 where the handshake fails."""
+    context = ssl.create_default_context(cafile=authority)
+    if pair is not None:
+        context.load_cert_chain(pair.certificate, pair.key)
+    try:
+        return post(ports.batches, "/v1/exchanges", context, token)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def test_a_certificate_is_an_identity_as_a_token_is(tmp_path: Path) -> None:
+    """It reports on its models; an untrusted, expired or misnamed one on nothing, and nor does a call without any."""
+    authority, stranger = Authority(tmp_path / "authority"), Authority(tmp_path / "stranger")
+    server = authority.sign("server")
+    right = authority.sign("right", names="DNS:gateway.example")
+    other = authority.sign("other", names="URI:spiffe://example/other")
+    misnamed = authority.sign("gateway.example", names="DNS:gateway.example.evil")
+    expired = authority.sign("expired", names="DNS:gateway.example", expired=True)
+    untrusted = stranger.sign("untrusted", names="DNS:gateway.example")
+    trusted = tmp_path / "callers-ca.pem"
+    shutil.copy(authority.file, trusted)
+    token = "batch sha256:" + hashlib.sha256(TOKEN.encode()).hexdigest()
+    callers = f"gateway cert:gateway.example digits\nother cert:spiffe://example/other words\n{token}"
+    refused, offered = "quantdrift_sidecar_intake_refused_total", "quantdrift_sidecar_offered_total"
+    with listening(tmp_path, server, callers, INTAKE__CLIENT_CA_FILE=trusted) as ports:
+        count, ca = ports.running.count, authority.file.read_bytes()
+        assert _status(ports, authority.file, right) == 200
+        assert asyncio.run(envoy(ports.envoy, ca, right)) is grpc.StatusCode.OK
+        assert _status(ports, authority.file, None, f"Bearer {TOKEN}") == 200
+        wait(lambda: count(offered) == 3, "by certificate twice, and by token")
+
+        assert (
+            _status(ports, authority.file, other) == 200
+        )  # the batch is understood, and its exchange is refused
+        asyncio.run(envoy(ports.envoy, ca, other))
+        wait(lambda: count(refused, reason="model") == 2, "the certificate is for another model")
+        assert _status(ports, authority.file, misnamed) == 401
+        asyncio.run(envoy(ports.envoy, ca, misnamed))
+        wait(lambda: count(refused, reason="wrong_certificate") == 2, "no caller has this name")
+        assert _status(ports, authority.file, right, "Bearer wrong") == 401
+        assert _status(ports, authority.file, None) == 401
+        for pair in (expired, untrusted):
+            assert _status(ports, authority.file, pair) == 0
+            assert asyncio.run(envoy(ports.envoy, ca, pair)) is grpc.StatusCode.UNAVAILABLE
+        assert count(offered) == 3
+
+        new = trusted.with_suffix(".new")
+        shutil.copy(stranger.file, new)
+        new.replace(trusted)
+        wait(lambda: _status(ports, authority.file, untrusted) == 200, "the new authority is trusted")
+        assert _status(ports, authority.file, right) == 0

@@ -55,10 +55,12 @@ async def test_a_leader_that_makes_no_progress_gives_up_the_lead(
         assert not await two.acquire()
         await led_by(two)
         assert one.is_stuck
+        assert one.hangs
         assert not one.leads
         assert "made no progress for 0.5 s" in caplog.text
         assert not await one.acquire()
         assert not one.is_stuck
+        assert not one.hangs
 
 
 async def test_a_leader_that_makes_progress_keeps_the_lead_through_a_long_step(postgres_dsn: str) -> None:

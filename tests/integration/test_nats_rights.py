@@ -38,11 +38,14 @@ SECRET = b"what a patient sent"
 
 
 @pytest.fixture
-async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
-    """Run a server with the users that `quantdrift setup nats` prints, and let the command create the streams."""
+async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
+    """Run a server with the users that `quantdrift setup nats` prints, and let the command create the streams.
+
+    A parameter has more words for the command.
+    """
     config_path = tmp_path / "config.toml"
     config_path.write_text("[sidecar]\n")
-    printed = invoked("setup", "nats", directory=tmp_path)
+    printed = invoked("setup", "nats", *getattr(request, "param", ()), directory=tmp_path)
     assert printed.returncode == 0, printed.stderr
     (tmp_path / "nats.conf").write_text(
         f'host: "127.0.0.1"\nport: -1\nhttp: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n'
@@ -185,6 +188,33 @@ async def test_the_key_of_a_sidecar_reads_and_removes_nothing_that_was_captured(
     await monitor.close()
 
 
+@pytest.mark.parametrize("stream", [("--model", "tumour", "--model", "a.b,words")], indirect=True)
+async def test_a_sidecars_key_is_bound_to_its_models_by_the_command(
+    stream: Stream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It can publish no exchange of another one, and there is no key for all of them."""
+    caplog.set_level(logging.WARNING)
+    folder = tmp_path / "nats-keys"
+    bound = sorted(path.name for path in folder.glob("sidecar*"))
+    assert "sidecar-tumour.nk" in bound
+    assert len(bound) == 2
+    for name, models in zip(
+        sorted(bound, key=lambda name: "tumour" in name), (("a.b", "words"), ("tumour",)), strict=True
+    ):
+        own = msgspec.structs.replace(stream, credentials_file=str(folder / name))
+        queue = await Queue.connect(own, client_name="test", role=NatsRole.SIDECAR, publish_timeout_s=1.0)
+        try:
+            for model in ("a.b", "words", "tumour"):
+                if model in models:
+                    await queue.publish_exchange(model, f"{name}-{model}", SECRET)
+                else:
+                    with pytest.raises(RetryError):
+                        await queue.publish_exchange(model, f"{name}-{model}", SECRET)
+            await queue.publish_tally("pod", name, 1, b"{}")
+        finally:
+            await queue.close()
+
+
 @pytest.mark.parametrize("role", [NatsRole.MONITOR, NatsRole.OPERATOR])
 async def test_monitor_and_operator_cannot_read_what_was_captured(
     stream: Stream, tmp_path: Path, role: NatsRole
@@ -289,6 +319,35 @@ async def test_keda_finds_the_lag_of_each_model(stream: Stream, tmp_path: Path) 
     finally:
         await sidecar.close()
         await shadow.close()
+
+
+async def test_a_sidecar_asks_for_no_right_that_it_lacks_while_there_are_no_streams(
+    stream: Stream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says what creates them, tries again, and publishes once they are there."""
+    admin = await nats.connect(
+        stream.url,
+        nkeys_seed=str(tmp_path / "nats-keys" / "admin.nk"),
+        inbox_prefix=inbox(stream.name, NatsRole.ADMIN).encode(),
+    )
+    await admin.jetstream().delete_stream(stream.name)
+    await admin.close()
+    caplog.set_level(logging.WARNING)
+    queue = await Queue.connect(
+        of(stream, NatsRole.SIDECAR, tmp_path), client_name="test", role=NatsRole.SIDECAR
+    )
+    try:
+        with pytest.raises(
+            RetryError, match="no stream for exchange messages yet: `quantdrift setup nats --apply`"
+        ):
+            await queue.publish_exchange("tumour", "e1", SECRET)
+        assert not caplog.messages
+        applied = await asyncio.to_thread(started, "setup", "nats", "--apply", directory=tmp_path)
+        assert applied.returncode == 0, applied.stderr
+        await queue.publish_exchange("tumour", "e1", SECRET)
+    finally:
+        await queue.close()
+    assert not caplog.messages
 
 
 async def test_the_administrators_key_is_enough_to_create_the_streams(stream: Stream, tmp_path: Path) -> None:

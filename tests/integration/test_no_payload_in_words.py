@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import grpc
 import msgspec
 import pytest
 
@@ -26,12 +27,15 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.monitor.outbox import EVENT_NAME
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
+from tests.support.sidecar.envoy_messages import METHOD, exchange
 from tests.support.sidecar.relay_process import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 DEADLINE_S = 60.0
+N_WRONG = 80
 CANARY = "CANARY-DE89370400440532013000"  # what follows it says where it was put
 HOSTILE = "a\x1b[2J\x9bb\u202ec".encode()
 UNSAFE = "\x1b\x9b\u202e"
@@ -50,6 +54,7 @@ tally_interval_s = 0.5
 [intake]
 listen = "127.0.0.1:{intake}"
 kserve_logger = "127.0.0.1:{logger}"
+ext_proc = "127.0.0.1:{envoy}"
 tap = "{tap}"
 pair_window_s = 1
 [stream]
@@ -66,6 +71,7 @@ provider = "cpu"
 threads = 1
 [monitor]
 admin = "127.0.0.1:{monitor}"
+min_groups = 50
 [telemetry]
 otlp_endpoint = "{otlp}"
 log_level = "debug"
@@ -226,6 +232,58 @@ def _send(ports: Mapping[str, int], tap: Path) -> None:
     client.close()
 
 
+async def _send_by_envoy(port: int) -> None:
+    """Put canaries into what Envoy says: an exchange that is compared, one that cannot be decoded, and a wrong token."""
+    token = SECRETS["QUANTDRIFT_INTAKE_TOKEN"]
+    headers = {
+        "content-type": "application/json",
+        "x-secret": f"{CANARY}-envoy-header",
+        "x-user": f"{CANARY}-envoy",
+    }
+    answered = {"outputs": [_declared("logits", 3) | {"shape": [1, 3], "data": [0.1, 0.2, 0.3]}]}
+    question = _question(parameters={"text": f"{CANARY}-envoy-parameter"})
+    answer = json.dumps(answered | {"parameters": {"text": f"{CANARY}-envoy-answer"}}).encode()
+    path = f"/v2/models/digits/infer?q={CANARY}-envoy-query"
+    trailers = {"x-trailer": f"{CANARY}-envoy-trailer"}
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for given, asked in (
+            (token, question),
+            (token, CANARY.encode()),
+            (f"{CANARY}-envoy-token", question),
+        ):
+            call = channel.stream_stream(METHOD)(metadata=(("authorization", f"Bearer {given}"),))
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.InvalidStateError
+            ):  # a refused stream ends early
+                for message in exchange([asked], [answer], headers, path=path, trailers=trailers):
+                    await call.write(message)
+                await call.write(f"{CANARY}-envoy-message".encode())
+            await call.code()
+
+
+def _send_wrong_answers(port: int) -> None:
+    """Report exchanges that the reference contradicts, of users whose names are canaries, until they must page."""
+    wrong = {"outputs": [_declared("logits", 3) | {"shape": [1, 3], "data": [90.0, -90.0, -90.0]}]}
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": f"Bearer {SECRETS['QUANTDRIFT_INTAKE_TOKEN']}",
+    }
+    for number in range(N_WRONG):  # one by one: what has the same time is no evidence
+        one = {
+            "target": f"/v2/models/digits/infer?q={CANARY}-alert-target",
+            "headers": {
+                "x-user": f"{CANARY}-alert-user",
+                "x-scanner": "faint",
+                "traceparent": f"{CANARY}-trace",
+            },
+            "request": json.loads(
+                _question(parameters={"text": f"{CANARY}-alert-parameter", "id": f"{CANARY}-{number}"})
+            ),
+            "response": wrong | {"parameters": {"text": f"{CANARY}-alert-answer"}},
+        }
+        assert _post(port, "/v1/exchanges", json.dumps({"exchanges": [one]}).encode(), headers) == 200
+
+
 async def _forge(data: Path) -> None:
     """Publish what no sidecar would, with the key of a sidecar."""
     stream = at_data(Config(), data, NatsRole.SIDECAR).stream
@@ -289,7 +347,8 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
     """No output has anything of what came in, and none has a character that changes a terminal.
 
     Bodies, headers, paths, tensors, parameters, answers, errors, forged messages and secrets come in by relay, intake, KServe
-    sink, tap and stream. The logs are at `debug`. The quarantine holds payloads only as ciphertext.
+    sink, Envoy, tap and stream, and an alert reaches the collector. The logs are at `debug`. The quarantine holds payloads
+    only as ciphertext.
     """
     saved(linear_model(), memory_path / "linear.onnx")
     keys = subprocess.run(
@@ -297,7 +356,9 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
         check=True,
         capture_output=True,
     )
-    ports = {name: free_port() for name in ("relay", "intake", "logger", "sidecar", "shadow", "monitor")}
+    ports = {
+        name: free_port() for name in ("relay", "intake", "logger", "envoy", "sidecar", "shadow", "monitor")
+    }
     with _server() as backend, _server() as reference, contextlib.ExitStack() as stack:
         _REFERENCES.add(reference)
         stack.callback(_REFERENCES.discard, reference)
@@ -329,19 +390,24 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
         _wait(lambda: "quantdrift is up" in said(), said)
         dsn = (memory_path / "data" / "dsn").read_text().strip()
         _send(ports, memory_path / "tap")
+        asyncio.run(_send_by_envoy(ports["envoy"]))
         asyncio.run(_forge(memory_path / "data"))
+        _send_wrong_answers(ports["intake"])
         wanted = {
             "select count(*) from quarantine where reason = 'decode'": 3,
             "select count(*) from quarantine where reason = 'schema'": 1,
             "select count(*) from quarantine where reason = 'replay'": 1,
-            "select count(*) from comparison": 4,
+            "select count(*) from comparison": 4 + N_WRONG,
+            "select count(*) from comparison where origin = 'ext_proc token'": 1,
             "select count(*) from tally": 1,
+            "select count(*) from outbox where sent_at is not null": 1,
         }
         for query, n in wanted.items():
             _wait(
                 lambda query=query, n=n: asyncio.run(_count(dsn, query)) >= n,  # type: ignore[misc]
                 lambda query=query: f"{query}: {said()[-3000:]}",  # type: ignore[misc]
             )
+        _wait(lambda: any(event.name == EVENT_NAME for event in otlp_receiver.events), said)
         outputs = asyncio.run(_stored(dsn))
         for name in ("sidecar", "shadow", "monitor"):
             with urllib.request.urlopen(f"http://127.0.0.1:{ports[name]}/metrics", timeout=10) as answer:

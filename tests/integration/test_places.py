@@ -4,12 +4,13 @@ import asyncio
 import json
 import subprocess
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy import text
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Capture, Config, Slice
@@ -17,7 +18,11 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, ValueRules
 from quantdrift.monitor.places import PlaceKeeper
 from quantdrift.storage.database import Database
+from quantdrift.storage.locks import try_lock
 from quantdrift.storage.monitor.read import claim, resume
+from quantdrift.storage.schema.partitions import ensure_partitions
+from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, SHADOW
+from quantdrift.storage.shadow import expiries
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
@@ -26,8 +31,10 @@ from quantdrift.storage.shadow.rows import (
     VersionKey,
 )
 from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.slices.discovery import take_turn
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
 
@@ -257,3 +264,71 @@ async def test_a_person_forgets_a_value(
         refused = await asyncio.to_thread(quantdrift, "forget", which)
         assert refused.returncode != 0
         assert message in refused.stderr
+
+
+# What processes of earlier releases lock: partitions, discovered slices, expired exchanges.
+EARLIER_LOCKS = (0x7175616E70617274, 0x7175616E66696E64, 0x7175616E65787069)
+
+
+async def _hold_everything(reader: asyncpg.Connection) -> None:
+    """Take every lock that a reader may take, and keep it."""
+    await reader.execute("begin")
+    for key in EARLIER_LOCKS:
+        await reader.execute("select pg_advisory_lock($1)", key)
+    for what in ("header.x-scanner", "version"):
+        await reader.execute("select pg_advisory_lock($1, hashtext($2))", 0x71706C63, f"digits\n{what}")
+    tables = "comparison, value_share, discovery, arrival, expiry, slice, model_version"
+    await reader.execute(f"lock table {tables} in access share mode")
+
+
+async def test_a_reader_who_holds_all_locks_that_it_can_keeps_nobody_waiting(postgres_dsn: str) -> None:
+    """Partitions are made, slices change, new values get their places, and what expires is counted."""
+    users = [await login_in(postgres_dsn, role) for role in (READER, MONITOR, SHADOW, OPERATOR)]
+    reader = await asyncpg.connect(users[0])
+    await _hold_everything(reader)
+    async with (
+        asyncio.timeout(20),
+        Database(users[1]) as monitor,
+        Database(users[2]) as shadow,
+        Database(users[3]) as operator,
+    ):
+        async with monitor.begin() as connection:
+            assert await ensure_partitions(connection, date(2031, 1, 1), date(2031, 1, 1)) == [
+                date(2031, 1, 1)
+            ]
+        for database in (monitor, operator):
+            async with database.begin() as connection:
+                await take_turn(connection)
+        written = await a_writer(shadow).store(batch(["a", "b"]))
+        assert written.n_rows == 2
+        for database in (monitor, shadow):
+            async with database.begin() as connection:
+                assert await try_lock(connection, "arrival")
+                assert not await connection.scalar(text(expiries._AN_EARLIER_RELEASE_COUNTS))
+    for attack in (
+        *(
+            f"lock table {name} in share update exclusive mode"
+            for name in ("partition_lock", "arrival", "discovery_lock")
+        ),
+        "lock table discovery_lock in access share mode",
+        "select from value_share for key share",
+    ):
+        await reader.execute("rollback")
+        await reader.execute("begin")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await reader.execute(attack)
+    await reader.close()
+
+
+async def test_one_process_counts_what_expires_at_a_time(postgres_dsn: str) -> None:
+    """Whether the other one is of this release or of an earlier one."""
+    monitor, shadow = [await login_in(postgres_dsn, role) for role in (MONITOR, SHADOW)]
+    earlier = await asyncpg.connect(shadow)
+    async with Database(monitor) as first, Database(shadow) as second:
+        async with first.begin() as connection, second.begin() as other:
+            assert await try_lock(connection, "arrival")
+            assert not await try_lock(other, "arrival")
+        await earlier.execute("select pg_advisory_lock($1)", EARLIER_LOCKS[-1])
+        async with first.begin() as connection:
+            assert await connection.scalar(text(expiries._AN_EARLIER_RELEASE_COUNTS))
+    await earlier.close()

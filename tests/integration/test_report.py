@@ -1,6 +1,7 @@
 """The weekly report from a real database."""
 
 import os
+from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -437,6 +438,20 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     await db.execute(
         "select audit_add('baseline accept', 'digits', 'slice 3', null, null, 'new scanners on floor 2')"
     )
+    # Exchanges of unverified senders came last: they are no release, and no version that serves.
+    other = await db.fetchval(
+        "insert into model_version (model, candidate_version, reference_digest, reference, first_seen_at) select model,"
+        " candidate_version || ' (unverified)', reference_digest, reference, $1 from model_version where id = $2"
+        " returning id",
+        RELEASE,
+        week.version_ids[1],
+    )
+    await db.execute(
+        "update rollup_hour set model_version_id = $1 where model_version_id = $2 and hour >= $3",
+        other,
+        week.version_ids[1],
+        END - HOUR,
+    )
     await db.execute("alter table audit disable trigger user")
     await db.execute("update audit set at = $1 where action = 'baseline accept'", RELEASE + HOUR)
     await db.close()
@@ -476,4 +491,19 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "new scanners on floor 2" in text
     assert "scanner=archive" in text
+    (alert,) = figures.episodes
+    changed = Counter(
+        (str(detail["reference_top"]), str(detail["candidate_top"]))
+        for row in week.rows
+        if row.flip
+        and row.captured_at >= RELEASE + HOUR
+        and week.slice_ids["archive"] in row.slice_ids
+        and (detail := msgspec.json.decode(row.detail or "{}"))
+    )
+    assert alert.directions[0].n == max(changed.values())
+    for one in alert.directions:
+        assert one.n == changed[one.reference, one.candidate]
+        assert one.share == pytest.approx(one.n / changed.total())
+    assert sum(one.share for one in alert.directions) <= 1
+    assert sum(row.after for row in alert.spread) == pytest.approx(1)
     assert not any(" nat" in line for line in (brief.answer, *said.values()))

@@ -375,6 +375,7 @@ OLD = ago(3000)
 # What a row needs to be past its end, beside times long ago; everything else is 1, empty or null.
 PAST_ITS_END: dict[str, dict[str, Any]] = {
     "alert": {"severity": "firing", "resolved_at": OLD},
+    "alert_action": {"action": "ack"},
     "batch": {"kind": "tally"},
     "baseline": {"kind": "change", "source": "learned", "fold_seq": 1},
     "detector": {"kind": "change", "retired_at": OLD},

@@ -11,6 +11,7 @@ from pathlib import Path
 import asyncpg
 import click
 import pytest
+from sqlalchemy import text
 
 from quantdrift.cli.main import main
 from quantdrift.core.clock import SystemClock
@@ -455,3 +456,29 @@ async def test_one_command_makes_a_user_for_each_role(
     finally:
         for role in ROLES:
             await record.execute(f"drop role if exists {login_of(role)}")
+
+
+async def test_roles_that_are_so_already_make_no_entry(postgres_dsn: str) -> None:
+    """Each start of `quantdrift up` applies them; an entry says that somebody changed something."""
+
+    async def n_entries() -> int:
+        async with Database(postgres_dsn) as database, database.begin() as connection:
+            found = await connection.scalar(
+                text("select count(*) from audit where action = 'setup postgres'")
+            )
+        return int(found or 0)
+
+    before = await n_entries()
+    await apply(postgres_dsn, {SHADOW: "a"}, is_start=True)
+    first = await n_entries()
+    for password in ("b", "c"):
+        await apply(postgres_dsn, {SHADOW: password}, is_start=True)
+    await apply(postgres_dsn)
+    assert await n_entries() == first <= before + 1
+    await apply(postgres_dsn, {SHADOW: "d"})
+    assert await n_entries() == first + 1
+    connection = await asyncpg.connect(postgres_dsn)
+    await connection.execute(f"grant update on comparison to {READER}")
+    await connection.close()
+    await apply(postgres_dsn)
+    assert await n_entries() == first + 2

@@ -132,7 +132,7 @@ def test_recorded_calls_arrive_and_every_call_is_counted(pod: Pod) -> None:
     tap.record(
         {"x": values[:, ::-1], "text": ["ab", "ü"]},
         {"y": torch.from_numpy(values), "h": half, "n": 3},
-        headers=FAINT | {"traceparent": "00-1-2-01"},
+        headers=FAINT | {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
         parameters={"language": "de"},
     )
     tap.close()
@@ -143,7 +143,7 @@ def test_recorded_calls_arrive_and_every_call_is_counted(pod: Pod) -> None:
         "digits",
         "int8-7",
         1.0,
-        "00-1-2-01",
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
     )
     assert found.attributes == {"header.x-scanner": "faint", "parameter.language": "de"}
     assert (found.way, found.caller) == (Way.TAP, f"uid {os.geteuid()}")

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.integration
 N_FORGED = 60  # those of the batch that creates the detectors are no evidence; it may hold a dozen
 NOBODY = 65534
 BY_OWNER, BY_PROC, BY_TAP, BY_KSERVE, BY_BATCH = "by-owner", "by-proc", "by-tap", "by-kserve", "by-batch"
-MODELS = (BY_OWNER, BY_PROC, BY_TAP, BY_KSERVE, BY_BATCH)
+BY_USER = "by-user"
+MODELS = (BY_OWNER, BY_PROC, BY_TAP, BY_KSERVE, BY_BATCH, BY_USER)
 OWNER, STRANGER, EXPIRED = "owners-t0ken", "strangers-t0ken", "expired-t0ken"
 FORGED = {
     "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1.0, 2.0, 3.0, 4.0]}],
@@ -71,6 +72,7 @@ def callers() -> str:
             "# who may report on which model",
             line("owner", OWNER, BY_OWNER),
             line("stranger", STRANGER, "another-*"),
+            f"server uid:{NOBODY} {BY_USER}",
             line("former", EXPIRED, "until=2020-01-01T00:00Z", BY_BATCH, BY_KSERVE),
         ]
     )
@@ -80,9 +82,9 @@ class Installation:
     """Two sidecars, one whose ways in have no token and one whose ways have, and what the database says in the end."""
 
     def __init__(
-        self, open_: SidecarProcess, closed: SidecarProcess, ports: dict[str, int], tap: Path
+        self, open_: SidecarProcess, closed: SidecarProcess, ports: dict[str, int], taps: Path
     ) -> None:
-        self.open, self.closed, self.ports, self.tap = open_, closed, ports, tap
+        self.open, self.closed, self.ports, self.taps = open_, closed, ports, taps
 
     async def post(self, path: str, body: Any, *, to: str = "intake", **headers: str) -> tuple[int, Any]:
         """Send JSON to a port of the intake; return status and answer."""
@@ -131,9 +133,9 @@ class Installation:
                     await call.write(message)
                 await call.code()
 
-    def record(self, model: str, user: int) -> None:
+    def record(self, model: str, user: int, socket: str = "tap") -> None:
         """Record forged calls by a tap in a process of a user."""
-        command = [sys.executable, "-c", TAP, str(self.tap), model, str(N_FORGED), str(user)]
+        command = [sys.executable, "-c", TAP, str(self.taps / socket), model, str(N_FORGED), str(user)]
         subprocess.run(command, check=True, timeout=60)
 
 
@@ -168,23 +170,27 @@ async def installed(config: Config, dsn: str, directory: Path) -> AsyncIterator[
             )
         )
         os.chown(socket, -1, NOBODY)
+        bound = socket.with_name("bound")
         closed = stack.enter_context(
             sidecar(
                 directory / "closed",
                 0,
                 INTAKE__LISTEN=f"127.0.0.1:{ports['intake']}",
                 INTAKE__TOKEN_FILE=str(tokens),
+                INTAKE__TAP=str(bound),
+                INTAKE__TAP_UIDS=json.dumps([NOBODY]),
                 INTAKE__KSERVE_LOGGER=f"127.0.0.1:{ports['kserve']}",
                 **common,
             )
         )
+        os.chown(bound, -1, NOBODY)
         monitor = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "quantdrift", "monitor", "-c", str(path)),
             env={**os.environ, "QUANTDRIFT_DSN": dsn},
         )
         try:
             async with serving(config, dsn):
-                yield Installation(open_, closed, ports, socket)
+                yield Installation(open_, closed, ports, socket.parent)
         finally:
             monitor.kill()
             await monitor.wait()
@@ -196,7 +202,8 @@ async def test_forged_exchanges_page_by_no_way_without_an_identity(
 ) -> None:
     """By Envoy's port without a token and by a tap of another user they open a ticket; the page is the owner's alone.
 
-    With the token of another model, or an expired one, nothing is stored at all.
+    With the token of another model, or an expired one, nothing is stored at all; nor from a tap whose user is bound to another
+    model.
     """
     reference = saved(linear_model(), tmp_path / "reference.onnx")
     config = worker_config(
@@ -212,7 +219,7 @@ async def test_forged_exchanges_page_by_no_way_without_an_identity(
         assert (status, answer["accepted"], len(answer["rejected"])) == (200, 0, N_FORGED)
         assert answer["rejected"][0] == {
             "index": 0,
-            "error": f"this token may not report on model {BY_BATCH}",
+            "error": f"this caller may not report on model {BY_BATCH}",
         }
         assert (await installation.batch(BY_BATCH, EXPIRED))[0] == 401
         for _ in range(N_FORGED):  # one by one: what has the same time is no evidence
@@ -222,6 +229,14 @@ async def test_forged_exchanges_page_by_no_way_without_an_identity(
         refused = "quantdrift_sidecar_intake_refused_total"
         # Of the logger's, the requests alone name a model and are counted.
         assert await asyncio.to_thread(installation.closed.count, refused, reason="model") == 2 * N_FORGED
+
+        await asyncio.to_thread(installation.record, BY_USER, NOBODY, "bound")
+        await asyncio.to_thread(installation.record, BY_KSERVE, NOBODY, "bound")
+
+        async def refused_by_user() -> bool:
+            return await asyncio.to_thread(installation.closed.count, refused, reason="model") == 3 * N_FORGED
+
+        await until(refused_by_user, "what the tap reports on another model is refused")
 
         async def alerted() -> bool:
             rows = await record.fetch(
@@ -242,10 +257,11 @@ async def test_forged_exchanges_page_by_no_way_without_an_identity(
         reasons = await record.fetch(
             "select details ->> 'reason' as reason from transition where to_verdict = 'warning'"
         )
-    assert {model for model, verdict in found if verdict == "firing"} == {BY_OWNER}
+    assert {model for model, verdict in found if verdict == "firing"} - {BY_USER} == {BY_OWNER}
     assert stored == {
         (BY_OWNER, "unversioned", N_FORGED, "intake owner"),
         (BY_PROC, "unversioned (unverified)", N_FORGED, "ext_proc"),
         (BY_TAP, "unversioned (unverified)", N_FORGED, "tap"),
+        (BY_USER, "unversioned", N_FORGED, "tap server"),
     }
     assert sum("nobody checked who sent these exchanges" in row["reason"] for row in reasons) == 2

@@ -10,7 +10,13 @@ import pytest
 
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config import Config, Model, Secrets
-from quantdrift.core.config.callers import THE_TOKEN, find_caller, read_callers
+from quantdrift.core.config.callers import (
+    THE_TOKEN,
+    find_caller,
+    find_certificate,
+    find_user,
+    read_callers,
+)
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Way
 from quantdrift.core.sampling.rates import policy_at
@@ -19,7 +25,7 @@ from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.handoff.frame import RELAYED, Origin, frame
-from quantdrift.sidecar.intake.callers import Tokens
+from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
@@ -75,11 +81,56 @@ def test_callers_have_models_and_may_have_several_tokens() -> None:
     assert "sha256" not in repr(callers)
 
 
+def test_a_caller_may_be_a_certificate_or_a_user_of_a_tap() -> None:
+    """Each is bound to models and may expire; neither is a token, and an empty name or token matches no line."""
+    callers = read_callers(
+        "server uid:1000 until=2026-01-01T00:00Z digits\nbatch uid:1001\n"
+        "gateway cert:gateway.example words-*\nmesh cert:spiffe://example/ns/a/sa/b digits\n",
+        "file",
+    )
+    before = NOW - timedelta(seconds=1)
+    server, batch = find_user(callers, 1000, before), find_user(callers, 1001, NOW)
+    assert server is not None
+    assert batch is not None
+    assert (server.name, server.models, batch.name, batch.models) == ("server", ("digits",), "batch", ())
+    assert find_user(callers, 1000, NOW) is None
+    assert find_user(callers, 0, NOW) is None
+    mesh = find_certificate(callers, {"other", "spiffe://example/ns/a/sa/b"}, NOW)
+    assert mesh is not None
+    assert (mesh.name, mesh.models) == ("mesh", ("digits",))
+    assert find_certificate(callers, {"", "gateway.example.evil"}, NOW) is None
+    assert find_caller(callers, "", NOW) is None
+    assert find_caller(callers, "gateway.example", NOW) is None
+
+
+def test_a_certificate_of_a_caller_counts_until_it_expires() -> None:
+    """A connection may stay open for longer. The common name counts only where there is no other name."""
+    clock = ManualClock(NOW)
+    file = CallersFile("gateway cert:gateway digits\nmesh cert:spiffe://a/b", "", clock)
+    subject = ((("commonName", "gateway"),),)
+    by_name = {"notAfter": "Jan  1 00:00:01 2026 GMT", "subject": subject}
+    found = file.find_certificate(by_name)
+    assert found is not None
+    assert found.models == ("digits",)
+    named = by_name | {"subjectAltName": (("DNS", "other"),)}
+    assert file.find_certificate(named) is None
+    other = file.find_certificate(named | {"subjectAltName": (("DNS", "other"), ("URI", "spiffe://a/b"))})
+    assert other is not None
+    assert other.name == "mesh"
+    assert file.find_certificate(by_name | {"subjectAltName": (("IP Address", "gateway"),)}) is not None
+    clock.advance(1.0)
+    assert file.find_certificate(by_name) is None
+    assert file.find_certificate({}) is None
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("gateway s3cret digits", "no hash of a token"),
         ("gateway sha256:abc", "no hash of a token"),
+        ("server uid:root digits", "no hash of a token"),
+        ("server uid: digits", "no hash of a token"),
+        ("gateway cert: digits", "no hash of a token"),
         (line("ga$teway", "s3cret"), "a caller's name"),
         (line("gateway", "s3cret", "until=soon"), "until= is no time"),
         (line("gateway", "s3cret", "until=2027-01-01T00:00"), "offset from UTC"),
@@ -96,9 +147,9 @@ def test_a_line_that_cannot_be_read_is_named_by_its_number_alone(text: str, said
 def test_a_changed_file_is_used_within_a_second_and_a_broken_one_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Tokens that were taken away are refused, new ones are valid; the log says why a file is refused."""
+    """CallersFile that were taken away are refused, new ones are valid; the log says why a file is refused."""
     file, clock = tmp_path / "callers", ManualClock(NOW)
-    tokens = Tokens(line("a", "first"), str(file), clock)
+    tokens = CallersFile(line("a", "first"), str(file), clock)
 
     def valid() -> set[str]:
         clock.advance(1.0)

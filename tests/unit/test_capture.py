@@ -71,6 +71,20 @@ def test_an_error_of_our_own_costs_one_exchange(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.unit
+def test_exchanges_that_cannot_be_read_are_warned_of_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """A body that is cut short is a loss that an operator can act on, and a flood of them is one line."""
+    desk, counters = desk_of(Config(models=MODELS))
+    meta, request, response = raw_exchange()
+    head, _, body = request.partition(b"\r\n\r\n")
+    broken = memoryview(head + b"\r\n\r\n" + b"x" * len(body))
+    for _ in range(100):
+        desk.handle(meta, broken, memoryview(response))
+    assert counters.slot(1).lost_count(0, Loss.DECODE) == 100
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line.startswith("model digits: lost 1 captured exchanges (decode): they cannot be read")
+
+
+@pytest.mark.unit
 def test_errors_of_our_own_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """A name that is no text reaches the record: each one is counted, and the log tells of every doubling."""
     desk, counters = desk_of(Config(models=MODELS))

@@ -73,6 +73,21 @@ def test_the_worst_slices_are_exported_and_the_rest_is_counted() -> None:
     assert telemetry.of("quantdrift.slice.verdict") == []
 
 
+def test_a_monitor_that_hangs_shows_neither_the_lead_nor_what_it_knew() -> None:
+    """Another one leads by then: an old verdict would keep an alert open, and a lead would hide that nobody leads."""
+    hangs = False
+    board, telemetry = SliceGauges(ManualClock(BEGIN), max_slices=2, hangs=lambda: hangs), _Readings()
+    board.register(telemetry)
+    board.leads = True
+    board.show([verdict(ALL_ID, Verdict.FIRING)], CATALOG)
+    hangs = True
+    for name in ("slice.verdict", "slice.evidence", "progress.age", "monitor.outbox.age"):
+        assert telemetry.of(f"quantdrift.{name}") == []
+    assert telemetry.of("quantdrift.monitor.leader") == [(0, {})]
+    hangs = False
+    assert [value for value, _ in telemetry.of("quantdrift.slice.verdict")] == [3]
+
+
 def test_a_version_measured_against_two_references_is_one_series() -> None:
     """Two rows with the same labels would hide one another: the worse one is shown, and once."""
     twin = msgspec.structs.replace(CATALOG.versions[1], id=7, reference_digest="e" * 64)

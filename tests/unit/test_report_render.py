@@ -1,5 +1,6 @@
 """The HTML of the report."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.interval import Estimate, Quantile
+from quantdrift.report.markdown import render_markdown
 from quantdrift.report.render import REASONS, Drawing, render
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 
@@ -197,3 +199,15 @@ def test_losses_are_listed_by_model_where_it_is_known() -> None:
     """And every reason that a sidecar may count has its meaning on the page."""
     assert "Lost by model" in _page(make_figures()).text
     assert {loss.value for loss in Loss} <= set(REASONS)
+
+
+def test_no_text_from_outside_marks_up_the_markdown() -> None:
+    """With hostile texts no tag, link, code or table cell is left unescaped, and every line keeps its kind."""
+    harmless = render_markdown("t", make_figures(), most_table=25)
+    hostile = render_markdown("t", _poisoned(make_figures()), most_table=25)
+    assert "<script" not in re.sub(r"\\.", "", hostile)
+    assert re.sub(r"\\.", "", hostile).count("|") == harmless.count("|")
+    kinds = [
+        [line[:1] * (line[:1] in set("#-|")) for line in text.splitlines()] for text in (hostile, harmless)
+    ]
+    assert kinds[0] == kinds[1]

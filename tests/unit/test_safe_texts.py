@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.text import plain, plain_lines
+from quantdrift.core.text import plain, plain_lines, traceparent
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.runtimes.protocol import failure_text
 from quantdrift.sidecar.capture.attributes import cut
@@ -27,6 +27,17 @@ INPUTS = np.zeros((1, 4), dtype=np.float32)
 def is_safe(text: str) -> bool:
     """Return whether a text has no character that changes what is around it."""
     return not any(character in text for character in "\x00\x1b\x9b\r\u202e\u2066\u2028")
+
+
+def test_a_trace_is_a_traceparent_or_nothing() -> None:
+    """Clients may write anything into the header, and it is stored and becomes a part of links in alerts."""
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert traceparent(trace) == trace
+    assert traceparent(f"{trace}-of a later version") == trace
+    for text in ("", SECRET, f"00-{SECRET}-b-01", trace.upper(), f"{trace}9", f" {trace}", "00-ab-cd-01"):
+        assert not traceparent(text)
+    forged = exchange_of(INPUTS)
+    assert not read_exchange(encode(msgspec.structs.replace(forged, trace=f"00-{SECRET}-b-01"))).trace
 
 
 def test_control_characters_and_direction_marks_are_replaced() -> None:

@@ -19,6 +19,7 @@ from quantdrift.core.config import Config, Model
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.core.sampling.rates import policy_of
+from quantdrift.sidecar.intake.callers import CallersFile
 from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.tap_server import TapServer
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
@@ -31,6 +32,8 @@ from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
 from tests.support.sidecar.relay_process import wait
 
 pytestmark = pytest.mark.integration
+
+NOBODY = CallersFile("", "", SystemClock())
 
 
 def config_of(*names: str, rate: float = 0.0) -> Config:
@@ -71,7 +74,7 @@ class End:
             listener.bind(str(path))
             listener.listen()
             listener.setblocking(False)
-            async with TapServer(Gateway(scope), listener, self._rates, self.settled):
+            async with TapServer(Gateway(scope), listener, NOBODY, self._rates, self.settled):
                 ready.set()
                 await asyncio.to_thread(ended.wait)
 

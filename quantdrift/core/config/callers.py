@@ -1,17 +1,20 @@
-"""The file of the intake's callers: who may send exchanges, with which token, of which models, and until when.
+"""The file of the intake's callers: who may send exchanges, how a caller is recognised, of which models, and until when.
 
-A file with one word is a token with which all models may be reported. Otherwise each line is a token of a caller:
+A file with one word is a token with which all models may be reported. Otherwise each line is an identity of a caller:
 
-    NAME  sha256:HEX  [until=TIME]  [MODEL ...]
+    NAME  sha256:HEX|cert:IDENTITY|uid:NUMBER  [until=TIME]  [MODEL ...]
 
-HEX is the SHA-256 hash of the token. TIME is in ISO 8601 with its offset from UTC; from then on the token is refused. Each
-MODEL is a name or a pattern with `*` and `?`; without any, all models may be reported. A caller may have several lines, so that
-an old and a new token are valid at once. Empty lines and lines that begin with `#` are ignored.
+HEX is the SHA-256 hash of the token. IDENTITY is a name in the certificate of a client: a DNS name or URI among its subject's
+alternative names, or its common name where it has none of these. NUMBER is the user that a tap runs as. TIME is in ISO 8601
+with its offset from UTC; from then on the line is not valid. Each MODEL is a name or a pattern with `*` and `?`; without any, all
+models may be reported. A caller may have several lines, so that an old and a new token are valid at once. Empty lines and lines
+that begin with `#` are ignored.
 """
 
 import hashlib
 import hmac
 import re
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from typing import Final
 
@@ -23,27 +26,35 @@ THE_TOKEN: Final = "token"  # noqa: S105 - the name of a caller
 """Name of every caller where the file has a single token."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,63}")
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_USER: Final = re.compile(r"uid:([0-9]{1,10})")
+_CERTIFICATE: Final = re.compile(r"cert:(\S{1,256})")
 _UNTIL: Final = "until="
 _MODELS_BYTES: Final = 1024  # they travel with each exchange from the intake to the capture process
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """A token of a caller.
+    """An identity of a caller: one of token, certificate and user.
 
     Parameters
     ----------
     name
         Of the caller.
     token_hash
-        SHA-256 of the token.
+        SHA-256 of the token; empty: none.
+    certificate
+        A name in the certificate; empty: none.
+    user
+        Id of the user that a tap runs as; None: none.
     until
-        When the token expires; aware. None: never.
+        From when on this line is not valid; aware. None: never.
     models
         Names or patterns of the models that it may report on; none: all models.
     """
 
     name: str
-    token_hash: bytes
+    token_hash: bytes = b""
+    certificate: str = ""
+    user: int | None = None
     until: datetime | None = None
     models: tuple[str, ...] = ()
 
@@ -76,22 +87,40 @@ def read_callers(text: str, where: str) -> tuple[Caller, ...]:
 
 def find_caller(callers: tuple[Caller, ...], token: str, now: datetime) -> Caller | None:
     """Return the caller whose token this is, or None; it takes the same time for every wrong token."""
-    given, found = _hash(token), None
+    given = _hash(token)
+    return _last_valid(callers, lambda caller: hmac.compare_digest(caller.token_hash, given), now)
+
+
+def find_certificate(callers: tuple[Caller, ...], names: Collection[str], now: datetime) -> Caller | None:
+    """Return the caller that one of the names in a client's certificate belongs to, or None."""
+    return _last_valid(callers, lambda caller: bool(caller.certificate) and caller.certificate in names, now)
+
+
+def find_user(callers: tuple[Caller, ...], user: int, now: datetime) -> Caller | None:
+    """Return the caller whose tap runs as this user, or None."""
+    return _last_valid(callers, lambda caller: caller.user == user, now)
+
+
+def _last_valid(
+    callers: tuple[Caller, ...], is_meant: Callable[[Caller], bool], now: datetime
+) -> Caller | None:
+    found = None
     for caller in callers:
-        if hmac.compare_digest(caller.token_hash, given) and (caller.until is None or now < caller.until):
+        if is_meant(caller) and (caller.until is None or now < caller.until):
             found = caller
     return found
 
 
 def _read_line(words: list[str], where: str) -> Caller:
-    form = "write NAME sha256:HEX [until=TIME] [MODEL ...]"
+    form = "write NAME sha256:HEX [until=TIME] [MODEL ...], or cert:IDENTITY or uid:NUMBER in place of sha256:HEX"
     name, *rest = words
     if not _NAME.fullmatch(name):
         raise OperatorError(
             f"{where}: a caller's name has up to 64 letters, digits, dots, dashes and slashes: {form}"
         )
-    token = _HASH.fullmatch(rest[0]) if rest else None
-    if token is None:
+    identity = rest[0] if rest else ""
+    token, certificate, user = (form_.fullmatch(identity) for form_ in (_HASH, _CERTIFICATE, _USER))
+    if token is None and certificate is None and user is None:
         raise OperatorError(
             f"{where}: there is no hash of a token after the name: {form}; `printf %s TOKEN | sha256sum` prints HEX"
         )
@@ -103,7 +132,14 @@ def _read_line(words: list[str], where: str) -> Caller:
         raise OperatorError(
             f"{where}: the names of the models have more than {_MODELS_BYTES} bytes: use patterns"
         )
-    return Caller(name=name, token_hash=bytes.fromhex(token[1]), until=until, models=tuple(models))
+    return Caller(
+        name=name,
+        token_hash=b"" if token is None else bytes.fromhex(token[1]),
+        certificate="" if certificate is None else certificate[1],
+        user=None if user is None else int(user[1]),
+        until=until,
+        models=tuple(models),
+    )
 
 
 def _time(text: str, where: str) -> datetime:

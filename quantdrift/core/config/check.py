@@ -17,10 +17,18 @@ from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatchable
 from quantdrift.core.config.tasks import SECTIONS, SHARED
 from quantdrift.core.config.vision_check import vision_problems
+from quantdrift.core.config.web import web_problems
 from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset(
-    {"sidecar.listen", "sidecar.probes", "intake.listen", "intake.kserve_logger", "intake.ext_proc"}
+    {
+        "sidecar.listen",
+        "sidecar.probes",
+        "intake.listen",
+        "intake.kserve_logger",
+        "intake.ext_proc",
+        "web.listen",
+    }
 )
 _MOST_PLACES = 100_000
 _MOST_SHOWN = 100  # characters of a wrong address
@@ -35,6 +43,7 @@ def problems(config: Config) -> list[str]:
         *_sampling(config),
         *_header_strata(config),
         *_time_zone(config),
+        *web_problems(config.web),
         *_models(config),
         *_slices(config),
     ]
@@ -52,6 +61,7 @@ def _addresses(config: Config) -> Iterator[str]:
         "intake.ext_proc": config.intake.ext_proc,
         "shadow.admin": config.shadow.admin,
         "monitor.admin": config.monitor.admin,
+        "web.listen": config.web.listen,
     }
     found: dict[str, Address] = {}
     for option, text in written.items():
@@ -92,6 +102,11 @@ def _sidecar(config: Config) -> Iterator[str]:
             ("certificate_file", "key_file") if intake.certificate_file else ("key_file", "certificate_file")
         )
         yield f"intake.{given} is set and intake.{other} is not: set both, or neither for ports without TLS"
+    if intake.client_ca_file and not (intake.certificate_file and intake.token_file):
+        yield (
+            "intake.client_ca_file needs intake.certificate_file, since certificates travel in TLS only, and"
+            " intake.token_file, which says of each certificate on which models it may report"
+        )
     if sidecar.drain_delay_s >= sidecar.grace_s:
         yield "sidecar.drain_delay_s must be below sidecar.grace_s: requests need the rest of the time to finish"
     if sidecar.max_exchange_bytes > min(sidecar.handoff_bytes, sidecar.queue_bytes):

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.config.address import AddressError, ServerUrl, read_server_url
-from quantdrift.core.config.schema import Config, Model, Reference, Shadow, Stream, Telemetry
+from quantdrift.core.config.schema import Config, Model, Notify, Reference, Shadow, Stream, Telemetry
 
 _HTTP: Final = ("https", "http")
 _ANY: Final = (*_HTTP, "grpcs", "grpc")
@@ -38,9 +38,15 @@ def connection_problems(config: Config) -> Iterator[str]:
         (config.stream, "stream"),
         (config.shadow, "shadow"),
         (config.telemetry, "telemetry"),
+        (config.notify, "notify"),
     ):
         if section.key_file and not section.certificate_file:
             yield f"{name}.key_file is set without {name}.certificate_file: name the certificate of this key"
+    if config.notify.webhook_url and not config.notify.webhook_key_file:
+        yield (
+            "notify.webhook_url is set without notify.webhook_key_file: create a key file with `quantdrift keys new FILE`, so"
+            " that the receiver can check who sends"
+        )
     if not config.stream.url_file:
         yield from stream_problems(config.stream, "stream.url")
     for option, text, schemes in _urls(config):
@@ -91,7 +97,9 @@ def connections(config: Config) -> list[Connection]:
         for server in ([] if stream.url_file else stream.servers)
     ]
     for option, text, schemes in _urls(config):
-        section = telemetry if option.startswith("telemetry.") else config.shadow
+        section: Telemetry | Shadow | Notify = config.shadow
+        if option.startswith(("telemetry.", "notify.")):
+            section = telemetry if option.startswith("telemetry.") else config.notify
         server = read_server_url(text, *schemes)
         found.append(
             Connection(
@@ -113,7 +121,9 @@ def _has_files(section: Telemetry) -> bool:
     return bool(section.ca_file or section.certificate_file)
 
 
-def _protection(server: ServerUrl, section: Stream | Shadow | Telemetry, *, is_encrypted: bool) -> str:
+def _protection(
+    server: ServerUrl, section: Stream | Shadow | Telemetry | Notify, *, is_encrypted: bool
+) -> str:
     if is_encrypted:
         return encrypted_words(ca_file=section.ca_file, certificate_file=section.certificate_file)
     return (
@@ -125,6 +135,10 @@ def _urls(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Return option, URL and allowed schemes of every server but NATS."""
     if config.telemetry.otlp_endpoint:
         yield "telemetry.otlp_endpoint", config.telemetry.otlp_endpoint, _HTTP
+    for url in config.notify.alertmanager:
+        yield "notify.alertmanager", url, _HTTP
+    if config.notify.webhook_url:
+        yield "notify.webhook_url", config.notify.webhook_url, _HTTP
     for model in config.models:
         if model.recheck.url:
             yield f"models `{model.name}`: recheck.url", model.recheck.url, _ANY

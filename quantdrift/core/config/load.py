@@ -17,6 +17,7 @@ from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
+from quantdrift.core.config.web import TOKEN_VARIABLE, is_open
 from quantdrift.core.config.wrong_values import Key, Mistake, allowed, mistakes, nearest, struct_in, without
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, read_keys
@@ -32,6 +33,7 @@ class Role(StrEnum):
     SHADOW = "shadow"
     MONITOR = "monitor"
     REPORT = "report"
+    WEB = "web"
     MIGRATE = "migrate"
 
 
@@ -50,6 +52,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     otlp_headers: dict[str, str] = {}
     otlp_headers_file: str = ""
     reference_token: str = ""
+    web_token: str = ""
 
     def __repr__(self) -> str:
         return "Secrets(...)"
@@ -79,7 +82,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
         headers = self.otlp_headers
         if self.otlp_headers_file:
             with contextlib.suppress(OperatorError):
-                headers = _otlp_headers(self.otlp_headers_file)
+                headers = read_headers(self.otlp_headers_file)
         return {name.lower(): value for name, value in headers.items()}
 
 
@@ -189,14 +192,16 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         raise OperatorError(
             "no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file, or give --data of a running `quantdrift up`"
         )
+    web_token = _web_token(env, config) if role is Role.WEB else ""
     headers_file = config.telemetry.otlp_headers_file if role in {Role.MONITOR, Role.SHADOW} else ""
     token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
     return Secrets(
         dsn=dsn,
         dsn_file=config.storage.dsn_file,
-        otlp_headers=_otlp_headers(headers_file) if headers_file else {},
+        otlp_headers=read_headers(headers_file) if headers_file else {},
         otlp_headers_file=headers_file,
         reference_token=token,
+        web_token=web_token,
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
 
@@ -213,7 +218,14 @@ def hmac_key(config: Config, environment: Mapping[str, str] | None = None) -> by
     return _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file).encode()
 
 
-def _otlp_headers(file: str) -> dict[str, str]:
+def read_headers(file: str) -> dict[str, str]:
+    """Return the headers in a file with `name=value` lines.
+
+    Raises
+    ------
+    UnreadableSecretError
+        It cannot be read.
+    """
     lines = _read(file).splitlines()
     return {
         name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
@@ -221,7 +233,7 @@ def _otlp_headers(file: str) -> dict[str, str]:
 
 
 def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
-    if not (intake.listen or intake.kserve_logger or intake.ext_proc):
+    if not (intake.listen or intake.kserve_logger or intake.ext_proc or intake.tap):
         return ""
     token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
     read_callers(
@@ -236,6 +248,22 @@ def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
         raise OperatorError(
             f"a token is required with {' and with '.join(asking)}: set QUANTDRIFT_INTAKE_TOKEN or "
             "intake.token_file"
+        )
+    return token
+
+
+def _web_token(env: Mapping[str, str], config: Config) -> str:
+    file = config.web.token_file
+    token = _secret(env, TOKEN_VARIABLE, file)
+    where = f"web.token_file {file}" if file else TOKEN_VARIABLE
+    if file and not token:
+        raise OperatorError(f"{where} is empty: write a token in it, or remove the option")
+    if any(caller.models for caller in read_callers(token, where)):
+        raise OperatorError(f"{where} names models, but the page shows all models: remove their names")
+    if is_open(config.web, token):
+        raise OperatorError(
+            f"web.listen is `{config.web.listen}`, which other machines can reach, and nobody would have to log in: set"
+            f" web.token_file or {TOKEN_VARIABLE}, or web.identity_header with web.proxies, or listen on 127.0.0.1"
         )
     return token
 
@@ -351,12 +379,22 @@ def _resolve(config: Config, base: Path) -> Config:
             tap=absolute(config.intake.tap),
             certificate_file=absolute(config.intake.certificate_file),
             key_file=absolute(config.intake.key_file),
+            client_ca_file=absolute(config.intake.client_ca_file),
         ),
+        web=msgspec.structs.replace(config.web, token_file=absolute(config.web.token_file)),
         telemetry=msgspec.structs.replace(
             config.telemetry,
             otlp_headers_file=absolute(config.telemetry.otlp_headers_file),
             ca_file=absolute(config.telemetry.ca_file),
             certificate_file=absolute(config.telemetry.certificate_file),
             key_file=absolute(config.telemetry.key_file),
+        ),
+        notify=msgspec.structs.replace(
+            config.notify,
+            **{
+                name: absolute(getattr(config.notify, name))
+                for name in config.notify.__struct_fields__
+                if name.endswith("_file")
+            },
         ),
     )

@@ -21,10 +21,12 @@ from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, S
 from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
     Monitor,
+    Notify,
     Provider,
     Shadow,
     Telemetry,
 )
+from quantdrift.core.config.web import Web
 from quantdrift.core.tasks import MEASURES, Measure, Task
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Model",
     "ModelTensor",
     "Monitor",
+    "Notify",
     "OutputKind",
     "Provider",
     "Recheck",
@@ -53,6 +56,7 @@ __all__ = [
     "Storage",
     "Stream",
     "Telemetry",
+    "Web",
 ]
 
 
@@ -68,6 +72,8 @@ class Config(Section, frozen=True, kw_only=True):
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()
     telemetry: Telemetry = Telemetry()
+    notify: Notify = Notify()
+    web: Web = Web()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 

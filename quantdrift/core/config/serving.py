@@ -270,9 +270,9 @@ class Intake(Section, frozen=True, kw_only=True):
     token_file: Annotated[
         str,
         about(
-            "File with the tokens of the callers of `listen`, `kserve_logger` and `ext_proc`: one token, or lines of "
-            "NAME sha256:HEX [until=TIME] [MODEL ...]. It is read again when it changes. Empty: "
-            "QUANTDRIFT_INTAKE_TOKEN. Without a token `listen` answers 401, and `ext_proc` must "
+            "File of the callers: one token, or lines of NAME sha256:HEX [until=TIME] [MODEL ...], where "
+            "cert:IDENTITY (a name in a client certificate) or uid:NUMBER (the user of a tap) may stand in place of "
+            "the hash of a token. It is read again when it changes. Empty: QUANTDRIFT_INTAKE_TOKEN. Without a token `listen` answers 401, and `ext_proc` must "
             "be a loopback address; what it receives can then open tickets, and never page."
         ),
     ] = ""
@@ -284,6 +284,14 @@ class Intake(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     key_file: Annotated[str, about("Key of `certificate_file` (PEM, without a password).")] = ""
+    client_ca_file: Annotated[
+        str,
+        about(
+            "Certificates (PEM) of the authorities that sign the certificates of callers: a caller with a certificate "
+            "whose name is in `token_file` as cert:IDENTITY needs no token. The ports then speak TLS 1.3. It is read "
+            "again when it changes. Empty: callers need a token."
+        ),
+    ] = ""
     kserve_logger: Annotated[
         str,
         about(
@@ -302,7 +310,8 @@ class Intake(Section, frozen=True, kw_only=True):
     tap_uids: Annotated[
         tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...],
         about(
-            "User ids of servers with a tap, beside the user of the sidecar. Taps of other users that the mode of "
+            "User ids of servers with a tap that may report on all models, beside the user of the sidecar; a line "
+            "with uid:NUMBER in `token_file` binds a user to models. Taps of other users that the mode of "
             "the socket lets in can open tickets, and never page."
         ),
     ] = ()

@@ -165,6 +165,45 @@ class Monitor(Section, frozen=True, kw_only=True):
     admin: Annotated[str, about("Address of /livez and /metrics, HOST:PORT.")] = "127.0.0.1:9466"
 
 
+class Notify(Section, frozen=True, kw_only=True):
+    """Where the monitor sends alerts without Prometheus: to Alertmanager, and to a webhook of your own."""
+
+    alertmanager: Annotated[
+        tuple[str, ...],
+        about(
+            "Addresses of Alertmanager (API v2), every one of a cluster, e.g. https://alertmanager:9093; http:// on this machine, "
+            "http+plaintext:// elsewhere. Empty: none."
+        ),
+    ] = ()
+    alertmanager_headers_file: Annotated[
+        str, about("File with `name=value` lines that are sent to Alertmanager, such as tokens. Empty: none.")
+    ] = ""
+    webhook_url: Annotated[
+        str, about("Address that gets each alert as a signed JSON document by POST. Empty: none.")
+    ] = ""
+    webhook_key_file: Annotated[
+        str,
+        about("Key file (`quantdrift keys new FILE`) whose current key signs what is sent to webhook_url."),
+    ] = ""
+    webhook_headers_file: Annotated[
+        str, about("File with `name=value` lines that are sent to webhook_url, such as tokens. Empty: none.")
+    ] = ""
+    runbook_url: Annotated[
+        str,
+        about("Link to your runbook, which every alert carries. Empty: alerts name docs/how-to/alerts.md."),
+    ] = ""
+    ca_file: Annotated[
+        str,
+        about(
+            "CA certificates (PEM) that verify Alertmanager and the webhook (https://). Empty: the system's."
+        ),
+    ] = ""
+    certificate_file: Annotated[str, about("Client certificate (PEM) for them. Empty: none.")] = ""
+    key_file: Annotated[
+        str, about("Key (PEM, no passphrase) of the client certificate. Empty: it is in certificate_file.")
+    ] = ""
+
+
 class Telemetry(Section, frozen=True, kw_only=True):
     """OpenTelemetry: alerts as events, gauges and replay spans over OTLP (gRPC); logs on stderr."""
 

@@ -277,7 +277,8 @@ class Queue:
     ) -> None:
         """Store an exchange and return once the server has acknowledged it.
 
-        Publishing the same id again within two minutes stores nothing. A missing stream is created.
+        Publishing the same id again within two minutes stores nothing. A missing stream is created, except by a sidecar with a key
+        of its own, which may not do that.
 
         Parameters
         ----------
@@ -499,7 +500,13 @@ class Queue:
             headers = {Header.MSG_ID.value: message_id, **more}
             try:
                 await acknowledged.publish(subject, headers, wire, self._publish_timeout_s)
-            except nats.js.errors.NoStreamResponseError:
+            except nats.js.errors.NoStreamResponseError as error:
+                if self._role is NatsRole.SIDECAR and self._stream.credentials_file:
+                    # Asking for a right that the key of a sidecar has not would only fill both logs.
+                    raise RetryError(
+                        f"NATS at {self._stream.address} has no stream for {subject.split('.', 2)[1]} messages yet:"
+                        " `quantdrift setup nats --apply` creates it"
+                    ) from error
                 await self.ensure()
                 await acknowledged.publish(subject, headers, wire, self._publish_timeout_s)
 

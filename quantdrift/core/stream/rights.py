@@ -6,11 +6,13 @@ lets whoever may create or update a stream copy any other stream of the account 
 exchanges anyway, and the administrator may do that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final
 
 import msgspec
+
+from quantdrift.core.stream.config import subject_token
 
 _API = "$JS.API"
 
@@ -47,13 +49,15 @@ def inbox(name: str, role: NatsRole) -> str:
     return f"_INBOX.{name}.{role}"
 
 
-def rights(name: str, role: NatsRole) -> Rights:
+def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
     """Return what a role may do.
 
     Parameters
     ----------
     name
         `stream.name`.
+    models
+        Of a sidecar: the models whose exchanges it may publish; empty: all.
     """
     exchanges, tallies = name, f"{name}-tally"
     policy, pause = f"KV_{name}-policy", f"KV_{name}-pause"
@@ -61,10 +65,11 @@ def rights(name: str, role: NatsRole) -> Rights:
     read_buckets = tuple(f"{_API}.DIRECT.GET.{bucket}.$KV.{bucket[3:]}.>" for bucket in (policy, pause))
     buckets = (f"$KV.{name}-policy.>", f"$KV.{name}-pause.>")
     own = (f"{inbox(name, role)}.>",)
+    exchanges_of = [f"{name}.exchange.{subject_token(model)}" for model in models] or [f"{name}.exchange.>"]
     match role:
         case NatsRole.SIDECAR:
             return Rights(
-                publish=(f"{name}.exchange.>", f"{name}.tally.>", *read_buckets),
+                publish=(*exchanges_of, f"{name}.tally.>", *read_buckets),
                 subscribe=(*own, *buckets),
             )
         case NatsRole.SHADOW:

@@ -39,11 +39,11 @@ async def connected(dsn: str) -> AsyncIterator[asyncpg.Connection]:
 
 @asynccontextmanager
 async def running_monitor(
-    dsn: str, directory: Path, endpoint: str = ""
+    dsn: str, directory: Path, endpoint: str = "", notify: str = ""
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start `quantdrift monitor` in a process of its own, which does not outlive the block."""
     config = directory / "config.toml"
-    config.write_text(CONFIG.format(endpoint=endpoint))
+    config.write_text(CONFIG.format(endpoint=endpoint) + notify)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

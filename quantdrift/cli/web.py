@@ -1,0 +1,38 @@
+"""The command `quantdrift web`."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from quantdrift.cli.options import CONFIG, DATA, prepare
+from quantdrift.core.config.load import Role
+from quantdrift.core.errors import OperatorError
+
+_NICE = 5
+_GRACE_S = 5.0
+
+
+@click.command()
+@CONFIG
+@DATA
+def web(config_path: Path, data: Path | None) -> None:
+    """Serve the live page: models, slices, alerts, releases, and how the system does.
+
+    It reads Postgres and changes nothing that is measured; a page that is slow or down costs nothing else. It listens on
+    this machine only, until people can log in: with a token (web.token_file), or at a proxy (web.identity_header).
+
+    \b
+    Example:
+      quantdrift web --data .quantdrift
+    """
+    from quantdrift.cli.embedded_postgres import address_file
+    from quantdrift.core.process.run import run
+    from quantdrift.web.server import serve
+
+    config, secrets = prepare(config_path, Role.WEB, data, address=address_file("reader"))
+    if not config.web.listen:
+        raise OperatorError("web.listen is empty, so there is no page: set it, e.g. to 127.0.0.1:9468")
+    os.nice(_NICE)  # where it shares a host with anything that serves, it waits
+    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=_GRACE_S))

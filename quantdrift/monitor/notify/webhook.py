@@ -1,0 +1,139 @@
+"""Alerts to a webhook: one signed JSON document for each change, at least once.
+
+What waits is in the table `outbox`, written in the transaction of the change, so nothing is lost while the receiver or the
+monitor is away. A failure delays that event alone: twice as long each time, up to `LONGEST_S`, without end. A document that
+was accepted just before a monitor ended may come again: `id` is the same then.
+
+The header `Quantdrift-Signature` is `t=SECONDS,kid=KEY,v1=HEX`: the time of sending, the id of the key in the key file, and the
+HMAC-SHA256 of `SECONDS.BODY` with what that key derives for this purpose.
+"""
+
+import hmac
+import logging
+from typing import Any, Final
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import RetryError
+from quantdrift.core.keys import Key, KeyFile
+from quantdrift.core.process.backoff import Backoff
+from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
+from quantdrift.core.tls import Tls
+from quantdrift.monitor.fold.alert_text import page
+from quantdrift.monitor.notify.links import page_link, runbook
+from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
+from quantdrift.storage.database import Database
+from quantdrift.storage.leader import Fence
+from quantdrift.storage.monitor.alerts import Delivery, delay_delivery, due_deliveries, end_delivery
+from quantdrift.storage.monitor.events import event_of
+
+SIGNATURE: Final = "Quantdrift-Signature"
+PURPOSE: Final = b"quantdrift webhook"
+FIRST_S: Final = 2.0
+LONGEST_S: Final = 600.0
+_AT_ONCE: Final = 16
+_LOG = logging.getLogger(__name__)
+
+
+class WebhookSender:
+    """Sends what is due to the webhook, while this process leads."""
+
+    def __init__(
+        self, *, config: Config, database: Database, fence: Fence, telemetry: Telemetry, clock: Clock
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._fence = fence
+        self._clock = clock
+        self._accepted = telemetry.counter(NOTIFIED)
+        self._failed = telemetry.counter(NOTIFY_FAILED)
+        notify = config.notify
+        self._receiver = (
+            Receiver(
+                "notify.webhook_url", notify.webhook_url, Tls.of_notify(notify), notify.webhook_headers_file
+            )
+            if notify.webhook_url
+            else None
+        )
+        self._keys = KeyFile.of(notify.webhook_key_file, "notify.webhook_key_file", clock)
+
+    async def send_due(self) -> None:
+        """Send what is due, until the first failure.
+
+        Raises
+        ------
+        RetryError
+            The webhook did not accept an event, which is sent again later; or as `Database.begin`, or this monitor does not
+            lead any more.
+        """
+        if self._receiver is None:
+            return
+        async with self._database.begin() as connection:
+            await self._fence(connection)
+            due = await due_deliveries(connection, _AT_ONCE)
+        for delivery in due:
+            async with self._database.begin() as connection:
+                await self._fence(connection)
+            failure = await self._send(self._receiver, delivery)
+            async with self._database.begin() as connection:
+                if failure is None:
+                    await end_delivery(connection, delivery.id)
+                else:
+                    await delay_delivery(connection, delivery.id, pause_s(delivery.attempts), failure.text)
+            if failure is not None:
+                self._failed.add(1, {"receiver": "webhook", "reason": failure.reason.value})
+                raise RetryError(f"{self._receiver.name} did not accept event {delivery.id}: {failure.text}")
+            self._accepted.add(1, {"receiver": "webhook"})
+
+    def close(self) -> None:
+        """Start no other request."""
+        if self._receiver is not None:
+            self._receiver.close()
+
+    async def _send(self, receiver: Receiver, delivery: Delivery) -> Failure | None:
+        key = self._keys.current if self._keys is not None else None
+        if key is None:
+            return Failure(
+                reason=Reason.SETUP, text="notify.webhook_key_file cannot be read, so nothing is signed"
+            )
+        body = document(delivery, self._config)
+        signed = signature(key, int(self._clock.now().timestamp()), body)
+        return await receiver.post("", body, {SIGNATURE: signed})
+
+
+def pause_s(attempts: int) -> float:
+    """Return how long an event waits after its failure number `attempts` + 1, seconds, with jitter."""
+    nominal_s: float = min(FIRST_S * 2.0 ** min(attempts, 30), LONGEST_S)
+    return Backoff(nominal_s, nominal_s).next_s()
+
+
+def signature(key: Key, at_s: int, body: bytes) -> str:
+    """Return the value of the header `Quantdrift-Signature`."""
+    digest = hmac.digest(key.derived(PURPOSE), b"%d." % at_s + body, "sha256")
+    return f"t={at_s},kid={key.id},v1={digest.hex()}"
+
+
+def document(delivery: Delivery, config: Config) -> bytes:
+    """Return the JSON document of one change of an alert."""
+    alert = delivery.alert
+    event = event_of(delivery.details)
+    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    facts: dict[str, Any] = {
+        "version": 1,
+        "id": str(delivery.id),
+        "change": delivery.change,
+        "at": delivery.at,
+        "alert": {
+            name: getattr(alert, name)
+            for name in alert.__struct_fields__
+            if name not in {"details", "metric", "slice_id"}
+        },
+        "summary": text.partition("\n")[0],
+        "text": text,
+        "runbook": runbook(config),
+        "page": page_link(config, alert.id),
+        "details": delivery.details,
+    }
+    return msgspec.json.encode(facts)

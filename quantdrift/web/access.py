@@ -1,0 +1,227 @@
+"""Who may read the page: everybody on this machine, whoever has a token, or whom a trusted proxy names.
+
+A session is a cookie with a name, an end and a mark that only this process can make: nothing is stored, and a restart ends
+all sessions.
+"""
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.address import read_address
+from quantdrift.core.config.callers import Caller, find_caller, read_callers
+from quantdrift.core.config.web import Web
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import plain
+
+SESSION_S: Final = 12 * 3600
+"""Time after which a person logs in again: a shift."""
+MOST_FAILURES: Final = 10
+"""Wrong tokens of one address within `WINDOW_S`; more are refused without a look at them."""
+WINDOW_S: Final = 60.0
+_MOST_ADDRESSES: Final = 1024
+_MOST_NAME: Final = 200
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """Who reads the page.
+
+    Parameters
+    ----------
+    name
+        As the token file or the proxy names the person; empty where nobody logs in.
+    """
+
+    name: str = ""
+
+
+class Access:
+    """Decides who may read the page.
+
+    Parameters
+    ----------
+    token
+        Content of the token file or variable at the start; empty: none.
+    clock
+        Ends sessions and windows of attempts.
+    """
+
+    def __init__(self, web: Web, token: str, clock: Clock) -> None:
+        self._web = web
+        self._token = token
+        self._clock = clock
+        self._networks = [ipaddress.ip_network(proxy) for proxy in web.proxies]
+        self._key = secrets.token_bytes(32)
+        self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._hosts = {read_address(web.listen).host.lower(), "localhost"}
+        if web.url:
+            self._hosts.add(_host_of(web.url.partition("://")[2]))
+
+    @property
+    def has_login(self) -> bool:
+        """Whether people log in with a token."""
+        return bool(self._token)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether people reach the page by https, so that the cookie is for https alone."""
+        return self._web.url.startswith("https://")
+
+    def allows_host(self, host: str) -> bool:
+        """Return whether a request's Host is a name of this page.
+
+        A page of somebody else whose name was made to point at this address (DNS rebinding) comes with its own name. An IP
+        address is no name that can be made to point elsewhere.
+        """
+        name = _host_of(host)
+        if name in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def allows_origin(self, origin: str, host: str) -> bool:
+        """Return whether a form was sent by a page of this server: its Origin has the same host and port."""
+        scheme, separator, rest = origin.partition("://")
+        return bool(separator) and scheme in {"http", "https"} and rest.lower() == host.lower()
+
+    def identify(self, peer: str, headers: Mapping[str, str], cookie: str) -> Person | None:
+        """Return who sent a request, None if the person must log in.
+
+        Parameters
+        ----------
+        peer
+            IP address of the sender.
+        cookie
+            Of the session; empty: none.
+        """
+        if self._web.identity_header and self._is_proxy(peer):
+            name = plain(headers.get(self._web.identity_header, ""), _MOST_NAME)
+            if name:
+                return Person(name=name)
+        if self._token:
+            kind, _, given = headers.get("Authorization", "").partition(" ")
+            if kind.lower() == "bearer" and given:
+                return self._by_token(given.strip(), peer)
+            return self._by_cookie(cookie)
+        return None if self._web.identity_header else Person()
+
+    def log_in(self, token: str, peer: str) -> str | None:
+        """Return the cookie of a new session, None if the token is wrong or the address tried too often."""
+        person = self._by_token(token, peer)
+        if person is None:
+            return None
+        until = int(self._clock.now().timestamp()) + SESSION_S
+        body = f"{base64.urlsafe_b64encode(person.name.encode()).decode()}.{until}"
+        return f"{body}.{self._mark('session', body)}"
+
+    def is_limited(self, peer: str) -> bool:
+        """Return whether an address has sent too many wrong tokens."""
+        since, n = self._failures.get(_address_of(peer), (0.0, 0))
+        return n >= MOST_FAILURES and self._clock.monotonic_s() - since < WINDOW_S
+
+    def form_mark(self, person: Person | None) -> str:
+        """Return the hidden value of a form for a person: no other site can read it."""
+        return self._mark("form", person.name if person else "")
+
+    def is_form_of(self, person: Person | None, mark: str) -> bool:
+        """Return whether a form was made for this person."""
+        return hmac.compare_digest(self.form_mark(person).encode(), mark.encode(errors="replace"))
+
+    def _by_token(self, token: str, peer: str) -> Person | None:
+        if self.is_limited(peer):
+            return None
+        caller = find_caller(self._callers(), token, self._clock.now())
+        if caller is None:
+            self._count_failure(peer)
+            return None
+        return Person(name=caller.name)
+
+    def _by_cookie(self, cookie: str) -> Person | None:
+        body, _, mark = cookie.rpartition(".")
+        if not body or not hmac.compare_digest(
+            self._mark("session", body).encode(), mark.encode(errors="replace")
+        ):
+            return None
+        name, _, until = body.partition(".")
+        now = self._clock.now()
+        person = Person(name=base64.urlsafe_b64decode(name).decode())
+        known = any(
+            caller.name == person.name and (caller.until is None or now < caller.until)
+            for caller in self._callers()
+        )
+        return person if known and datetime.fromtimestamp(int(until), UTC) > now else None
+
+    def _callers(self) -> tuple[Caller, ...]:
+        """Return the callers that the file names now, so that a removed line ends the sessions of its person."""
+        text = self._token
+        if self._web.token_file:
+            try:
+                text = Path(self._web.token_file).read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError):
+                text = self._token  # a mount that is being replaced
+        try:
+            return read_callers(text, "web.token_file")
+        except OperatorError:
+            return ()
+
+    def _mark(self, purpose: str, text: str) -> str:
+        mark = hmac.digest(self._key, f"{purpose}\n{text}".encode(errors="replace"), hashlib.sha256)
+        return base64.urlsafe_b64encode(mark).rstrip(b"=").decode()
+
+    def _is_proxy(self, peer: str) -> bool:
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        return any(address in network for network in self._networks)
+
+    def _count_failure(self, peer: str) -> None:
+        name, now_s = _address_of(peer), self._clock.monotonic_s()
+        since, n = self._failures.pop(name, (now_s, 0))
+        if now_s - since >= WINDOW_S:
+            since, n = now_s, 0
+        self._failures[name] = (since, n + 1)
+        while len(self._failures) > _MOST_ADDRESSES:
+            self._failures.popitem(last=False)
+
+
+def _host_of(host: str) -> str:
+    """Return the name in a Host header, without port and brackets."""
+    host = host.lower().partition("/")[0]
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _address_of(peer: str) -> str:
+    """Return an IPv4 address, or the network of an IPv6 address, of which one sender has many."""
+    try:
+        address = ipaddress.ip_address(peer.partition("%")[0])
+    except ValueError:
+        return peer
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network(f"{address}/64", strict=False))
+    return peer
+
+
+ACCESS: Final = web.AppKey("access", Access)
+PERSON: Final = web.RequestKey("person", Person)
+"""Who sent a request; missing before the login."""
+FORM_MARK: Final = "form_mark"
+"""Name of the hidden field of every form."""

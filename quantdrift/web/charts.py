@@ -1,0 +1,216 @@
+"""Charts as SVG, drawn by the server: they need no script, print, follow light and dark, and are part of the first answer.
+
+Colours come from classes of the style sheet. Each chart has a text that says the same for screen readers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from math import sqrt
+from typing import Final, NamedTuple
+
+import msgspec
+from markupsafe import Markup, escape
+
+from quantdrift.core.notation import number, percent
+
+_WIDTH: Final = 720
+_HEIGHT: Final = 230
+_LEFT: Final = 70
+_BOTTOM: Final = 24
+_TOP: Final = 18
+_Z: Final = 1.959964
+_STRIP: Final = 12
+_MARK_WIDTH: Final = 170  # of the text of a mark
+_LEVEL: Final = {"ok": 0, "unknown": 1, "warning": 2, "firing": 3}
+_NAMES: Final = ("ok", "unknown", "warning", "firing")
+
+
+class Point(NamedTuple):
+    """A mean with its interval at a time."""
+
+    at: datetime
+    mean: float
+    low: float
+    high: float
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """A vertical line: `release`, `onset`, `alert` or `decision`, with its text."""
+
+    at: datetime
+    kind: str
+    text: str
+
+
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share from `n` effective observations (Wilson, 1927)."""
+    if n <= 0:
+        return 0.0, 1.0
+    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z / (1 + _Z**2 / n) * sqrt(max(0.0, share * (1 - share)) / n + _Z**2 / (4 * n**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def line(
+    points: Sequence[Point],
+    begin: datetime,
+    end: datetime,
+    *,
+    title: str,
+    others: Sequence[Point] = (),
+    budget: float | None = None,
+    marks: Sequence[Mark] = (),
+    is_share: bool = True,
+) -> Markup:
+    """Return a line with its interval as a band, a budget as a dashed line, and marks."""
+    top = 1.25 * max([budget or 0.0, *(point.mean for point in (*points, *others)), 1e-9])
+    top = min(
+        max(top, *(min(point.high, 2 * point.mean + 1e-9) for point in points)) if points else top,
+        1.0 if is_share else top,
+    )
+    span = max((end - begin).total_seconds(), 1.0)
+
+    def x(at: datetime) -> float:
+        return round(_LEFT + (_WIDTH - _LEFT - 8) * (at - begin).total_seconds() / span, 1)
+
+    def y(value: float) -> float:
+        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * min(value, top) / top, 1)
+
+    parts = [_axes((begin, end), top, x, y, is_share=is_share)]
+    if points:
+        upper = " ".join(f"{x(point.at)},{y(point.high)}" for point in points)
+        lower = " ".join(f"{x(point.at)},{y(point.low)}" for point in reversed(points))
+        parts.append(f'<polygon class="band" points="{upper} {lower}"/>')
+    for kind, drawn in (("other", others), ("mean", points)):
+        if len(drawn) == 1:
+            parts.append(f'<circle class="{kind} dot" cx="{x(drawn[0].at)}" cy="{y(drawn[0].mean)}" r="3"/>')
+        elif drawn:
+            path = " ".join(f"{x(point.at)},{y(point.mean)}" for point in drawn)
+            parts.append(f'<polyline class="{kind}" points="{path}"/>')
+    if budget:
+        parts.append(
+            f'<line class="budget" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(budget)}" y2="{y(budget)}"/>'
+            f'<text class="budget-text" x="{_WIDTH - 10}" y="{y(budget) - 4}" text-anchor="end">accepted</text>'
+        )
+    parts.append(_marks([mark for mark in marks if begin <= mark.at <= end], x))
+    return _svg(parts, title, _WIDTH, _HEIGHT)
+
+
+def bars(before: Sequence[float], after: Sequence[float], *, title: str) -> Markup:
+    """Return two histograms over the 64 bins of the divergence, joined by fours, as shares."""
+    groups = [
+        [sum(bins[at : at + 4]) / sum(bins) for at in range(0, 64, 4)] if sum(bins) else []
+        for bins in (before, after)
+    ]
+    top = max([*groups[0], *groups[1], 1e-9])
+    step, floor = (_WIDTH - _LEFT - 8) / 16, 160 - _BOTTOM
+    parts = []
+    for which, shares in enumerate(groups):
+        for place, share in enumerate(shares):
+            height = round((floor - 8) * share / top, 1)
+            parts.append(
+                f'<rect class="{("before", "after")[which]}" x="{_LEFT + place * step + which * step * 0.42 + 2:.1f}" y="{floor - height:.1f}"'
+                f' width="{step * 0.4:.1f}" height="{height}"/>'
+            )
+    for exponent in range(-6, 2):
+        at = _LEFT + (_WIDTH - _LEFT - 8) * (exponent + 6) / 7
+        parts.append(
+            f'<text x="{at:.0f}" y="{floor + 15}" text-anchor="middle">{number(10.0**exponent)}</text>'
+        )
+    parts.append(f'<text x="{_LEFT - 6}" y="16" text-anchor="end">{percent(top)}</text>')
+    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{floor}" y2="{floor}"/>')
+    return _svg(parts, title, _WIDTH, 160)
+
+
+def strip(
+    changes: Sequence[tuple[datetime, str, str]],
+    now_verdict: str,
+    since: datetime | None,
+    period: tuple[datetime, datetime],
+    *,
+    n: int = 90,
+) -> Markup:
+    """Return the worst verdict of each of `n` equal times as a row of cells: higher is worse, beside its colour.
+
+    Parameters
+    ----------
+    changes
+        When, verdict before, verdict after; in order.
+    since
+        When the present verdict began, for a slice without a change in that time; None: not known.
+    """
+    begin, end = period
+    width = (end - begin) / n
+    level = [-1] * n
+    first = changes[0][1] if changes else now_verdict
+    known_from = begin if changes or since is None or since <= begin else since
+    runs = [(known_from, first), *((max(at, begin), after) for at, _, after in changes)]
+    for index, (at, verdict) in enumerate(runs):
+        until = runs[index + 1][0] if index + 1 < len(runs) else end
+        low = max(0, int((at - begin) / width))
+        high = min(n - 1, int((until - begin - timedelta(microseconds=1)) / width))
+        for cell in range(low, high + 1):
+            level[cell] = max(level[cell], _LEVEL.get(verdict, 1))
+    paths: dict[int, list[str]] = {}
+    cell = 0
+    while cell < n:
+        run = cell
+        while run < n and level[run] == level[cell]:
+            run += 1
+        if level[cell] >= 0:
+            height = (4, 6, 9, _STRIP)[level[cell]]
+            paths.setdefault(level[cell], []).append(
+                f"M{cell} {_STRIP - height}h{run - cell}v{height}h{cell - run}z"
+            )
+        cell = run
+    drawn = "".join(f'<path class="{_NAMES[which]}" d="{"".join(found)}"/>' for which, found in paths.items())
+    return Markup(  # noqa: S704 - numbers and names of our own
+        f'<svg class="strip" viewBox="0 0 {n} {_STRIP}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
+    )
+
+
+def _marks(marks: Sequence[Mark], x: Callable[[datetime], float]) -> str:
+    parts, last_x = [], -math.inf
+    for mark in sorted(marks, key=lambda one: one.at):
+        at, text = x(mark.at), escape(mark.text)
+        parts.append(
+            f'<line class="mark {mark.kind}" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"><title>{text}</title></line>'
+        )
+        if at - last_x > _MARK_WIDTH:
+            anchor = "end" if at > _WIDTH - _MARK_WIDTH else "start"
+            parts.append(f'<text class="mark-text" x="{at}" y="11" text-anchor="{anchor}">{text}</text>')
+            last_x = at
+    return "".join(parts)
+
+
+def _axes(
+    period: tuple[datetime, datetime],
+    top: float,
+    x: Callable[[datetime], float],
+    y: Callable[[float], float],
+    *,
+    is_share: bool,
+) -> str:
+    begin, end = period
+    parts = []
+    for tick in (0, top / 2, top):
+        text = percent(tick) if is_share else number(tick)
+        parts.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(tick)}" y2="{y(tick)}"/>'
+            f'<text x="{_LEFT - 6}" y="{y(tick) + 4}" text-anchor="end">{text}</text>'
+        )
+    form = "%H:%M" if end - begin <= timedelta(days=2) else "%d %b"
+    for step in range(5):
+        at = begin + (end - begin) * step / 4
+        anchor = ("start", "middle", "middle", "middle", "end")[step]
+        parts.append(
+            f'<text x="{x(at)}" y="{_HEIGHT - 7}" text-anchor="{anchor}">{at.astimezone(UTC).strftime(form)}</text>'
+        )
+    return "".join(parts)
+
+
+def _svg(parts: Sequence[str], title: str, width: int, height: int) -> Markup:
+    return Markup(  # noqa: S704 - numbers, and texts that are escaped
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+    )

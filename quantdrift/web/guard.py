@@ -1,0 +1,113 @@
+"""What every answer of the page goes through: names of this host, who asks, forms of our own, and security headers."""
+
+import logging
+from typing import Final
+from urllib.parse import quote
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.web.access import ACCESS, PERSON
+from quantdrift.web.rendering import render
+
+COOKIE: Final = "quantdrift_session"
+_LOG = logging.getLogger(__name__)
+_PUBLIC: Final = frozenset({"/livez", "/readyz", "/login"})
+_STATIC: Final = "/static/"
+_API: Final = "/api/"
+_HEADERS: Final = {
+    # Files of this server alone: no inline script or style, no other host, no frame around the page.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",  # with no-referrer, a form of our own would have the Origin `null`
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=()",
+}
+
+
+def form_problem(request: web.Request, mark: str) -> str:
+    """Return why a form must be refused, empty if it is one of ours."""
+    access = request.app[ACCESS]
+    if not access.is_form_of(request.get(PERSON), mark):
+        return "this form is too old, or not from this page: go back, load the page again, and send it again"
+    return ""
+
+
+def _refusal(request: web.Request) -> web.Response | None:
+    """Return the answer to a request that comes under a wrong name or from another site, None if it does not."""
+    access = request.app[ACCESS]
+    host = request.headers.get("Host", "")
+    if not access.allows_host(host):
+        return web.Response(
+            status=421,
+            text="This name is not one of this page. Set web.url to the address that people open, or use the IP address.\n",
+        )
+    if request.method not in {"GET", "HEAD"}:
+        origin = request.headers.get("Origin", "")
+        has_token = request.headers.get("Authorization", "")
+        if not (access.allows_origin(origin, host) or (not origin and has_token)):
+            return web.Response(status=403, text="This request comes from another site.\n")
+    return None
+
+
+def _log_in_first(request: web.Request) -> web.StreamResponse:
+    if request.path.startswith(_API):
+        return web.json_response(
+            {"error": {"code": "not_logged_in", "message": "send `Authorization: Bearer TOKEN`"}},
+            status=401,
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    if not request.app[ACCESS].has_login:
+        return web.Response(status=403, text="Open this page through the proxy that logs you in.\n")
+    if request.headers.get("Sec-Fetch-Site") == "cross-site" and COOKIE not in request.cookies:
+        # From a link in a mail or chat the browser sends no cookie of SameSite=Strict; after a reload by our own page it does.
+        return web.Response(
+            text='<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0"><title>quantdrift</title>',
+            content_type="text/html",
+        )
+    raise web.HTTPSeeOther(f"/login?next={quote(request.path_qs, safe='')}")
+
+
+async def secure(_: web.Request, answer: web.StreamResponse) -> None:
+    """Set the security headers of an answer, of a stream too."""
+    for name, value in _HEADERS.items():
+        answer.headers.setdefault(name, value)
+    answer.headers.setdefault("Cache-Control", "no-store")
+
+
+@web.middleware
+async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what may not be answered, and answer the rest."""
+    if refusal := _refusal(request):
+        return refusal
+    access = request.app[ACCESS]
+    person = access.identify(request.remote or "", request.headers, request.cookies.get(COOKIE, ""))
+    if person is not None:
+        request[PERSON] = person
+    try:
+        if person is None and request.path not in _PUBLIC and not request.path.startswith(_STATIC):
+            return _log_in_first(request)
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status >= 400:
+            return await _said(request, error.status, error.reason or "")
+        raise
+    except OperatorError as error:
+        _LOG.error("%s cannot be shown: %s", request.path, error)
+        return await _said(request, 503, str(error))
+    except QuantdriftError as error:
+        _LOG.warning("%s cannot be shown: %s", request.path, error)
+        return await _said(request, 503, f"{error}. The page tries again by itself.")
+
+
+async def _said(request: web.Request, status: int, text: str) -> web.StreamResponse:
+    """Return an error as a page, or as JSON where a program asked."""
+    if request.path.startswith(_API):
+        return web.json_response({"error": {"code": f"http_{status}", "message": text}}, status=status)
+    return render(request, "error.html", status=status, text=text)

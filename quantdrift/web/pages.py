@@ -1,0 +1,536 @@
+"""The pages: each reads what it shows in one read-only transaction, and hands it to its template."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.text import plain
+from quantdrift.storage.commands.flow import flow
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.events import event_of
+from quantdrift.storage.page import history as past
+from quantdrift.storage.page import now as present
+from quantdrift.web import charts, words
+from quantdrift.web.rendering import render
+
+CONFIG: Final = web.AppKey("config", Config)
+DATABASE: Final = web.AppKey("database", Database)
+_DAY: Final = timedelta(days=1)
+_HISTORY: Final = timedelta(days=90)
+_ROWS: Final = 100
+_MOST_ID: Final = 2**31 - 1
+_SPANS: Final = {"1d": _DAY, "7d": 7 * _DAY, "30d": 30 * _DAY, "90d": 90 * _DAY}
+_WIDTHS: Final = {"1d": timedelta(hours=1), "7d": timedelta(hours=6), "30d": _DAY, "90d": _DAY}
+_FEWEST_POINTS: Final = 3
+_MOST_FOLLOWERS: Final = 64
+_POLL_S: Final = 2.0
+_ALIVE_S: Final = 20.0
+_VERDICTS: Final = ("firing", "warning", "unknown", "ok")
+
+
+def routes() -> Iterable[web.AbstractRouteDef]:
+    """Return the routes of the pages."""
+    return [
+        web.get("/", overview),
+        web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}", slice_page),
+        web.get("/alerts", alerts),
+        web.get("/alert/{alert:\\d{1,18}}", alert_page),
+        web.get("/compare", compare),
+        web.get("/system", system),
+        web.get("/events", events),
+    ]
+
+
+class ModelView(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on the overview: its line, and what stands behind it.
+
+    Parameters
+    ----------
+    verdict
+        Of the version that serves now.
+    worst
+        The slices that fire or warn, worst first.
+    """
+
+    now: present.VersionNow
+    others: tuple[present.VersionNow, ...]
+    verdict: str
+    worst: tuple[present.SliceNow, ...]
+    traffic: dict[int, present.Traffic]
+    unknowns: tuple[present.Unknown, ...]
+
+    @property
+    def whole(self) -> present.Traffic | None:
+        """The traffic of all slices together."""
+        return self.traffic.get(self.now.all_id or 0)
+
+    @property
+    def since(self) -> datetime | None:
+        """Since when the verdict stands."""
+        return (self.now.firing_since if self.verdict == "firing" else None) or self.now.since
+
+    @property
+    def n_changed(self) -> float | None:
+        """Changed answers a day in all traffic together; None: not known."""
+        return self.whole.changed if self.whole else None
+
+    @property
+    def excess(self) -> float:
+        """Changed answers a day in the slice that has most of them, among those that fire or warn."""
+        found = [
+            self.traffic[one.slice_id].changed or 0.0 for one in self.worst if one.slice_id in self.traffic
+        ]
+        return max(found, default=0.0)
+
+    @property
+    def headline(self) -> str:
+        """The first line: what is the matter, in words."""
+        severity = self.verdict
+        bad = [one for one in self.worst if one.verdict == severity]
+        names = [one.slice if one.predicate != "true" else "all traffic" for one in bad]
+        if self.verdict == "firing":
+            return f"Too many answers changed in {words.join(names)}."
+        if self.verdict == "warning":
+            return f"Probably too many answers changed in {words.join(names)}; it is not certain yet."
+        if self.verdict == "ok":
+            unknown = self.now.n_unknown
+            rest = (
+                f" {unknown:,} of its {self.now.n_slices - 1:,} slices are not known yet." if unknown else ""
+            )
+            return f"It answers as the unquantised model does, within what is accepted.{rest}"
+        return f"Nobody knows yet: {self.now.reason or 'no exchange of it was compared yet'}."
+
+    @property
+    def first_step(self) -> str:
+        """What to do first."""
+        if self.verdict == "firing":
+            return "Open the alert. Until this is mended, send these requests to the unquantised model."
+        if self.verdict == "warning":
+            return "Look at the slice in working hours; it pages by itself if it gets certain."
+        if self.verdict == "ok":
+            return "Nothing."
+        return "Look at the page System: it says which step nothing comes through."
+
+
+@asynccontextmanager
+async def _reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
+    async with request.app[DATABASE].begin() as connection:
+        await connection.execute(text("set transaction isolation level repeatable read, read only"))
+        yield connection
+
+
+async def overview(request: web.Request) -> web.Response:
+    """Show every model in one line, and the slices of one."""
+    chosen, verdict, query = _asked(request, "model"), _asked(request, "verdict"), _asked(request, "q")
+    verdict = verdict if verdict in _VERDICTS else ""
+    page = max(1, _number(request, "page", 1))
+    now = datetime.now(UTC)
+    models: list[ModelView] = []
+    async with _reading(request) as connection:
+        found = await present.versions(connection)
+        by_model: dict[str, list[present.VersionNow]] = {}
+        for one in found:
+            by_model.setdefault(one.model, []).append(one)
+        for versions in by_model.values():
+            newest = versions[0]
+            after = (newest.last_at or now) - _DAY
+            n_bad = newest.n_firing + newest.n_warning
+            worst = await present.slices(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
+            models.append(
+                ModelView(
+                    now=newest,
+                    others=tuple(versions[1:]),
+                    verdict=newest.verdict,
+                    worst=tuple(one for one in worst if one.verdict in {"firing", "warning"}),
+                    traffic=await present.traffic(connection, newest, after),
+                    unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
+                )
+            )
+        models.sort(key=lambda one: (_VERDICTS.index(one.verdict), one.now.model))
+        shown = next((one for one in models if one.now.model == chosen), models[0] if models else None)
+        slices: list[present.SliceNow] = []
+        strips = {}
+        end = now
+        if shown:
+            end = shown.now.last_at or now
+            slices = await present.slices(
+                connection, shown.now.id, words=query, verdict=verdict, most=_ROWS, first=_ROWS * (page - 1)
+            )
+            ids = [one.slice_id for one in slices]
+            changes = await present.changes(connection, shown.now.id, ids, end - _HISTORY) if ids else {}
+            for each in slices:
+                steps = [
+                    (change.at, change.before, change.after) for change in changes.get(each.slice_id, [])
+                ]
+                strips[each.slice_id] = charts.strip(steps, each.verdict, each.since, (end - _HISTORY, end))
+    return render(
+        request,
+        "overview.html",
+        models=models,
+        shown=shown,
+        slices=slices,
+        strips=strips,
+        n_found=slices[0].n_found if slices else 0,
+        first=_ROWS * (page - 1),
+        most=_ROWS,
+        page=page,
+        query=query,
+        verdict=verdict,
+        now=now,
+        link=lambda **more: _link("/", {"model": chosen, "verdict": verdict, "q": query} | more),
+    )
+
+
+async def slice_page(request: web.Request) -> web.Response:
+    """Show one slice of one version."""
+    version_id, slice_id = int(request.match_info["version"]), int(request.match_info["slice"])
+    if max(version_id, slice_id) > _MOST_ID:
+        raise web.HTTPNotFound(reason="There is no such slice.")
+    span = _asked(request, "span") if _asked(request, "span") in _SPANS else "7d"
+    async with _reading(request) as connection:
+        found = await present.versions(connection)
+        version = next((one for one in found if one.id == version_id), None)
+        every = await present.slices(connection, version_id, most=5000) if version else []
+        entry = next((one for one in every if one.slice_id == slice_id), None)
+        if version is None or entry is None:
+            raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
+        end = (entry.last_at or datetime.now(UTC)) + timedelta(hours=1)
+        begin = end - _SPANS[span]
+        history = await past.history(connection, version_id, slice_id, begin, end, width=_WIDTHS[span])
+        if len(history) < _FEWEST_POINTS and not _asked(request, "span"):  # it is young
+            span, begin = "1d", end - _DAY
+            history = await past.history(connection, version_id, slice_id, begin, end, width=_WIDTHS[span])
+        width = _WIDTHS[span]
+        others = (
+            await past.history(connection, version_id, version.all_id, begin, end, width=width)
+            if version.all_id and version.all_id != slice_id
+            else []
+        )
+        episodes = await past.alerts(connection, version_id=version_id, slice_id=slice_id, most=20)
+        onset = entry.onset_at or (episodes[0].onset_at if episodes else None)
+        split = onset or begin + (end - begin) / 2
+        before, after = await past.bins(
+            connection, version_id, slice_id, (min(begin, split - 7 * _DAY), split, end)
+        )
+        traffic = (await present.traffic(connection, version, end - _DAY)).get(slice_id)
+        last = max(begin, end - 7 * _DAY)
+        worst = await past.worst(connection, version_id, slice_id, (last, end), most=20)
+        directions = await past.directions(connection, version_id, slice_id, (last, end))
+    marks = [
+        charts.Mark(at=one.first_at, kind="release", text=f"{one.version} released")
+        for one in found
+        if one.model == version.model
+    ]
+    for episode in episodes:
+        marks.append(charts.Mark(at=episode.onset_at, kind="onset", text="onset (estimated)"))
+        marks.append(charts.Mark(at=episode.opened_at, kind="alert", text=f"alert {episode.id}"))
+    config = request.app[CONFIG]
+    model = config.model(version.model)
+    labels = tuple(model.labels) if model else ()
+    name = "all traffic" if entry.predicate == "true" else entry.slice
+    return render(
+        request,
+        "slice.html",
+        version=version,
+        entry=entry,
+        name=name,
+        span=span,
+        spans=_SPANS,
+        traffic=traffic,
+        flips=charts.line(
+            _points(history, "flip"),
+            begin,
+            end,
+            title=f"Changed answers in {plain(name)} over time",
+            others=_points(others, "flip"),
+            budget=entry.flip_budget,
+            marks=marks,
+        ),
+        divergences=charts.line(
+            _points(history, "divergence"),
+            begin,
+            end,
+            title=f"Mean divergence in {plain(name)} over time",
+            others=_points(others, "divergence"),
+            budget=entry.divergence_budget,
+            marks=marks,
+            is_share=False,
+        ),
+        bars=charts.bars(before, after, title="Divergence of the exchanges before and after")
+        if before or after
+        else "",
+        split=split,
+        is_onset=onset is not None,
+        history=history,
+        episodes=episodes,
+        worst=worst,
+        directions=directions,
+        label=lambda index: (
+            labels[index] if 0 <= index < len(labels) else f"class {index}" if index >= 0 else "no class"
+        ),
+        trace_url=config.telemetry.trace_url,
+        measure=config.measure(version.model),
+        now=datetime.now(UTC),
+        sql=_sql(version_id, slice_id),
+        link=lambda **more: _link(request.path, {"span": span} | more),
+    )
+
+
+async def alerts(request: web.Request) -> web.Response:
+    """Show the alerts, open ones first."""
+    async with _reading(request) as connection:
+        found = await past.alerts(connection)
+    return render(request, "alerts.html", alerts=found, now=datetime.now(UTC))
+
+
+async def alert_page(request: web.Request) -> web.Response:
+    """Show one alert as the person on call needs it."""
+    # Its text is that of the event; what it imports is not needed before.
+    from quantdrift.monitor.fold.alert_text import page  # noqa: PLC0415
+
+    async with _reading(request) as connection:
+        found = await past.alert(connection, int(request.match_info["alert"]))
+        if found is None:
+            raise web.HTTPNotFound(reason="There is no alert with this number; it may have been deleted.")
+        steps = await past.steps(connection, found.id)
+        version = next(one for one in await present.versions(connection) if one.id == found.version_id)
+        end = (found.resolved_at or version.last_at or datetime.now(UTC)) + timedelta(hours=1)
+        begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
+        width = timedelta(hours=1) if end - begin <= 4 * _DAY else _DAY
+        history = await past.history(connection, found.version_id, found.slice_id, begin, end, width=width)
+        traffic = (await present.traffic(connection, version, end - _DAY - timedelta(hours=1))).get(
+            found.slice_id
+        )
+    event = event_of(found.details)
+    lines = page(event).split("\n") if event else []
+    cut = lines.index("") if "" in lines else len(lines)
+    marks = [
+        charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
+        charts.Mark(at=found.opened_at, kind="alert", text="alert"),
+    ]
+    return render(
+        request,
+        "alert.html",
+        alert=found,
+        name="all traffic" if found.predicate == "true" else found.slice,
+        is_ended=event is not None and event.change.after not in {"firing", "warning"},
+        lines=lines[:cut],
+        more=[one for one in lines[cut:] if one],
+        steps=steps,
+        traffic=traffic,
+        chart=charts.line(
+            _points(history, "flip"),
+            begin,
+            end,
+            title="Changed answers before and since the alert",
+            budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
+            marks=marks,
+        ),
+        event=event,
+        trace_url=request.app[CONFIG].telemetry.trace_url,
+        now=datetime.now(UTC),
+    )
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice under two versions: shares of changed answers, and their difference with its 95 % interval."""
+
+    pair: past.Pair
+    old: float | None
+    new: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def finding(self) -> str:
+        """`worse`, `better`, `no clear difference` or `not known`."""
+        if self.low is None or self.high is None:
+            return "not known"
+        return "worse" if self.low > 0 else "better" if self.high < 0 else "no clear difference"
+
+
+async def compare(request: web.Request) -> web.Response:
+    """Show two versions of a model, slice by slice."""
+    asked, new_id, old_id = _asked(request, "model"), _number(request, "new"), _number(request, "old")
+    async with _reading(request) as connection:
+        found = await present.versions(connection)
+        models = list(dict.fromkeys(one.model for one in found))
+        counted = {model: sum(one.model == model for one in found) for model in models}
+        best = next((model for model in models if counted[model] > 1), models[0] if models else "")
+        model = asked if asked in models else best
+        versions = [one for one in found if one.model == model]
+        new = next((one for one in versions if one.id == new_id), versions[0] if versions else None)
+        rest = [one for one in versions if new is not None and one.id != new.id]
+        old = next((one for one in rest if one.id == old_id), rest[0] if rest else None)
+        pairs = (
+            await past.pairs(connection, old.id, new.id, datetime.now(UTC) - _HISTORY) if new and old else []
+        )
+    return render(
+        request,
+        "compare.html",
+        models=models,
+        model=model,
+        versions=versions,
+        old=old,
+        new=new,
+        rows=[_compared(pair) for pair in pairs[:1000]],
+    )
+
+
+async def system(request: web.Request) -> web.Response:
+    """Show how far exchanges come, what is lost, and who changed what."""
+    now = datetime.now(UTC)
+    async with _reading(request) as connection:
+        found = await flow(connection, now - timedelta(hours=1))
+    async with _reading(request) as connection:
+        changes = await past.audit(connection, 50)
+    return render(request, "system.html", flow=found, changes=changes, now=now)
+
+
+class Feed:
+    """The one reader of the database's state, whose changes all open pages follow."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._state = ""
+        self._changed = asyncio.Condition()
+        self.n_followers = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def follow(self) -> AsyncGenerator[str, None]:
+        """Return the present state and each later one; an empty text where nothing has changed for a while."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._read())
+        self.n_followers += 1
+        try:
+            known = ""
+            while True:
+                state = await self._next(known)
+                yield state
+                known = state or known
+        finally:
+            self.n_followers -= 1
+            if not self.n_followers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def _next(self, known: str) -> str:
+        """Return the state once it is another one, an empty text if it stays for a while."""
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ALIVE_S):
+                    await self._changed.wait_for(lambda: self._state not in {"", known})
+            return self._state if self._state != known else ""
+
+    async def _read(self) -> None:
+        while True:
+            with contextlib.suppress(QuantdriftError):
+                async with self._database.begin() as connection:
+                    state = await present.state(connection)
+                if state != self._state:
+                    async with self._changed:
+                        self._state = state
+                        self._changed.notify_all()
+            await asyncio.sleep(_POLL_S)
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Send a server-sent event whenever something that the pages show has changed."""
+    feed = request.app[FEED]
+    if feed.n_followers >= _MOST_FOLLOWERS:
+        raise web.HTTPServiceUnavailable(reason="Too many pages are open: this one is not updated by itself.")
+    answer = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    )
+    await answer.prepare(request)
+    await answer.write(b"retry: 5000\n\n")
+    with contextlib.suppress(ConnectionError):
+        async with contextlib.aclosing(feed.follow()) as states:
+            async for state in states:
+                await answer.write(f"event: changed\ndata: {state}\n\n".encode() if state else b": alive\n\n")
+    return answer
+
+
+FEED: Final = web.AppKey("feed", Feed)
+
+
+def _points(history: list[past.Sums], metric: str) -> list[charts.Point]:
+    """Return the means with their intervals."""
+    points = []
+    for sums in history:
+        total, weight = getattr(sums, metric), getattr(sums, f"{metric}_weight")
+        if not weight:
+            continue
+        mean = total / weight
+        if metric == "flip":
+            low, high = charts.wilson(mean, sums.n_effective)
+        else:  # of the sums alone, no variance of the divergence is known
+            low = high = mean
+        points.append(charts.Point(sums.at, mean, low, high))
+    return points
+
+
+def _compared(pair: past.Pair) -> Compared:
+    """Compare a slice, with Newcombe's interval of a difference of shares (Newcombe, 1998, method 10)."""
+    sides: list[tuple[float, float, float] | None] = []
+    for name in ("old", "new"):
+        flip, weight = getattr(pair, f"{name}_flip"), getattr(pair, f"{name}_flip_weight")
+        squares, whole = getattr(pair, f"{name}_weight_sq"), getattr(pair, f"{name}_weight")
+        if not weight or not squares:
+            sides.append(None)
+            continue
+        share = flip / weight
+        sides.append((share, *charts.wilson(share, whole**2 / squares)))
+    old, new = sides
+    if old is None or new is None:
+        return Compared(
+            pair=pair,
+            old=old[0] if old else None,
+            new=new[0] if new else None,
+            difference=None,
+            low=None,
+            high=None,
+        )
+    difference = new[0] - old[0]
+    return Compared(
+        pair=pair,
+        old=old[0],
+        new=new[0],
+        difference=difference,
+        low=difference - ((new[0] - new[1]) ** 2 + (old[2] - old[0]) ** 2) ** 0.5,
+        high=difference + ((new[2] - new[0]) ** 2 + (old[0] - old[1]) ** 2) ** 0.5,
+    )
+
+
+def _sql(version_id: int, slice_id: int) -> str:
+    return (
+        "select captured_at, exchange_id, item, flip, tie, divergence, weight\nfrom slice_item\n"
+        f"where model_version_id = {version_id} and slice_id = {slice_id}\n"
+        "  and captured_at > now() - interval '7 days'\norder by flip desc nulls last, divergence desc nulls last\nlimit 20;"
+    )
+
+
+def _asked(request: web.Request, name: str) -> str:
+    return plain(request.query.get(name, "").strip(), 200)
+
+
+def _number(request: web.Request, name: str, otherwise: int = 0) -> int:
+    given = request.query.get(name, "")
+    return int(given) if given.isascii() and given.isdecimal() and len(given) < 9 else otherwise
+
+
+def _link(path: str, query: dict[str, object]) -> str:
+    given = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query.items() if value)
+    return f"{path}?{given}" if given else path

@@ -1,0 +1,151 @@
+"""The server of the live page: its routes, its login, and its life."""
+
+import logging
+import os
+from datetime import timedelta
+from typing import Final
+
+from aiohttp import web
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.address import read_address
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
+from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.core.process.run import Stop
+from quantdrift.storage.database import Database
+from quantdrift.web.access import ACCESS, FORM_MARK, SESSION_S, Access
+from quantdrift.web.guard import COOKIE, form_problem, guard, secure
+from quantdrift.web.pages import CONFIG, DATABASE, FEED, Feed, routes
+from quantdrift.web.rendering import STATIC, render, static_file
+
+_LOG = logging.getLogger(__name__)
+_BODY_BYTES: Final = 16 * 1024  # of a form
+_POOL_SIZE: Final = 4  # of the ten connections that the reader's user may have
+_STATEMENT_S: Final = 10.0
+_SHUTDOWN_S: Final = 0.3
+_YEAR_S: Final = int(timedelta(days=365).total_seconds())
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
+    """Serve the page until `stop`; return the exit code.
+
+    Raises
+    ------
+    OperatorError
+        The port cannot be opened, or the address of Postgres is wrong.
+    """
+    dsn = secrets.current_dsn if secrets.dsn_file else secrets.dsn
+    async with Database(dsn, pool_size=_POOL_SIZE, statement_timeout_s=_STATEMENT_S) as database:
+        port = page_port(config, secrets, database)
+        address = read_address(config.web.listen)
+        try:
+            number = await port.open((address.host, address.port))
+        except OSError as error:
+            await port.close()
+            why = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else str(error.strerror)
+            raise OperatorError(
+                f"web.listen {config.web.listen} cannot be opened: {why}. Set web.listen to a free address"
+            ) from error
+        _LOG.info("the page is served at %s, port %d", config.web.url or f"http://{address.dialled}", number)
+        try:
+            await stop.wait()
+        finally:
+            await port.close()
+    return 0
+
+
+def page_port(config: Config, secrets: Secrets, database: Database) -> HttpPort:
+    """Return the port of the page, not open yet; pages that follow it do not hold up its end."""
+    app = application(config, secrets, database)
+    return HttpPort(app, Limits(), handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
+
+
+def application(config: Config, secrets: Secrets, database: Database) -> web.Application:
+    """Return the application: pages, login and files, behind the guard."""
+    app = web.Application(client_max_size=_BODY_BYTES, middlewares=[guard])
+    app.on_response_prepare.append(secure)
+    app[ACCESS] = Access(config.web, secrets.web_token, SystemClock())
+    app[CONFIG] = config
+    app[DATABASE] = database
+    app[FEED] = Feed(database)
+    app.add_routes(
+        [
+            web.get("/livez", _lives),
+            web.get("/readyz", _lives),
+            web.get("/login", _login_page),
+            web.post("/login", _log_in),
+            web.post("/logout", _log_out),
+            web.get("/static/{digest}/{name}", _static),
+            *routes(),
+        ]
+    )
+    return app
+
+
+async def _lives(_: web.Request) -> web.Response:
+    headers = {INSTANCE_HEADER: os.environ[INSTANCE]} if INSTANCE in os.environ else None
+    return web.Response(text="ok\n", headers=headers)
+
+
+async def _static(request: web.Request) -> web.Response:
+    name = request.match_info["name"]
+    if name not in STATIC:
+        raise web.HTTPNotFound
+    content, digest = static_file(name)
+    is_current = request.match_info["digest"] == digest
+    cache = f"public, max-age={_YEAR_S}, immutable" if is_current else "no-cache"
+    kind = _TYPES[name[name.rindex(".") :]]
+    return web.Response(body=content, content_type=kind, charset="utf-8", headers={"Cache-Control": cache})
+
+
+async def _login_page(request: web.Request) -> web.Response:
+    return render(request, "login.html", next=_own_path(request.query.get("next", "/")), problem="")
+
+
+async def _log_in(request: web.Request) -> web.Response:
+    access = request.app[ACCESS]
+    form = await request.post()
+    target = _own_path(str(form.get("next", "/")))
+    peer = request.remote or ""
+    problem = form_problem(request, str(form.get(FORM_MARK, "")))
+    cookie = None if problem else access.log_in(str(form.get("token", "")).strip(), peer)
+    if cookie is None:
+        if not problem:
+            problem = (
+                "too many wrong tokens came from your address: wait a minute"
+                if access.is_limited(peer)
+                else "this token is wrong, or has expired"
+            )
+            _LOG.warning("a login from %s failed", peer)
+        status = 429 if access.is_limited(peer) else 403
+        return render(request, "login.html", status=status, next=target, problem=problem)
+    answer = web.Response(status=303, headers={"Location": target})
+    answer.set_cookie(
+        COOKIE,
+        cookie,
+        max_age=SESSION_S,
+        httponly=True,
+        samesite="Strict",
+        secure=access.is_encrypted,
+        path="/",
+    )
+    return answer
+
+
+async def _log_out(request: web.Request) -> web.Response:
+    form = await request.post()
+    if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
+        return render(request, "error.html", status=403, text=problem)
+    answer = web.Response(status=303, headers={"Location": "/login"})
+    answer.del_cookie(COOKIE, path="/")
+    return answer
+
+
+def _own_path(path: str) -> str:
+    """Return a path of this page, `/` for anything that could lead elsewhere."""
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_own else "/"

@@ -1,0 +1,51 @@
+"""The words of the pages: verdicts, durations, people and what to do."""
+
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Final
+
+VERDICTS: Final = MappingProxyType(
+    {
+        "firing": "not OK",
+        "warning": "in doubt",
+        "unknown": "not known",
+        "ok": "OK",
+    }
+)
+"""What each verdict means to somebody who does not know the detectors."""
+_UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def verdict(name: str) -> str:
+    """Return a verdict in words."""
+    return VERDICTS.get(name, name)
+
+
+def duration(span: timedelta) -> str:
+    """Return a span with its largest unit: `3 hours`; `less than a minute` below one."""
+    seconds = span.total_seconds()
+    for size, unit in _UNITS:
+        if seconds >= size:
+            n = int(seconds // size)
+            return f"{n:,} {unit}{'' if n == 1 else 's'}"
+    return "less than a minute"
+
+
+def since(at: datetime | None, now: datetime) -> str:
+    """Return how long ago something was: `for 3 hours`."""
+    return "" if at is None else f"for {duration(max(timedelta(), now - at))}"
+
+
+def about(n: float) -> str:
+    """Return a large number as people say it: two digits, `about 1,200`."""
+    if n < 10:
+        return f"{n:.0f}" if n >= 1 or not n else "less than 1"
+    size = 10 ** (len(str(int(n))) - 2)
+    return f"about {round(n / size) * size:,}"
+
+
+def join(names: list[str], most: int = 3) -> str:
+    """Return names as a sentence has them: `a, b and 4 more`."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""

@@ -1,0 +1,417 @@
+"""Alerts as people handle them: lists, acknowledgements, notes, and the escalation that ends an acknowledgement.
+
+An acknowledgement lasts until its alert is resolved, a person takes it back, or the alert escalates:
+
+- its severity rises from `warning` to `firing`, or
+- it is clearly worse than when it was acknowledged: the lower end of the time-uniform 95 % interval of its metric over the
+  recent window is above both the upper end at that time and the mean from the onset until the alert. The mean counts because
+  the window still contains traffic from before the onset when an alert is young. Where no interval was known, only the severity
+  counts.
+
+The monitor applies this rule with each fold and writes the escalation as a row, so everybody who reads sees the same state.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.storage.audit import Action, add
+
+LONGEST_REASON: Final = 2_000
+"""Characters of a reason or a note."""
+_STATE: Final = """
+    select a.id, w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, a.severity, a.metric,
+        a.onset_at, a.opened_at, a.resolved_at, a.details,
+        last.action, last.made_by, last.identity, last.made_at, last.reason,
+        (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations
+    from alert a
+    join model_version w on w.id = a.model_version_id
+    join slice s on s.id = a.slice_id
+    left join lateral (
+        select * from alert_action c where c.alert_id = a.id and c.action <> 'note' order by c.id desc limit 1
+    ) last on true
+"""
+_LIST: Final = text(
+    f"""{_STATE}
+    where (a.resolved_at is null or :with_resolved) and (:model = '' or w.model = :model)
+    order by a.resolved_at is not null, (last.action is not distinct from 'ack'), a.severity, a.opened_at desc, a.id desc
+    limit :most"""
+)
+_ONE: Final = text(f"{_STATE} where a.id = :id")
+_ACTIONS: Final = text("""
+    select id, action, made_by, identity, made_at, reason from alert_action where alert_id = :id order by id
+""")
+_ADD: Final = text(
+    """
+    insert into alert_action (alert_id, action, identity, reason, severity, level)
+    select a.id, cast(:action as text), cast(:identity as text), cast(:reason as text),
+        case when cast(:acknowledges as boolean) then a.severity end,
+        case when cast(:acknowledges as boolean) and v.estimate -> a.metric ->> 'high' is not null then greatest(
+            (v.estimate -> a.metric ->> 'high')::float8, (a.details ->> 'after')::float8
+        ) end
+    from alert a left join verdict v on v.alert_id = a.id
+    where a.id = :id
+    returning id, alert_action.action, made_by, identity, made_at, reason
+""".replace("::", "\\:\\:")
+)
+_ESCALATE: Final = text(
+    """
+    insert into alert_action (alert_id, action, reason, severity)
+    select a.id, 'escalate', case when a.severity = last.severity then cast(:worse as text) else cast(:risen as text) end, a.severity
+    from alert a
+    join verdict v on v.alert_id = a.id
+    join lateral (
+        select * from alert_action c where c.alert_id = a.id and c.action <> 'note' order by c.id desc limit 1
+    ) last on last.action = 'ack'
+    where a.resolved_at is null and (
+        (a.severity = 'firing' and last.severity = 'warning')
+        or (v.estimate -> a.metric ->> 'low')::float8 > last.level
+    )
+    returning id, alert_id, reason
+""".replace("::", "\\:\\:")
+)
+
+_SEND: Final = text("""
+    insert into outbox (transition_id, escalation_id, sent_at, webhook_due_at)
+    select max(t.id), :escalation, now(), now() from transition t where t.alert_id = :alert having max(t.id) is not null
+""")
+_WORSE: Final = "clearly worse than when it was acknowledged"
+_RISEN: Final = "from warning to firing"
+
+_PEOPLE: Final = text("""
+    select count(distinct c.group_key) from comparison c, alert a
+    where a.id = :id and c.model_version_id = a.model_version_id and c.slice_ids @> array[a.slice_id] and c.flip
+        and c.group_key <> '' and c.captured_at >= a.onset_at
+        and c.captured_at > coalesce(a.resolved_at, (select event_time from fold)) - interval '1 day'
+        and c.captured_at <= coalesce(a.resolved_at, (select event_time from fold))
+""")
+
+_MARK: Final = text(
+    "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0)"
+)
+_OPEN: Final = text(f"{_STATE} where a.resolved_at is null order by a.id")
+_OF_IDS: Final = text(f"{_STATE} where a.id = any(:ids)")
+_ENDED: Final = text("""
+    select t.alert_id, case when t.to_verdict = 'firing' then 'warning' else a.severity end as severity,
+        (
+            select count(*) from alert_action e
+            where e.alert_id = a.id and e.action = 'escalate' and (t.to_verdict <> 'firing' or e.made_at < o.created_at)
+        ) as escalations,
+        o.created_at as ended_at
+    from outbox o join transition t on t.id = o.transition_id join alert a on a.id = t.alert_id
+    where o.escalation_id is null and o.created_at > now() - cast(:span as interval)
+        and (t.from_verdict = 'warning' and t.to_verdict = 'firing' or t.to_verdict in ('ok', 'unknown'))
+    union all
+    select c.alert_id, c.severity,
+        (select count(*) from alert_action e where e.alert_id = c.alert_id and e.action = 'escalate' and e.id < c.id),
+        c.made_at
+    from alert_action c
+    where c.action = 'escalate' and c.reason = :worse and c.made_at > now() - cast(:span as interval)
+""")
+_DUE: Final = text("""
+    select o.id, o.webhook_attempts as attempts, o.escalation_id, t.alert_id, t.from_verdict, t.to_verdict, t.details,
+        coalesce(c.made_at, t.at) as at
+    from outbox o join transition t on t.id = o.transition_id left join alert_action c on c.id = o.escalation_id
+    where o.webhook_due_at <= now() and t.alert_id is not null
+    order by o.webhook_due_at, o.id limit :most
+""")
+_DELIVERED: Final = text("update outbox set webhook_due_at = null, webhook_error = null where id = :id")
+_DELAYED: Final = text("""
+    update outbox set webhook_due_at = now() + cast(:pause as interval), webhook_attempts = webhook_attempts + 1,
+        webhook_error = :error
+    where id = :id
+""")
+
+
+class Act(StrEnum):
+    """What happens to an alert after it was opened."""
+
+    ACK = "ack"
+    UNACK = "unack"
+    NOTE = "note"
+    ESCALATE = "escalate"  # by the monitor
+
+
+_AUDITED: Final[Mapping[Act, Action]] = {
+    Act.ACK: Action.ALERT_ACK,
+    Act.UNACK: Action.ALERT_UNACK,
+    Act.NOTE: Action.ALERT_NOTE,
+}
+
+
+class ActionFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `alert_action`.
+
+    Parameters
+    ----------
+    by
+        The person: the identity that the web server has authenticated, else the database user.
+    through
+        The database user who wrote it for that identity; empty: the person is the database user.
+    """
+
+    act: Act
+    by: str
+    through: str
+    at: datetime
+    reason: str
+
+
+class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert with its state.
+
+    Parameters
+    ----------
+    details
+        The flat form of its event; see `quantdrift.storage.monitor.events`.
+    acknowledged
+        The acknowledgement in effect, or None.
+    escalations
+        How often it has escalated after an acknowledgement.
+    """
+
+    id: int
+    model: str
+    version: str
+    slice: str
+    slice_id: int
+    severity: str
+    metric: str
+    onset_at: datetime
+    opened_at: datetime
+    resolved_at: datetime | None
+    details: dict[str, Any]
+    acknowledged: ActionFact | None
+    escalations: int
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of an alert that has ended: it was resolved, or has escalated.
+
+    Parameters
+    ----------
+    escalations
+        How often it had escalated after an acknowledgement by then.
+    ended_at
+        By the database's clock.
+    """
+
+    alert_id: int
+    severity: str
+    escalations: int
+    ended_at: datetime
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of an alert that waits for the webhook.
+
+    Parameters
+    ----------
+    id
+        The same at each attempt.
+    attempts
+        How often sending it failed.
+    change
+        `opened`, `escalated` (from warning to firing), `worse` (it was acknowledged) or `ended` (resolved, or not watched any
+        more).
+    alert
+        Its state now.
+    details
+        The flat form of the event.
+    """
+
+    id: int
+    attempts: int
+    change: str
+    at: datetime
+    alert: AlertFact
+    details: dict[str, Any]
+
+
+async def list_alerts(
+    connection: AsyncConnection, *, model: str = "", with_resolved: bool = False, most: int = 1_000
+) -> list[AlertFact]:
+    """Return alerts: open ones first, of these the ones that are not acknowledged, pages before tickets, the newest first."""
+    values = {"model": model, "with_resolved": with_resolved, "most": most}
+    return [_fact(row) for row in (await connection.execute(_LIST, values)).mappings()]
+
+
+async def find_alert(connection: AsyncConnection, alert_id: int) -> AlertFact:
+    """Return one alert.
+
+    Raises
+    ------
+    OperatorError
+        There is no such alert.
+    """
+    row = (await connection.execute(_ONE, {"id": alert_id})).mappings().one_or_none()
+    if row is None:
+        raise OperatorError(f"there is no alert {alert_id}: `quantdrift alerts list --all` shows the numbers")
+    return _fact(row)
+
+
+async def actions_of(connection: AsyncConnection, alert_id: int) -> list[ActionFact]:
+    """Return what was done about an alert, the oldest first."""
+    return [_action(row) for row in (await connection.execute(_ACTIONS, {"id": alert_id})).mappings()]
+
+
+async def count_people(connection: AsyncConnection, alert: AlertFact) -> int:
+    """Return how many sessions or people got a changed answer in the alert's last day, among the sampled requests.
+
+    It is 0 where `sampling.sticky_header` does not say who sends a request.
+    """
+    return int(await connection.scalar(_PEOPLE, {"id": alert.id}) or 0)
+
+
+async def act(
+    connection: AsyncConnection, alert_id: int, what: Act, reason: str, *, identity: str = ""
+) -> ActionFact:
+    """Acknowledge an alert, take that back, or add a note; with an entry in the audit, in the transaction of `connection`.
+
+    Parameters
+    ----------
+    what
+        Not `Act.ESCALATE`.
+    reason
+        Why, or the note. The audit keeps it for ever.
+    identity
+        The person that the caller has authenticated. Empty: the database user acts. It must never be a text that a person typed.
+
+    Raises
+    ------
+    OperatorError
+        There is no such alert; it was resolved (a note is accepted then); it is not acknowledged; or the reason is missing or
+        too long. The database user lacks the right (role quantdrift_operator).
+    """
+    reason = reason.strip()
+    word = "the note" if what is Act.NOTE else "the reason"
+    if not reason:
+        raise OperatorError(f"{word} is empty: say what the next person on call must know")
+    if len(reason) > LONGEST_REASON:
+        raise OperatorError(
+            f"{word} has {len(reason):,} characters, and {LONGEST_REASON:,} are allowed: shorten it"
+        )
+    alert = await find_alert(connection, alert_id)
+    if alert.resolved_at is not None and what is not Act.NOTE:
+        raise OperatorError(
+            f"alert {alert_id} was resolved at {alert.resolved_at:%Y-%m-%d %H:%M} UTC, so it cannot be"
+            f" {'acknowledged' if what is Act.ACK else 'changed'}: add a note if others must know something"
+        )
+    if what is Act.UNACK and alert.acknowledged is None:
+        raise OperatorError(f"alert {alert_id} is not acknowledged: there is nothing to take back")
+    values = {
+        "id": alert_id,
+        "acknowledges": what is Act.ACK,
+        "action": what.value,
+        "identity": identity,
+        "reason": reason,
+    }
+    made = _action((await connection.execute(_ADD, values)).mappings().one())
+    after: dict[str, Any] = {
+        "acknowledged": what is Act.ACK or (what is Act.NOTE and alert.acknowledged is not None)
+    }
+    if identity:
+        after["identity"] = identity
+    await add(
+        connection,
+        _AUDITED[what],
+        model=alert.model,
+        subject=f"alert {alert_id}",
+        before={"acknowledged": alert.acknowledged is not None},
+        after=after,
+        note=reason,
+    )
+    return made
+
+
+async def escalate(connection: AsyncConnection, *, webhook: bool) -> None:
+    """End the acknowledgements of alerts that have become worse: of the monitor, in the transaction of a fold.
+
+    Parameters
+    ----------
+    webhook
+        Put those that no change of verdict reports into the outbox, for the webhook alone: the collector has their last event.
+    """
+    escalated = (await connection.execute(_ESCALATE, {"worse": _WORSE, "risen": _RISEN})).all()
+    for row in escalated:
+        if webhook and row.reason == _WORSE:
+            await connection.execute(_SEND, {"escalation": row.id, "alert": row.alert_id})
+
+
+async def alert_mark(connection: AsyncConnection) -> tuple[int, int]:
+    """Return two numbers, one of which changes with every change of an alert."""
+    outbox, action = (await connection.execute(_MARK)).one()
+    return int(outbox), int(action)
+
+
+async def current_alerts(
+    connection: AsyncConnection, ended_for: timedelta
+) -> tuple[list[AlertFact], list[tuple[AlertFact, Ended]]]:
+    """Return the open alerts, and the states that ended within `ended_for`, each with its alert."""
+    current = [_fact(row) for row in (await connection.execute(_OPEN)).mappings()]
+    values = {"span": ended_for, "worse": _WORSE}
+    ended = [Ended(**row) for row in (await connection.execute(_ENDED, values)).mappings()]
+    known = await _facts(connection, {end.alert_id for end in ended})
+    return current, [(known[end.alert_id], end) for end in ended]
+
+
+async def due_deliveries(connection: AsyncConnection, most: int) -> list[Delivery]:
+    """Return what the webhook should get now, what waits longest first."""
+    rows = (await connection.execute(_DUE, {"most": most})).mappings().all()
+    known = await _facts(connection, {row["alert_id"] for row in rows})
+    return [
+        Delivery(
+            id=row["id"],
+            attempts=row["attempts"],
+            change=_change(row),
+            at=row["at"],
+            alert=known[row["alert_id"]],
+            details=row["details"],
+        )
+        for row in rows
+    ]
+
+
+async def end_delivery(connection: AsyncConnection, event_id: int) -> None:
+    """Note that the webhook has accepted an event."""
+    await connection.execute(_DELIVERED, {"id": event_id})
+
+
+async def delay_delivery(connection: AsyncConnection, event_id: int, pause_s: float, error: str) -> None:
+    """Note that the webhook did not accept an event, and try it again after `pause_s`."""
+    values = {"id": event_id, "pause": timedelta(seconds=pause_s), "error": error}
+    await connection.execute(_DELAYED, values)
+
+
+async def _facts(connection: AsyncConnection, ids: set[int]) -> dict[int, AlertFact]:
+    rows = (await connection.execute(_OF_IDS, {"ids": sorted(ids)})).mappings() if ids else ()
+    return {row["id"]: _fact(row) for row in rows}
+
+
+def _change(row: RowMapping) -> str:
+    if row["escalation_id"] is not None:
+        return "worse"
+    if row["to_verdict"] not in {"warning", "firing"}:
+        return "ended"
+    return "escalated" if row["from_verdict"] == "warning" else "opened"
+
+
+def _action(row: RowMapping) -> ActionFact:
+    return ActionFact(
+        act=Act(row["action"]),
+        by=row["identity"] or row["made_by"],
+        through=row["made_by"] if row["identity"] else "",
+        at=row["made_at"],
+        reason=row["reason"],
+    )
+
+
+def _fact(row: RowMapping) -> AlertFact:
+    values = {name: row[name] for name in AlertFact.__struct_fields__ if name != "acknowledged"}
+    return AlertFact(**values, acknowledged=_action(row) if row["action"] == Act.ACK else None)

@@ -1,0 +1,276 @@
+"""The past: a slice over time, its worst exchanges, directions of changed answers, alerts, and two versions side by side."""
+
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.page.now import Fact, rows
+
+_COLUMNS: Final = """sum(n_groups)::bigint as n, sum(weight) as weight, sum(weight_sq) as weight_sq, sum(flip) as flip,
+    sum(flip_weight) as flip_weight, sum(divergence) as divergence, sum(divergence_weight) as divergence_weight,
+    sum(tie) as tie"""
+_HOURS: Final = text(
+    f"""
+    select date_bin(:width, hour, timestamptz '2000-01-01') as at, {_COLUMNS}
+    from rollup_hour where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end
+    group by 1 order by 1
+""".replace("::", "\\:\\:")  # noqa: S608 - constants
+)
+_DAYS: Final = text(
+    f"""
+    select day as at, {_COLUMNS}
+    from rollup_day where model_version_id = :version and slice_id = :slice and day >= :begin and day < :end
+    group by 1 order by 1
+""".replace("::", "\\:\\:")  # noqa: S608 - constants
+)
+_BINS: Final = text("""
+    select hour < :split as is_before, divergence_bins as bins from rollup_hour
+    where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end
+""")
+_WORST: Final = text("""
+    select c.captured_at as at, c.exchange_id as exchange, c.item, c.divergence, c.flip, c.tie, c.trace, c.attributes,
+        c.detail, c.candidate_margin, c.reference_margin
+    from comparison c
+    where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
+        and c.slice_ids @> array[cast(:slice as integer)]
+    order by c.flip desc nulls last, c.divergence desc nulls last limit :most
+""")
+_DIRECTIONS: Final = text(
+    """
+    select (c.detail ->> 'reference_top')::int as reference, (c.detail ->> 'candidate_top')::int as candidate,
+        coalesce(c.tie, false) as tie, count(*) as n, sum(1 / (c.pi1 * c.pi2) / c.n_items) as weight
+    from comparison c
+    where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
+        and c.slice_ids @> array[cast(:slice as integer)] and c.flip and c.detail ? 'reference_top'
+    group by 1, 2, 3 order by 5 desc limit 12
+""".replace("::", "\\:\\:")
+)
+_ALERTS: Final = """
+    select a.id, a.model_version_id as version_id, a.slice_id, v.model, v.candidate_version as version, s.name as slice,
+        s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, a.resolved_at, a.details
+    from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id
+"""
+_LIST: Final = text(
+    f"{_ALERTS} where (:version = 0 or (a.model_version_id = :version and a.slice_id = :slice))"
+    " order by a.resolved_at is not null, a.severity, a.opened_at desc, a.id desc limit :most"
+)
+_ALERT: Final = text(f"{_ALERTS} where a.id = :id")
+_STEPS: Final = text("""
+    select at, from_verdict as before, to_verdict as after, details ->> 'reason' as reason, slice_id from transition
+    where alert_id = :id order by id limit 100
+""")
+_COMPARED: Final = text("""
+    with sums as (
+        select model_version_id, slice_id, cast(sum(n_groups) as bigint) as n, sum(weight) as weight, sum(weight_sq) as weight_sq,
+            sum(flip) as flip, sum(flip_weight) as flip_weight, sum(divergence) as divergence,
+            sum(divergence_weight) as divergence_weight
+        from rollup_day where model_version_id in (:old, :new) and day >= :begin group by 1, 2
+    )
+    select s.id as slice_id, s.name as slice, s.predicate, o.n as old_n, o.weight as old_weight,
+        o.weight_sq as old_weight_sq, o.flip as old_flip, o.flip_weight as old_flip_weight, n.n as new_n,
+        n.weight as new_weight, n.weight_sq as new_weight_sq, n.flip as new_flip, n.flip_weight as new_flip_weight
+    from slice s
+    left join sums o on o.slice_id = s.id and o.model_version_id = :old
+    left join sums n on n.slice_id = s.id and n.model_version_id = :new
+    where o.slice_id is not null or n.slice_id is not null
+    order by s.predicate <> 'true', n.flip / nullif(n.flip_weight, 0) - o.flip / nullif(o.flip_weight, 0) desc nulls last,
+        s.name limit 1001
+""")
+_AUDIT: Final = text("""
+    select at, actor, action, model, subject, note from audit order by seq desc limit :most
+""")
+
+
+class Sums(Fact, frozen=True, kw_only=True):
+    """Weighted sums of a slice over one bucket of time."""
+
+    at: datetime
+    n: int
+    weight: float
+    weight_sq: float
+    flip: float
+    flip_weight: float
+    divergence: float
+    divergence_weight: float
+    tie: float | None
+
+    @property
+    def n_effective(self) -> float:
+        """So many equally weighted exchanges carry as much information."""
+        return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
+
+
+class Exchange(Fact, frozen=True, kw_only=True):
+    """A compared item, as it stands in the list of the worst."""
+
+    at: datetime
+    exchange: UUID
+    item: int
+    divergence: float | None
+    flip: bool | None
+    tie: bool | None
+    trace: str
+    attributes: dict[str, Any]
+    detail: dict[str, Any] | None
+    candidate_margin: float | None
+    reference_margin: float | None
+
+
+class Direction(Fact, frozen=True, kw_only=True):
+    """Changed answers from one class of the reference to another one of the candidate."""
+
+    reference: int
+    candidate: int
+    tie: bool
+    n: int
+    weight: float
+
+
+class AlertRow(Fact, frozen=True, kw_only=True):
+    """An alert; `details` is the flat form of its event."""
+
+    id: int
+    version_id: int
+    slice_id: int
+    model: str
+    version: str
+    slice: str
+    predicate: str
+    severity: str
+    metric: str
+    onset_at: datetime
+    opened_at: datetime
+    resolved_at: datetime | None
+    details: dict[str, Any]
+
+
+class Step(Fact, frozen=True, kw_only=True):
+    """A change of verdict in an alert's timeline."""
+
+    at: datetime
+    before: str
+    after: str
+    reason: str | None
+    slice_id: int
+
+
+class Pair(Fact, frozen=True, kw_only=True):
+    """The sums of one slice for two versions; None where a version has no comparison there."""
+
+    slice_id: int
+    slice: str
+    predicate: str
+    old_n: int | None
+    old_weight: float | None
+    old_weight_sq: float | None
+    old_flip: float | None
+    old_flip_weight: float | None
+    new_n: int | None
+    new_weight: float | None
+    new_weight_sq: float | None
+    new_flip: float | None
+    new_flip_weight: float | None
+
+
+class AuditRow(Fact, frozen=True, kw_only=True):
+    """An entry of the audit: who changed what, when and why."""
+
+    at: datetime
+    actor: str
+    action: str
+    model: str
+    subject: str
+    note: str
+
+
+async def history(
+    connection: AsyncConnection,
+    version_id: int,
+    slice_id: int,
+    begin: datetime,
+    end: datetime,
+    *,
+    width: timedelta,
+) -> list[Sums]:
+    """Return a slice over time, in buckets of `width`: whole hours below a day, else days."""
+    parameters = {"version": version_id, "slice": slice_id, "begin": begin, "end": end}
+    if width < timedelta(days=1):
+        return await rows(connection, Sums, _HOURS, width=width, **parameters)
+    return await rows(connection, Sums, _DAYS, **parameters)
+
+
+async def bins(
+    connection: AsyncConnection, version_id: int, slice_id: int, times: tuple[datetime, datetime, datetime]
+) -> tuple[list[float], list[float]]:
+    """Return two weighted histograms of the divergence: 64 bins each, empty without data.
+
+    Parameters
+    ----------
+    times
+        Begin, the time that separates the two, and end.
+    """
+    begin, split, end = times
+    found: tuple[list[float], list[float]] = ([], [])
+    parameters = {"version": version_id, "slice": slice_id, "begin": begin, "split": split, "end": end}
+    for row in (await connection.execute(_BINS, parameters)).mappings():
+        sums = found[0 if row["is_before"] else 1]
+        sums[:] = [a + b for a, b in zip(sums or [0.0] * 64, row["bins"], strict=True)]
+    return found
+
+
+async def worst(
+    connection: AsyncConnection,
+    version_id: int,
+    slice_id: int,
+    period: tuple[datetime, datetime],
+    *,
+    most: int,
+) -> list[Exchange]:
+    """Return the items whose answer changed or that diverged most."""
+    parameters = {
+        "version": version_id,
+        "slice": slice_id,
+        "begin": period[0],
+        "end": period[1],
+        "most": most,
+    }
+    return await rows(connection, Exchange, _WORST, **parameters)
+
+
+async def directions(
+    connection: AsyncConnection, version_id: int, slice_id: int, period: tuple[datetime, datetime]
+) -> list[Direction]:
+    """Return which answers became which, the most frequent first; ties are apart."""
+    parameters = {"version": version_id, "slice": slice_id, "begin": period[0], "end": period[1]}
+    return await rows(connection, Direction, _DIRECTIONS, **parameters)
+
+
+async def alerts(
+    connection: AsyncConnection, *, version_id: int = 0, slice_id: int = 0, most: int = 100
+) -> list[AlertRow]:
+    """Return alerts, open ones first; of one slice if it is given."""
+    return await rows(connection, AlertRow, _LIST, version=version_id, slice=slice_id, most=most)
+
+
+async def alert(connection: AsyncConnection, alert_id: int) -> AlertRow | None:
+    """Return an alert, None if there is none with this number."""
+    found = await rows(connection, AlertRow, _ALERT, id=alert_id)
+    return found[0] if found else None
+
+
+async def steps(connection: AsyncConnection, alert_id: int) -> list[Step]:
+    """Return the timeline of an alert."""
+    return await rows(connection, Step, _STEPS, id=alert_id)
+
+
+async def pairs(connection: AsyncConnection, old: int, new: int, begin: datetime) -> list[Pair]:
+    """Return every slice of two versions: all traffic first, then the slices where the new one is worst."""
+    return await rows(connection, Pair, _COMPARED, old=old, new=new, begin=begin)
+
+
+async def audit(connection: AsyncConnection, most: int) -> list[AuditRow]:
+    """Return the newest entries of the audit."""
+    return await rows(connection, AuditRow, _AUDIT, most=most)

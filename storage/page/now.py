@@ -1,0 +1,240 @@
+"""The present state: versions, their slices with verdicts and traffic, and what is not looked at."""
+
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+from sqlalchemy import TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_T = TypeVar("_T")
+# Worst first: what pages, what may, what nobody knows, then the rest by evidence.
+ORDER: Final = "array_position(array['firing', 'warning', 'unknown', 'ok'], n.verdict), n.evidence_ratio desc nulls last, n.slice"
+_STATE: Final = text(
+    "select (select fold_seq from fold) as fold, (select max(id) from alert) as alert,"
+    " (select max(seq) from audit) as audit"
+)
+_VERSIONS: Final = text("""
+    select v.id, v.model, v.candidate_version as version, v.reference_digest as reference, v.first_seen_at as first_at,
+        max(n.last_at) as last_at, min(n.since) filter (where n.verdict = 'firing') as firing_since,
+        min(n.since) filter (where n.predicate = 'true') as since,
+        max(n.verdict) filter (where n.predicate = 'true') as whole,
+        max(n.reason) filter (where n.predicate = 'true') as reason,
+        max(n.slice_id) filter (where n.predicate = 'true') as all_id,
+        count(n.slice_id) filter (where n.verdict = 'firing') as n_firing,
+        count(n.slice_id) filter (where n.verdict = 'warning') as n_warning,
+        count(n.slice_id) filter (where n.verdict = 'unknown') as n_unknown,
+        count(n.slice_id) as n_slices
+    from model_version v left join slice_now n on n.model_version_id = v.id
+    group by v.id order by v.model, max(n.last_at) desc nulls last, v.id desc limit 500
+""")
+# The traffic of the last day of data, so that a model that stands still shows its last day.
+_DAY: Final = text("""
+    select r.slice_id, sum(r.weight) as weight, sum(r.flip) as flip, sum(r.flip_weight) as flip_weight,
+        sum(r.n_groups)::bigint as n, extract(epoch from max(r.hour) - min(r.hour)) / 3600 + 1 as hours
+    from rollup_hour r where r.model_version_id = :version and r.hour > :after group by 1
+""")
+_SLICES: Final = text(f"""
+    select n.slice_id, n.slice, n.predicate, n.verdict, n.reason, n.since, n.n_groups, n.evidence_ratio,
+        n.flip_mean, n.flip_low, n.flip_high, n.flip_budget, n.divergence_mean, n.divergence_low, n.divergence_high,
+        n.divergence_budget, n.alert_id, n.onset_at, n.last_at, n.flip_missing, count(*) over () as n_found
+    from slice_now n
+    where n.model_version_id = :version and (:verdict = '' or n.verdict = :verdict)
+        and (:words = '' or strpos(lower(n.slice || ' ' || n.predicate), lower(:words)) > 0)
+        and (not :parts or n.predicate <> 'true')
+    order by {ORDER} limit :most offset :first
+""")  # noqa: S608 - a constant
+_CHANGES: Final = text("""
+    select t.slice_id, t.from_verdict as before, t.to_verdict as after, t.at from transition t
+    where t.model_version_id = :version and t.slice_id = any(:slices) and t.at >= :begin order by t.slice_id, t.at, t.id
+""")
+_REASONS: Final = text("""
+    select n.reason, count(*) as n, (array_agg(n.slice order by n.n_groups desc))[1:3] as slices from slice_now n
+    where n.model_version_id = :version and n.verdict = 'unknown' group by 1 order by 2 desc limit 5
+""")
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A row that the page shows."""
+
+
+class VersionNow(Fact, frozen=True, kw_only=True):
+    """A version of a model, with the verdicts on its slices.
+
+    Parameters
+    ----------
+    whole, reason, since
+        Verdict on all of its traffic, why, and since when; None: nothing was folded yet.
+    firing_since
+        When the first of its slices that fire began to.
+    all_id
+        The slice of all traffic.
+    """
+
+    id: int
+    model: str
+    version: str
+    reference: str
+    first_at: datetime
+    last_at: datetime | None
+    firing_since: datetime | None
+    since: datetime | None
+    whole: str | None
+    reason: str | None
+    all_id: int | None
+    n_firing: int
+    n_warning: int
+    n_unknown: int
+    n_slices: int
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict on it: a single slice that fires makes it `firing`; `unknown` where nothing is known."""
+        if self.n_firing:
+            return "firing"
+        if self.n_warning:
+            return "warning"
+        return self.whole or "unknown"
+
+
+class Traffic(Fact, frozen=True, kw_only=True):
+    """Estimated traffic of a slice on the last day with data.
+
+    Parameters
+    ----------
+    requests, changed
+        A day: requests, and those whose answer changed; None where answers are not compared.
+    share
+        Of the requests of the version.
+    n
+        Exchanges compared.
+    """
+
+    requests: float
+    changed: float | None
+    share: float
+    n: int
+
+
+class SliceNow(Fact, frozen=True, kw_only=True):
+    """A slice with its verdict: the columns of the view `slice_now`."""
+
+    slice_id: int
+    slice: str
+    predicate: str
+    verdict: str
+    reason: str
+    since: datetime
+    n_groups: int
+    evidence_ratio: float | None
+    flip_mean: float | None
+    flip_low: float | None
+    flip_high: float | None
+    flip_budget: float | None
+    divergence_mean: float | None
+    divergence_low: float | None
+    divergence_high: float | None
+    divergence_budget: float | None
+    alert_id: int | None
+    onset_at: datetime | None
+    last_at: datetime | None
+    flip_missing: int | None
+    n_found: int
+
+
+class Change(Fact, frozen=True, kw_only=True):
+    """A change of a slice's verdict."""
+
+    slice_id: int
+    before: str
+    after: str
+    at: datetime
+
+
+class Unknown(Fact, frozen=True, kw_only=True):
+    """Slices whose health is not known, by reason, with the names of some."""
+
+    reason: str
+    n: int
+    slices: tuple[str, ...]
+
+
+async def rows(
+    connection: AsyncConnection, kind: type[_T], statement: TextClause, **parameters: Any
+) -> list[_T]:
+    """Return the rows of a statement as records."""
+    found = (await connection.execute(statement, parameters)).mappings()
+    return [msgspec.convert(dict(row), kind, strict=False) for row in found]
+
+
+async def state(connection: AsyncConnection) -> str:
+    """Return a text that changes whenever something that the page shows has changed."""
+    row = (await connection.execute(_STATE)).one()
+    return ".".join(str(value or 0) for value in row)
+
+
+async def versions(connection: AsyncConnection) -> list[VersionNow]:
+    """Return every version by model, that with the newest traffic first."""
+    return await rows(connection, VersionNow, _VERSIONS)
+
+
+async def traffic(connection: AsyncConnection, version: VersionNow, after: datetime) -> dict[int, Traffic]:
+    """Return the traffic of each slice of a version, from the hours since `after`."""
+    found = (await connection.execute(_DAY, {"version": version.id, "after": after})).mappings().all()
+    total = next((row["weight"] for row in found if row["slice_id"] == version.all_id), 0) or 0
+    return {
+        row["slice_id"]: Traffic(
+            requests=24 * row["weight"] / float(row["hours"]),
+            changed=24 * row["flip"] / float(row["hours"]) if row["flip_weight"] else None,
+            share=min(1.0, row["weight"] / total) if total else 0.0,
+            n=row["n"],
+        )
+        for row in found
+    }
+
+
+async def slices(
+    connection: AsyncConnection,
+    version_id: int,
+    *,
+    words: str = "",
+    verdict: str = "",
+    most: int = 100,
+    first: int = 0,
+    parts: bool = False,
+) -> list[SliceNow]:
+    """Return slices of a version, worst first.
+
+    Parameters
+    ----------
+    words, verdict
+        Only slices with these words in their name or condition, and with this verdict; empty: all.
+    parts
+        Leave out the slice of all traffic.
+    """
+    return await rows(
+        connection,
+        SliceNow,
+        _SLICES,
+        version=version_id,
+        words=words,
+        verdict=verdict,
+        most=most,
+        first=first,
+        parts=parts,
+    )
+
+
+async def changes(
+    connection: AsyncConnection, version_id: int, slice_ids: list[int], begin: datetime
+) -> dict[int, list[Change]]:
+    """Return the changes of verdict of slices since `begin`, in order."""
+    found: dict[int, list[Change]] = {}
+    for change in await rows(connection, Change, _CHANGES, version=version_id, slices=slice_ids, begin=begin):
+        found.setdefault(change.slice_id, []).append(change)
+    return found
+
+
+async def unknowns(connection: AsyncConnection, version_id: int) -> list[Unknown]:
+    """Return why the health of slices is not known, the most frequent reasons first."""
+    return await rows(connection, Unknown, _REASONS, version=version_id)

@@ -1,0 +1,221 @@
+"""The live page in a real browser, against the real server and database. Skipped where there is no Chromium."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import asyncpg
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Web
+from quantdrift.storage.database import Database
+from quantdrift.web.server import page_port
+from tests.support.storage.page_rows import write_history
+from tests.support.storage.report_rows import write_short_story
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
+]
+
+_CHECKS: Final = """() => {
+  const parse = (text) => text.match(/[0-9.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const wrong = [];
+  for (const element of document.querySelectorAll("body *:not(svg):not(svg *):not(option):not(select)")) {
+    if (![...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim())) continue;
+    const [a, b] = [light(parse(getComputedStyle(element).color)), light(behind(element))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) wrong.push(`contrast ${contrast.toFixed(1)}: ${element.textContent.slice(0, 40)}`);
+    if (parseFloat(getComputedStyle(element).fontSize) < 12) wrong.push(`small: ${element.textContent.slice(0, 40)}`);
+  }
+  const levels = [...document.querySelectorAll("h1, h2, h3")].map((each) => Number(each.tagName[1]));
+  if (levels.filter((each) => each === 1).length !== 1) wrong.push("not one h1");
+  if (levels.some((each, at) => at && each > levels[at - 1] + 1)) wrong.push("a heading level is left out");
+  for (const each of document.querySelectorAll("input:not([type=hidden]):not([hidden]), select"))
+    if (!document.querySelector(`label[for="${each.id}"]`)) wrong.push(`no label: ${each.outerHTML.slice(0, 60)}`);
+  for (const each of document.querySelectorAll("svg[role=img]")) if (!each.getAttribute("aria-label")) wrong.push("no text: svg");
+  const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
+  if (new Set(ids).size !== ids.length) wrong.push("an id stands twice");
+  for (const name of ["main", "header", "footer"]) if (!document.querySelector(name)) wrong.push(`no ${name}`);
+  if (document.documentElement.scrollWidth > innerWidth) wrong.push(`scrolls sideways: ${document.documentElement.scrollWidth}`);
+  return wrong;
+}"""
+_NASTY: Final = "</td><script>alert(1)</script>\u202e\u001b[31m{:d}"
+
+
+@asynccontextmanager
+async def _served(dsn: str, web: Web | None = None, token: str = "") -> AsyncIterator[str]:
+    config = Config(models=(Model(name="digits"),), web=web or Web())
+    async with Database(dsn) as database:
+        port = page_port(config, Secrets(dsn=dsn, web_token=token), database)
+        number = await port.open(("127.0.0.1", 0))
+        try:
+            yield f"http://127.0.0.1:{number}"
+        finally:
+            await port.close()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    """Return a headless Chromium."""
+    async with async_playwright() as playwright:
+        found = await playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox",
+                "--disable-gpu",
+                "--no-first-run",
+                "--disable-background-networking",
+                "--disable-dev-shm-usage",
+            ],
+        )
+        yield found
+        await found.close()
+
+
+async def _open(
+    browser: Browser, width: int, scheme: Literal["light", "dark"]
+) -> tuple[Page, list[str], list[str]]:
+    page = await browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    return page, requests, complaints
+
+
+async def _look(
+    browser: Browser, base: str, paths: list[str], width: int, scheme: Literal["light", "dark"]
+) -> dict[str, str]:
+    """Open each page, check it, and return what stands in it."""
+    page, requests, complaints = await _open(browser, width, scheme)
+    found = {}
+    for path in paths:
+        answer = await page.goto(f"{base}{path}")
+        assert answer is not None
+        assert answer.status == 200, path
+        assert await page.evaluate(_CHECKS) == [], path
+        found[path] = await page.locator("main").inner_text()
+    assert complaints == []  # a violation of the content security policy would be one
+    assert all(url.startswith(f"{base}/") for url in requests)
+    await page.close()
+    return found
+
+
+async def test_pages_without_data_say_what_to_do(browser: Browser, postgres_dsn: str) -> None:
+    """An empty database shows no error and no figure, but the next step."""
+    async with _served(postgres_dsn) as base:
+        seen = await _look(browser, base, ["/", "/alerts", "/compare", "/system"], 390, "light")
+    assert "Send requests through the sidecar" in seen["/"]
+    assert "No alert is open" in seen["/alerts"]
+    assert "No sidecar has sent its counts yet" in seen["/system"]
+
+
+async def test_pages_with_a_firing_alert_lead_with_it(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """On a phone in the dark: the slice is named, the alert's first step is on the first screen, names are only text."""
+    end = datetime.now(UTC)
+    story = await write_short_story(postgres_dsn)
+    version, slices, alert = await write_history(
+        record, n_slices=5, n_days=10, end=end, version="int8-8", name=_NASTY
+    )
+    paths = ["/", "/alerts", f"/alert/{alert}", f"/slice/{version}/{slices[1]}", "/compare", "/system"]
+    paths.append(f"/slice/{story.version_id}/{story.slice_ids[1]}?span=1d")
+    async with _served(postgres_dsn) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
+            assert all("\u202e" not in text and "\x1b" not in text for text in seen.values())
+            assert "Too many answers changed in </td><script>" in seen["/"]
+            assert "trace 4bf92f35" in seen[paths[-1]]
+        page, _, _ = await _open(browser, 390, "dark")
+        await page.goto(f"{base}/alert/{alert}")
+        box = await page.locator(".qa.first").bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= 844
+
+
+async def test_an_open_page_follows_the_database(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """A change of the verdict appears without a reload, and without a request to anybody else."""
+    version, slices, _ = await write_history(record, n_slices=3, n_days=3, end=datetime.now(UTC))
+    async with _served(postgres_dsn) as base:
+        page, _, complaints = await _open(browser, 1280, "light")
+        async with page.expect_response(lambda answer: answer.url.endswith("/events")):
+            await page.goto(f"{base}/slice/{version}/{slices[2]}")
+        await page.get_by_text("Live.").wait_for()
+        assert await page.locator(".model .badge").inner_text() == "in doubt"
+        # Until the page's first event has come, a change is part of it.
+        async with asyncio.timeout(30):
+            while await page.locator(".model .badge").inner_text() != "OK":
+                await record.execute("update verdict set verdict = 'ok' where slice_id = $1", slices[2])
+                await record.execute("update fold set fold_seq = fold_seq + 1")
+                await page.wait_for_timeout(300)
+        assert complaints == []
+
+
+async def test_a_thousand_slices_are_shown_worst_first_and_found_by_name(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """The page stays small: a hundred rows, with links that keep the search."""
+    await write_history(record, n_slices=1000, n_days=2, end=datetime.now(UTC))
+    async with _served(postgres_dsn) as base:
+        seen = await _look(browser, base, ["/", "/?verdict=unknown", "/?page=10", "/?q=0999"], 390, "light")
+        page, _, _ = await _open(browser, 1280, "light")
+        await page.goto(f"{base}/?q=scanner%3D0&page=1")
+        assert await page.locator("tbody tr").count() == 100
+        assert "scanner=0001" in await page.locator("tbody tr").first.inner_text()
+        await page.get_by_role("link", name="Next 100").click()
+        assert "q=scanner%3D0" in page.url
+        assert await page.get_by_label("Find a slice").input_value() == "scanner=0"
+    assert "901 to 1,000 of 1,000" in seen["/?page=10"]
+
+
+async def test_a_token_opens_the_page_and_a_link_from_elsewhere_keeps_the_session(
+    browser: Browser, postgres_dsn: str
+) -> None:
+    """A wrong token is refused with words; the right one leads to the page that was asked for, by keyboard alone."""
+    async with _served(postgres_dsn, token="s3cret-token") as base:
+        page, _, complaints = await _open(browser, 390, "light")
+        await page.goto(f"{base}/system")
+        assert await page.evaluate(_CHECKS) == []
+        await page.keyboard.type("wrong")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("this token is wrong").wait_for()
+        complaints.clear()  # Chromium reports the status 403
+        await page.get_by_label("Token").fill("s3cret-token")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(f"{base}/system")
+        (cookie,) = await page.context.cookies()
+        assert cookie["httpOnly"]
+        assert cookie["sameSite"] == "Strict"
+        # Another site, whose page has a link to an alert.
+        await page.route(
+            "http://localhost:1/",
+            lambda route: route.fulfill(body=f'<a href="{base}/alerts">alert</a>', content_type="text/html"),
+        )
+        await page.goto("http://localhost:1/")
+        await page.get_by_role("link").click()
+        await page.get_by_text("No alert is open").wait_for()
+        await page.get_by_role("button", name="Log out").click()
+        await page.get_by_label("Token").wait_for()
+        assert complaints == []

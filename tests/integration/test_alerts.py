@@ -1,0 +1,255 @@
+"""Alerts as people handle them: acknowledged by name and reason until they escalate, with an entry in the audit."""
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from quantdrift.cli.alerts import alerts
+from quantdrift.cli.main import main
+from quantdrift.core.errors import OperatorError
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.notify.alertmanager import encode
+from quantdrift.storage.audit import entries
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.alerts import (
+    Act,
+    AlertFact,
+    act,
+    actions_of,
+    current_alerts,
+    delay_delivery,
+    due_deliveries,
+    end_delivery,
+    escalate,
+    find_alert,
+    list_alerts,
+)
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.write import write
+from quantdrift.storage.schema.roles import OPERATOR, READER
+from tests.support.monitor.fold_stream import CONFIG, FAINT_ID, batches, store_batch, store_catalog
+from tests.support.storage.logins import login_in
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def fired(database: Database, record: asyncpg.Connection) -> int:
+    """Return the number of a firing alert that the fold has written."""
+    await store_catalog(record)
+    for batch in batches(60, faint_flips=0.3):
+        await store_batch(record, batch)
+    async with database.begin() as connection:
+        fold = Fold(CONFIG, await resume(connection))
+        rows = await claim(connection, fold.position.fold_seq, 100)
+        fold.learn(await load_catalog(connection, wanted={1}, known=fold.catalog))
+        for batch in rows:
+            fold.batch(batch)
+        await write(connection, fold.take(), "", webhook=True)
+    number = await record.fetchval(
+        "select id from alert where slice_id = $1 and severity = 'firing' and resolved_at is null", FAINT_ID
+    )
+    return int(number)
+
+
+async def _state(database: Database, alert_id: int) -> AlertFact:
+    async with database.begin() as connection:
+        return await find_alert(connection, alert_id)
+
+
+async def test_an_acknowledgement_has_the_person_and_the_reason_also_in_the_audit(
+    database: Database, fired: int
+) -> None:
+    """The database user and the identity that the web server passes are both kept; a note changes nothing."""
+    async with database.begin() as connection:
+        made = await act(connection, fired, Act.ACK, " looking into it ", identity="ada@example.org")
+        await act(connection, fired, Act.NOTE, "the scanner was cleaned")
+    assert (made.by, made.reason) == ("ada@example.org", "looking into it")
+    assert made.through
+    found = await _state(database, fired)
+    assert found.acknowledged == made
+    async with database.begin() as connection:
+        await act(connection, fired, Act.UNACK, "going home")
+        written = (await entries(connection))[-3:]
+        done = await actions_of(connection, fired)
+    assert [one.act for one in done] == [Act.ACK, Act.NOTE, Act.UNACK]
+    assert [(one.action, one.subject, one.note) for one in written] == [
+        ("alert ack", f"alert {fired}", "looking into it"),
+        ("alert note", f"alert {fired}", "the scanner was cleaned"),
+        ("alert unack", f"alert {fired}", "going home"),
+    ]
+    assert written[0].after == {"acknowledged": True, "identity": "ada@example.org"}
+    assert written[1].after == {"acknowledged": True}
+    assert (await _state(database, fired)).acknowledged is None
+
+
+async def test_what_cannot_be_done_is_refused_by_name(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """No such alert, no reason, nothing to take back, and an alert that was resolved."""
+    for number, what, reason, why in (
+        (999, Act.ACK, "x", "there is no alert 999"),
+        (fired, Act.ACK, "  ", "the reason is empty"),
+        (fired, Act.NOTE, "x" * 2001, "2,001 characters"),
+        (fired, Act.UNACK, "x", "is not acknowledged"),
+    ):
+        with pytest.raises(OperatorError, match=why):
+            async with database.begin() as connection:
+                await act(connection, number, what, reason)
+    await record.execute("update alert set resolved_at = now() where id = $1", fired)
+    with pytest.raises(OperatorError, match="was resolved"):
+        async with database.begin() as connection:
+            await act(connection, fired, Act.ACK, "x")
+    async with database.begin() as connection:
+        await act(connection, fired, Act.NOTE, "it was the lamp")
+
+
+async def test_an_alert_stays_acknowledged_until_its_interval_is_above_the_one_of_then(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """A lower end up to the upper end of then changes nothing; above it the acknowledgement ends, once."""
+    estimate = '{"flip": {"mean": 0.1, "low": %f, "high": %f}}'
+    moved = "update verdict set estimate = cast($2::text as jsonb) where alert_id = $1"
+    await record.execute(moved, fired, estimate % (0.1, 0.5))
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "known")
+    for low, acknowledged, escalations in ((0.5, True, 0), (0.51, False, 1), (0.9, False, 1)):
+        await record.execute(moved, fired, estimate % (low, 1.0))
+        async with database.begin() as connection:
+            await escalate(connection, webhook=True)
+        found = await _state(database, fired)
+        assert (found.acknowledged is not None, found.escalations) == (acknowledged, escalations)
+    waiting = await record.fetch("select webhook_due_at, sent_at from outbox where escalation_id is not null")
+    assert [row["webhook_due_at"] is not None for row in waiting] == [True]
+
+
+async def test_a_ticket_that_becomes_a_page_is_not_acknowledged_any_more(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """The change of verdict itself is in the outbox, so the escalation adds nothing there."""
+    await record.execute("update alert set severity = 'warning' where id = $1", fired)
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "known")
+        await escalate(connection, webhook=True)
+    assert (await _state(database, fired)).acknowledged is not None
+    await record.execute("update alert set severity = 'firing' where id = $1", fired)
+    async with database.begin() as connection:
+        await escalate(connection, webhook=True)
+        done = await actions_of(connection, fired)
+    assert [(one.act, one.reason) for one in done][1:] == [(Act.ESCALATE, "from warning to firing")]
+    assert await record.fetchval("select count(*) from outbox where escalation_id is not null") == 0
+
+
+async def test_the_operator_may_act_under_his_own_name_alone_and_the_reader_may_not(
+    postgres_dsn: str, fired: int
+) -> None:
+    """Nobody can write another database user's name, or the escalation's table as a reader."""
+    async with Database(await login_in(postgres_dsn, OPERATOR)) as operators:
+        async with operators.begin() as connection:
+            made = await act(connection, fired, Act.ACK, "mine")
+        assert OPERATOR in made.by
+    operator = await asyncpg.connect(await login_in(postgres_dsn, OPERATOR))
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await operator.execute(
+            "insert into alert_action (alert_id, action, reason, made_by) values ($1, 'ack', '', 'ada')",
+            fired,
+        )
+    await operator.close()
+    async with Database(await login_in(postgres_dsn, READER)) as readers:
+        with pytest.raises(OperatorError, match="permission denied"):
+            async with readers.begin() as connection:
+                await act(connection, fired, Act.ACK, "mine")
+        async with readers.begin() as connection:
+            listed = {alert.id: alert for alert in await list_alerts(connection)}
+        assert listed[fired].acknowledged == made
+
+
+async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
+    postgres_dsn: str, fired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list has who looks into it, one alert has its text, its actions and what to type; the shell completes numbers."""
+    config = tmp_path / "config.toml"
+    config.write_text('[notify]\nrunbook_url = "https://wiki.example/run"\n[[models]]\nname = "digits"\n')
+    monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
+
+    def typed(*words: str) -> Awaitable[Result]:
+        return asyncio.to_thread(lambda: CliRunner().invoke(main, ["alerts", *words, "-c", str(config)]))
+
+    before = (await typed("show", str(fired))).output
+    assert "Do first: " in before
+    assert "Runbook: https://wiki.example/run" in before
+    assert f'Acknowledge: quantdrift alerts ack {fired} --reason "..."' in before
+    done = await typed("ack", str(fired), "--reason", "rolling back")
+    assert done.exit_code == 0
+    assert f"Alert {fired} is acknowledged until it is resolved or escalates; by " in done.output
+    assert "rolling back" in (await typed("list")).output
+    await typed("note", str(fired), "the lamp was old")
+    facts = json.loads((await typed("show", str(fired), "--json")).output)
+    assert facts["acknowledged"]["reason"] == "rolling back"
+    assert [action["act"] for action in facts["actions"]] == ["ack", "note"]
+    assert (await typed("unack", str(fired), "--reason", "done")).exit_code == 0
+    assert "No alerts of the model other." in (await typed("list", "--model", "other", "--all")).output
+    wrong = await typed("ack", "999", "--reason", "x")
+    assert (wrong.exit_code, "there is no alert 999" in wrong.output) == (2, True)
+
+    def completed() -> list[str]:
+        context = click.Context(main, info_name="quantdrift")
+        context.params["config_path"] = config
+        ack = alerts.commands["ack"]
+        (argument,) = [one for one in ack.params if one.name == "alert_id"]
+        return [item.value for item in argument.shell_complete(context, str(fired))]
+
+    assert str(fired) in await asyncio.to_thread(completed)
+
+
+async def test_each_state_of_an_alert_is_a_label_set_of_its_own_and_the_former_ones_end(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """An acknowledged alert that becomes worse is a new alert to Alertmanager; the one before ends with its own labels."""
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "known")
+    await record.execute("update alert_action set level = -1 where alert_id = $1", fired)
+    await record.execute(
+        """update verdict set estimate = '{"flip": {"mean": 0.1, "low": 0.1, "high": 0.2}}' where alert_id = $1""",
+        fired,
+    )
+    async with database.begin() as connection:
+        await escalate(connection, webhook=True)
+        current, ended = await current_alerts(connection, timedelta(hours=1))
+        due = await due_deliveries(connection, 100)
+    now = datetime.now(UTC) + timedelta(seconds=1)
+    rows = json.loads(encode(current, ended, CONFIG, now))
+    states = {
+        (row["labels"]["severity"], row["labels"].get("escalation", "0"), row["endsAt"] > now.isoformat())
+        for row in rows
+        if row["labels"]["alert"] == str(fired)
+    }
+    assert {("page", "0", False), ("page", "1", True)} <= states
+    assert [state for state in states if state[2]] == [("page", "1", True)]
+    assert [event.change for event in due if event.alert.id == fired][-1] == "worse"
+
+
+@pytest.mark.usefixtures("fired")
+async def test_a_webhook_that_refuses_one_event_gets_the_others_and_that_one_later(
+    postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """A failure delays its own event alone, and is written beside it."""
+    async with Database(postgres_dsn) as database, database.begin() as connection:
+        due = await due_deliveries(connection, 100)
+        await delay_delivery(connection, due[0].id, 60.0, "it answers with status 400")
+        left = await due_deliveries(connection, 100)
+        for event in left:
+            await end_delivery(connection, event.id)
+    assert len(due) > len(left) > 0
+    rows = await record.fetch(
+        "select id, webhook_attempts, webhook_error, webhook_due_at > now() as later from outbox"
+        " where webhook_due_at is not null"
+    )
+    assert [tuple(row) for row in rows] == [(due[0].id, 1, "it answers with status 400", True)]

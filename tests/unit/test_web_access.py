@@ -1,0 +1,157 @@
+"""Who may read the live page, and under which names."""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.load import Role, load, load_secrets
+from quantdrift.core.config.schema import Web
+from quantdrift.core.errors import OperatorError
+from quantdrift.web.access import MOST_FAILURES, SESSION_S, WINDOW_S, Access, Person
+from quantdrift.web.charts import strip, wilson
+
+pytestmark = pytest.mark.unit
+NOW = datetime(2026, 11, 23, tzinfo=UTC)
+
+
+def _access(token: str = "", **options: object) -> tuple[Access, ManualClock]:
+    clock = ManualClock(NOW)
+    return Access(Web(**options), token, clock), clock  # type: ignore[arg-type]
+
+
+def test_without_a_login_everybody_on_this_machine_reads_it() -> None:
+    """It listens on loopback by default, and nobody has a name."""
+    access, _ = _access()
+    assert access.identify("127.0.0.1", {}, "") == Person()
+
+
+def test_a_page_that_others_reach_without_a_login_is_refused(tmp_path: Path) -> None:
+    """The error names the option and both ways out; with a token it starts."""
+    file = tmp_path / "config.toml"
+    file.write_text(
+        '[sidecar]\nlisten = ""\n[intake]\nlisten = "127.0.0.1:1"\n[web]\nlisten = "0.0.0.0:9468"\n'
+    )
+    config = load(file, {})
+    environment = {"QUANTDRIFT_DSN": "postgresql://x"}
+    with pytest.raises(
+        OperatorError, match=r"web.listen is `0.0.0.0:9468`.*web.token_file.*web.identity_header"
+    ):
+        load_secrets(config, Role.WEB, environment)
+    assert load_secrets(config, Role.WEB, environment | {"QUANTDRIFT_WEB_TOKEN": "t"}).web_token == "t"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ('identity_header = "X-Forwarded-Email"', "web.identity_header is set and web.proxies is not"),
+        ('proxies = ["10.0.0.1"]', "web.proxies is set and web.identity_header is not"),
+        ('identity_header = "X-A"\nproxies = ["nobody"]', "web.proxies names `nobody`"),
+        ('url = "drift.example.com"', "web.url is not the address of a page"),
+        ('listen = "9468"', "web.listen is `9468`"),
+    ],
+)
+def test_contradictions_of_the_section_are_named(tmp_path: Path, options: str, text: str) -> None:
+    """Each error names the option that must change."""
+    file = tmp_path / "config.toml"
+    file.write_text(f'[sidecar]\nlisten = ""\n[intake]\nlisten = "127.0.0.1:1"\n[web]\n{options}\n')
+    with pytest.raises(OperatorError) as caught:
+        load(file, {})
+    assert text in str(caught.value)
+
+
+def test_only_the_proxy_can_say_who_a_person_is() -> None:
+    """The same header from anywhere else is ignored; its control characters never reach a page."""
+    access, _ = _access(identity_header="X-Forwarded-Email", proxies=("10.0.0.0/24",))
+    headers = {"X-Forwarded-Email": "ann@example.com\u202e"}
+    assert access.identify("10.0.0.7", headers, "") == Person(name="ann@example.com\ufffd")
+    assert access.identify("::ffff:10.0.0.7", headers, "") is not None
+    assert access.identify("10.0.1.7", headers, "") is None
+    assert access.identify("10.0.0.7", {}, "") is None
+
+
+def test_a_session_ends_in_time_and_cannot_be_made_up() -> None:
+    """Neither a changed mark nor the cookie of another process opens the page."""
+    access, clock = _access("secret")
+    cookie = access.log_in("secret", "10.0.0.1")
+    assert cookie is not None
+    assert access.identify("10.0.0.1", {}, cookie) == Person(name="token")
+    assert access.identify("10.0.0.1", {}, cookie[:-1]) is None
+    assert access.identify("10.0.0.1", {}, "") is None
+    assert _access("secret")[0].identify("10.0.0.1", {}, cookie) is None
+    clock.advance(SESSION_S + 1)
+    assert access.identify("10.0.0.1", {}, cookie) is None
+
+
+def test_a_person_whose_line_is_removed_is_logged_out(tmp_path: Path) -> None:
+    """The file is read again with each request."""
+    file = tmp_path / "token"
+    line = f"{{}} sha256:{hashlib.sha256(b'one').hexdigest()}"
+    file.write_text(line.format("ann"))
+    access, _ = _access(line.format("ann"), token_file=str(file))
+    cookie = access.log_in("one", "10.0.0.1") or ""
+    assert access.identify("10.0.0.1", {}, cookie) == Person(name="ann")
+    assert access.identify("10.0.0.1", {"Authorization": "Bearer one"}, "") == Person(name="ann")
+    file.write_text(line.format("bob"))
+    assert access.identify("10.0.0.1", {}, cookie) is None
+
+
+def test_wrong_tokens_of_an_address_are_limited_and_the_table_is_bounded() -> None:
+    """After ten, even the right token is refused until the minute is over; others are not concerned."""
+    access, clock = _access("secret")
+    for number in range(2000):
+        access.log_in("wrong", f"10.1.{number // 256}.{number % 256}")
+    for _ in range(MOST_FAILURES):
+        assert access.log_in("wrong", "2001:db8::1") is None
+    assert access.log_in("secret", "2001:db8::2") is None
+    assert access.log_in("secret", "10.0.0.2") is not None
+    assert len(access._failures) <= 1024
+    clock.advance(WINDOW_S + 1)
+    assert access.log_in("secret", "2001:db8::2") is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1:9468", True),
+        ("localhost:1", True),
+        ("[::1]:9468", True),
+        ("10.0.0.7", True),
+        ("drift.example.com", True),
+        ("evil.example.com:9468", False),
+        ("", False),
+    ],
+)
+def test_names_that_somebody_else_pointed_here_are_refused(host: str, *, allowed: bool) -> None:
+    """IP addresses, localhost and the host of web.url are names of the page."""
+    assert _access(url="https://drift.example.com")[0].allows_host(host) is allowed
+
+
+def test_forms_of_other_sites_and_other_people_are_refused() -> None:
+    """Host and port must be the same, and the mark is of one person."""
+    access, _ = _access("secret")
+    assert access.allows_origin("http://localhost:1", "localhost:1")
+    assert not access.allows_origin("null", "localhost:1")
+    assert not access.allows_origin("http://localhost:2", "localhost:1")
+    assert access.is_form_of(Person(name="ann"), access.form_mark(Person(name="ann")))
+    assert not access.is_form_of(Person(name="bob"), access.form_mark(Person(name="ann")))
+
+
+def test_a_strip_shows_the_worst_verdict_of_each_day() -> None:
+    """Nothing before the slice was known, then one path for each verdict: the last day is the worst."""
+    begin = NOW - timedelta(days=10)
+    changes = [(NOW - timedelta(days=5), "unknown", "ok"), (NOW - timedelta(hours=1), "ok", "firing")]
+    drawn = strip(changes, "firing", None, (begin, NOW), n=10)
+    assert 'class="unknown" d="M0 6h5v6h-5z"' in drawn
+    assert 'class="ok" d="M5 8h4v4h-4z"' in drawn
+    assert 'class="firing" d="M9 0h1v12h-1z"' in drawn
+
+
+def test_wilson_contains_the_share_and_nothing_is_certain_without_data() -> None:
+    """The upper end of 0 of 100 is 3.7 % (Wilson, 1927)."""
+    low, high = wilson(0.0, 100)
+    assert low == 0
+    assert high == pytest.approx(0.037, abs=0.001)
+    assert wilson(0.5, 0) == (0.0, 1.0)
