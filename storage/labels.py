@@ -47,8 +47,10 @@ _COUNTS: Final = text("""
         count(*) filter (where candidate_right is null or reference_right is null) as undecided from matched
 """)
 _UNMATCHED: Final = text("""
-    select count(*) as n, (array_agg(key order by n))[:most] as keys
-    from given where not exists (select from matched where matched.n = given.n)
+    with unmatched as (
+        select n, key from given where not exists (select from matched where matched.n = given.n)
+    )
+    select (select count(*) from unmatched) as n, array(select key from unmatched order by n limit :most) as named
 """)
 _OUTCOMES: Final = text("""
     with item as (
@@ -177,7 +179,8 @@ async def load(
     await connection.execute(text(_STAGE))
     driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
     records = [
-        (row.n, row.key, row.item, row.label, row.number, row.candidate_right, row.reference_right) for row in rows
+        (row.n, row.key, row.item, row.label, row.number, row.candidate_right, row.reference_right)
+        for row in rows
     ]
     await driver.copy_records_to_table("given", records=records, columns=_COLUMNS)
     await connection.execute(text("analyze given"))
@@ -192,7 +195,7 @@ async def load(
         labelled=counts.matched - counts.undecided,
         undecided=counts.undecided,
         unmatched=unmatched.n,
-        unmatched_keys=tuple(unmatched.keys or ()),
+        unmatched_keys=tuple(unmatched.named),
     )
     after = {"file": source, "by": by, "rows": loaded.rows, "labelled": loaded.labelled}
     await add(connection, Action.LABELS_LOAD, model=model, after=after)

@@ -25,13 +25,13 @@ def upgrade() -> None:
             nullable=False,
             comment="Of the item, as in comparison.",
         ),
-        sa.Column("exchange_id", sa.UUID(as_uuid=False), nullable=False, comment="Of the item, as in comparison."),
+        sa.Column(
+            "exchange_id", sa.UUID(as_uuid=False), nullable=False, comment="Of the item, as in comparison."
+        ),
         sa.Column(
             "item", sa.SmallInteger(), nullable=False, comment="Index of the item in the exchange, from 0."
         ),
-        sa.Column(
-            "model_version_id", sa.Integer(), nullable=False, comment="model_version it belongs to."
-        ),
+        sa.Column("model_version_id", sa.Integer(), nullable=False, comment="model_version it belongs to."),
         sa.Column(
             "label",
             sa.Text(),
@@ -40,10 +40,16 @@ def upgrade() -> None:
             " right.",
         ),
         sa.Column(
-            "candidate_right", sa.Boolean(), nullable=False, comment="Whether the candidate's answer was right."
+            "candidate_right",
+            sa.Boolean(),
+            nullable=False,
+            comment="Whether the candidate's answer was right.",
         ),
         sa.Column(
-            "reference_right", sa.Boolean(), nullable=False, comment="Whether the reference's answer was right."
+            "reference_right",
+            sa.Boolean(),
+            nullable=False,
+            comment="Whether the reference's answer was right.",
         ),
         sa.Column(
             "loaded_at",

@@ -27,7 +27,9 @@ _SIDES: Final = ("candidate_right", "reference_right")
 _TRUE, _FALSE = frozenset({"true", "1", "yes", "t"}), frozenset({"false", "0", "no", "f"})
 _MOST_ROWS: Final = 5_000_000
 _MOST_TEXT: Final = 1_000
-_NAMED: Final = 5
+_MOST_ITEM: Final = 32_767
+_MOST_CLASS: Final = 2**31 - 1
+_MOST_REASONS: Final = 8
 _DAYS: Final = 7
 
 
@@ -86,7 +88,10 @@ def load(
         since = datetime.now(UTC) - timedelta(days=config.storage.retention_days)
 
         async def run() -> "Loaded":
-            async with Database(secrets.dsn, statement_timeout_s=600.0) as database, database.begin() as connection:
+            async with (
+                Database(secrets.dsn, statement_timeout_s=600.0) as database,
+                database.begin() as connection,
+            ):
                 return await store(connection, rows, model=of.name, by=by, since=since, source=file.name)
 
         loaded = asyncio.run(run())
@@ -114,8 +119,15 @@ def load(
 @CONFIG
 @DATA
 @click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
-@click.option("--version", "version_", default="", help="Only this candidate version.  [default: the newest with labels]")
-@click.option("--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back.")
+@click.option(
+    "--version",
+    "version_",
+    default="",
+    help="Only this candidate version.  [default: the newest with labels]",
+)
+@click.option(
+    "--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back."
+)
 @JSON
 def show(config_path: Path, data: Path | None, model: str, version_: str, days: int, as_json: bool) -> None:
     """Show by slice how often the candidate is wrong where the reference is right, and the reverse, worst first.
@@ -155,17 +167,29 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
         return known[newest], [one for one in slices if one is not None]
 
     version, slices = asyncio.run(run())
-    slices.sort(key=lambda one: (-(one.loss.low if one.loss.low is not None else one.loss.mean - 1), one.slice))
+    slices.sort(
+        key=lambda one: (-(one.loss.low if one.loss.low is not None else one.loss.mean - 1), one.slice)
+    )
     if as_json:
         emit({"model": name, "version": version, "slices": slices})
     elif not slices:
-        click.echo(f"No item of {name} of the last {days} days has a label: load some with `quantdrift labels load`.")
+        click.echo(
+            f"No item of {name} of the last {days} days has a label: load some with `quantdrift labels load`."
+        )
     else:
         click.echo(_table(name, version, slices))
 
 
 def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
-    head = ("slice", "result", "loses", "only the candidate wrong", "only the reference wrong", "both wrong", "labels")
+    head = (
+        "slice",
+        "result",
+        "loses",
+        "only the candidate wrong",
+        "only the reference wrong",
+        "both wrong",
+        "labels",
+    )
     rows = [
         (
             plain(one.slice),
@@ -200,43 +224,40 @@ def _model(config: Config, name: str) -> Model:
 
 def _rows(file: Path, model: Model, key_column: str, label_column: str) -> "tuple[list[Row], Counter[str]]":
     """Return the rows that can be used, and how many others there are by reason."""
-    from quantdrift.storage.labels import Row
-
     numbers = {name: number for number, name in enumerate(model.labels)}
     rows: list[Row] = []
     wrong: Counter[str] = Counter()
-    unknown: list[str] = []
     for n, cells in enumerate(_cells(file, key_column, label_column), start=1):
         if n > _MOST_ROWS:
             raise OperatorError(f"{file} has more than {_MOST_ROWS:,} rows: split it")
-        key = cells.get(_KEY, "")
-        item = cells.get(_ITEM) or "0"
-        sides = {side: _truth(cells[side]) for side in _SIDES if cells.get(side)}
-        label = cells.get(_LABEL) or None
-        if not key or len(key) > _MOST_TEXT:
-            wrong["without a key" if not key else "key too long"] += 1
-        elif not item.isdecimal() or int(item) > 32_767:
-            wrong["item is no number from 0 to 32767"] += 1
-        elif len(sides) == len(_SIDES) and None not in sides.values():
-            rows.append(Row(n=n, key=key, item=int(item), **sides))
-        elif label is None:
-            wrong["without a label"] += 1
-        elif label in numbers or label.isdecimal():
-            number = numbers[label] if label in numbers else int(label)
-            if number > 2**31 - 1:
-                wrong["class number too large"] += 1
-            else:
-                rows.append(Row(n=n, key=key, item=int(item), label=label, number=number))
+        row = _row(n, cells, numbers)
+        if not isinstance(row, str):
+            rows.append(row)
+        elif row in wrong or len(wrong) < _MOST_REASONS:
+            wrong[row] += 1
         else:
-            wrong["a class that `models.labels` does not name"] += 1
-            if len(unknown) < _NAMED and label not in unknown:
-                unknown.append(label)
-    if unknown:
-        named = ", ".join(plain(name[:40]) for name in unknown)
-        wrong[f"a class that `models.labels` does not name, such as {named}"] = wrong.pop(
-            "a class that `models.labels` does not name"
-        )
+            wrong["other reasons"] += 1
     return rows, wrong
+
+
+def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> "Row | str":
+    """Return a row, or why it cannot be used; `numbers` are those of the classes by name."""
+    from quantdrift.storage.labels import Row
+
+    key, item, label = cells.get(_KEY, ""), cells.get(_ITEM) or "0", cells.get(_LABEL, "")
+    if not key or len(key) > _MOST_TEXT:
+        return "with a key that is too long" if key else "without a key"
+    if not item.isdecimal() or int(item) > _MOST_ITEM:
+        return f"with an item that is no number from 0 to {_MOST_ITEM}"
+    candidate, reference = (_truth(cells.get(side, "")) for side in _SIDES)
+    if candidate is not None and reference is not None:
+        return Row(n=n, key=key, item=int(item), candidate_right=candidate, reference_right=reference)
+    if not label:
+        return "without a label"
+    number = numbers.get(label, int(label) if label.isdecimal() else -1)
+    if 0 <= number <= _MOST_CLASS:
+        return Row(n=n, key=key, item=int(item), label=label[:_MOST_TEXT], number=number)
+    return f"with the class {plain(label, 40)}, which `models.labels` does not name"
 
 
 def _cells(file: Path, key_column: str, label_column: str) -> Iterator[Mapping[str, str]]:
@@ -259,7 +280,9 @@ def _cells(file: Path, key_column: str, label_column: str) -> Iterator[Mapping[s
     place = {name: names.index(column) for name, column in of.items() if column in names}
     listed = ", ".join(plain(name) for name in names[:20])
     if _KEY not in place:
-        raise OperatorError(f"{file} has no column `{key_column}` or `key`: it has {listed}. Name it with --key-column")
+        raise OperatorError(
+            f"{file} has no column `{key_column}` or `key`: it has {listed}. Name it with --key-column"
+        )
     if _LABEL not in place and not all(side in place for side in _SIDES):
         raise OperatorError(
             f"{file} has neither a column `{label_column}` nor both {' and '.join(_SIDES)}: it has {listed}. Name it with"

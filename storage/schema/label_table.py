@@ -19,7 +19,9 @@ class Label(Base):
     )
     captured_at: Mapped[Time] = mapped_column(primary_key=True, comment="Of the item, as in comparison.")
     exchange_id: Mapped[Uuid] = mapped_column(primary_key=True, comment="Of the item, as in comparison.")
-    item: Mapped[SmallInt] = mapped_column(primary_key=True, comment="Index of the item in the exchange, from 0.")
+    item: Mapped[SmallInt] = mapped_column(
+        primary_key=True, comment="Index of the item in the exchange, from 0."
+    )
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), comment="model_version it belongs to."
     )
