@@ -65,6 +65,7 @@ class Action(StrEnum):
     CONFIGURATION = "configuration"
     SETUP_NATS = "setup nats"
     DB_UPGRADE = "db upgrade"
+    LABELS_LOAD = "labels load"
     SETUP_POSTGRES = "setup postgres"
     PRIVACY_ERASE = "privacy erase"
     ALERT_ACK = "alert ack"

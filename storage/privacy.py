@@ -35,7 +35,7 @@ ANY: Final = "any"
 STATEMENT_TIMEOUT_S: Final = 3600.0
 """A search reads whole tables: one day of comparisons at a time."""
 
-OF_AN_EXCHANGE: Final = ("comparison", "noise", "embedding", "quarantine", "session")
+OF_AN_EXCHANGE: Final = ("comparison", "noise", "embedding", "label", "quarantine", "session")
 """Tables with rows of an exchange, which are deleted; of `session`, its items."""
 REDACTED: Final = (
     "alert",
@@ -258,7 +258,7 @@ class Search:
         """
         self._token = f"erased-{secrets.token_hex(6)}"  # another one each time: names of slices are unique
         places = [await self._comparisons(erase=erase), await self._quarantine(erase=erase)]
-        for table in ("noise", "embedding"):
+        for table in ("noise", "embedding", "label"):
             self._progress(f"searching {table}")
             places.append(await self._by_id(table, erase=erase))
         self._progress("searching session")

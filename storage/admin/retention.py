@@ -166,6 +166,11 @@ _OLD_VECTORS: Final = """
         select captured_at, exchange_id, item from embedding where captured_at < :before limit :chunk
     )
 """
+_OLD_LABELS: Final = """
+    delete from label where (captured_at, exchange_id, item) in (
+        select captured_at, exchange_id, item from label where captured_at < :before limit :chunk
+    )
+"""
 # The newest content of a detector, and the decisions about it, are in effect.
 _OLD_BASELINES: Final = """
     delete from baseline where id in (
@@ -311,6 +316,7 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "embedding": "retention_days",
         "expiry": "with its batch",
         "fold": _NEVER_MORE,
+        "label": "retention_days",
         "leader": _NEVER_MORE,
         "model_version": "history_days after it lost its place; those with a place are limited in number",
         "noise": "with its batch",
@@ -360,8 +366,8 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Hourly and daily sums deleted.
     n_reports
         Records of reports deleted; their files stay.
-    n_sessions, n_vectors, n_baselines, n_changes
-        Sessions that never closed, vectors, replaced baselines, and replaced changes of slices and discoveries deleted.
+    n_sessions, n_vectors, n_labels, n_baselines, n_changes
+        Sessions that never closed, vectors, labels, replaced baselines, and replaced changes of slices and discoveries deleted.
     n_doubts, n_shares, n_discoveries, n_slices, n_versions
         Checks of references, weights, discoveries, slices and versions deleted, which nothing refers to any more.
     """
@@ -386,6 +392,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_reports: int
     n_sessions: int
     n_vectors: int
+    n_labels: int
     n_baselines: int
     n_changes: int
     n_doubts: int
@@ -440,6 +447,7 @@ async def maintain(
         n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),
         n_sessions=await in_chunks(database, _OLD_SESSIONS, {"before": kept_from}),
         n_vectors=await in_chunks(database, _OLD_VECTORS, {"before": kept_from}),
+        n_labels=await in_chunks(database, _OLD_LABELS, {"before": kept_from}),
         n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
         n_contents=await in_chunks(database, _OLD_CONTENTS, {**superseded, "kept_from": kept_from}),
         n_detectors=await in_chunks(database, _OLD_DETECTORS, superseded),

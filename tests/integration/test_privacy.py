@@ -233,6 +233,11 @@ class Installation:
         await record.execute(
             "insert into embedding values (now(), $1, 0, 'digits', 'd', 'logits', 1, '\\x00000000')", one.id
         )
+        await record.execute(
+            "insert into label select captured_at, exchange_id, item, model_version_id, '7', true, false, now() from comparison"
+            " where exchange_id = $1",
+            one.id,
+        )
         item = ComparisonRow(
             exchange_id=_dashed(one.id),
             item=0,
@@ -373,6 +378,7 @@ async def test_every_trace_of_a_value_goes_and_the_neighbour_stays(installation:
     assert before - {name for name in before if name.startswith("comparison_")} >= HOLDING | {
         "noise",
         "embedding",
+        "label",
         "session",
     }
     neighbours = await installation.places_with(*theirs, *map(_dashed, theirs[1:]))

@@ -23,6 +23,9 @@ And in `detail`, without a unit:
   answer than the reference in the same answer. If the reference is calibrated, this is the candidate's miscalibration.
 - `gained`, `lost`: a class of interest is the top class only of the candidate, or only of the reference; only if the
   configuration names such classes. A candidate that is not finite has lost, and not gained.
+- `candidate_scores`, `reference_scores`: the k top classes of a side, at most 5, as pairs of class number and probability, so that
+  somebody can judge the item without its payload. Only where the top class differs or `tv` is at least 0.01, and only if the
+  candidate lists all classes.
 
 Equal values are ranked by class number on both sides, so that equal outputs never differ. A list of top classes (below)
 may rank equal values in any order: any order of classes that the reference scores equal is correct.
@@ -83,6 +86,9 @@ LN2 = float(np.log(2.0))
 # A softmax quantised to 8 bits is off by up to 1/512 per class, and has zeros; sums further off are not distributions.
 TOP_K = 5
 """Top classes that are compared as a set where `models.top_k` is not given: the usual top-5."""
+_MOST_SCORES = 5
+_LEAST_TV = 0.01  # below it the scores of both sides look the same to a person
+_DECIMALS = 4
 SUM_TOLERANCE = 0.05
 ZERO_TOLERANCE = 1 / 512
 NEGATIVE_TOLERANCE = 1e-6
@@ -151,6 +157,8 @@ class ClassificationComparator:
         k = min(self._top_k, candidate.shape[1])
         not_in_reference = top_set(candidate, k) & ~top_set(reference, k)
         topk = np.where(q_finite, not_in_reference.any(axis=1), True)
+        tv = np.abs(p - q).sum(axis=1) / 2
+        shown = both & ((candidate_top != reference_top) | (tv >= _LEAST_TV))
         return Divergences(
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             tie=np.where(p_finite, tie.astype(np.float64), np.nan),
@@ -163,9 +171,11 @@ class ClassificationComparator:
             candidate_finite=q_finite,
             reference_finite=p_finite,
             detail={
+                "candidate_scores": _scores(q, k, shown),
+                "reference_scores": _scores(p, k, shown),
                 "candidate_top": np.where(q_finite, candidate_top, -1),
                 "reference_top": np.where(p_finite, reference_top, -1),
-                "tv": np.where(both, np.abs(p - q).sum(axis=1) / 2, np.nan),
+                "tv": np.where(both, tv, np.nan),
                 "weighted_flip": np.where(p_finite, flip * reference_margin, np.nan),
                 "topk_overlap": np.where(both, 1 - not_in_reference.sum(axis=1) / k, np.nan),
                 **_shifts(q.max(axis=1), p, candidate_top, both),
@@ -234,7 +244,7 @@ class ClassificationComparator:
         both = q_finite & p_finite
         tie = flip & both & _listed_tie(listed, reference)
         flip = self._counted(flip, tie)
-        undefined = np.full(len(reference), np.nan)
+        undefined, nothing = np.full(len(reference), np.nan), np.full(len(reference), None, dtype=object)
         return msgspec.structs.replace(
             compared,
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
@@ -249,6 +259,7 @@ class ClassificationComparator:
                 **compared.detail,
                 "candidate_top": np.where(q_finite, top, -1),
                 "tv": compared.detail["tv"] if full else undefined,
+                **({} if full else {"candidate_scores": nothing, "reference_scores": nothing}),
                 "weighted_flip": np.where(p_finite, flip * compared.reference_margin, np.nan),
                 "topk_overlap": np.where(both, 1 - n_strays / k, np.nan),
                 **(self._shifts_of_list(listed, reference, both) if not full else {}),
@@ -373,6 +384,17 @@ def _listed_tie(listed: TopLabels, reference: Values) -> Flags:
     of_listed = np.take_along_axis(reference, listed.classes, axis=1)
     best = of_listed == reference.max(axis=1, keepdims=True)
     return np.asarray((best & (listed.values == listed.values[:, :1])).any(axis=1))
+
+
+def _scores(probabilities: Values, k: int, shown: Flags) -> npt.NDArray[Any]:
+    """Return the top classes of the items in `shown` with their probabilities, (items,) of lists; None elsewhere."""
+    found: npt.NDArray[Any] = np.full(len(probabilities), None, dtype=object)
+    few = min(k, _MOST_SCORES)
+    for item in np.flatnonzero(shown).tolist():
+        row = probabilities[item]
+        top = np.argsort(-row, kind="stable")[:few]
+        found[item] = [[int(of), round(float(row[of]), _DECIMALS)] for of in top]
+    return found
 
 
 def _gap(probabilities: Values) -> Values:

@@ -1,0 +1,214 @@
+"""True labels: loaded from files, matched to compared items, and what they say of each slice."""
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from quantdrift.report.interval import Estimate
+from quantdrift.report.labels import paired_difference
+from quantdrift.storage.database import Database
+from quantdrift.storage.labels import outcomes
+from tests.support.commands import invoked
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+
+pytestmark = pytest.mark.integration
+
+NOW = datetime.now(UTC)
+CONFIG = """
+[[models]]
+name = "digits"
+labels = ["zero", "one", "two"]
+"""
+
+
+def exchange(number: int, candidate: int, reference: int, **columns: Any) -> Comparison:
+    """Return an exchange with the request id r<number>."""
+    return Comparison(
+        captured_at=NOW - timedelta(hours=1),
+        exchange_id=f"00000000-0000-0000-0000-{number:012d}",
+        batch_id=1,
+        model_version_id=1,
+        attributes=json.dumps({"header.x-request-id": f"r{number}"}),
+        detail=json.dumps({"candidate_top": candidate, "reference_top": reference}),
+        trace=f"00-{number:032x}-0000000000000001-01",
+        **columns,
+    )
+
+
+@pytest.fixture
+async def dsn(record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path) -> str:
+    """Return the address of a database with six exchanges; of the third there are two items, of the fourth weight 2."""
+    await record.execute("""
+        insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'abc');
+        insert into slice (model, predicate, name, definition) values
+            ('digits', 'true', 'all', '{}'), ('digits', 'header.x-scanner = "faint"', 'scanner=faint', '{}');
+    """)
+    await make_partitions(record, [(NOW - timedelta(hours=1)).date()])
+    rows = [
+        exchange(1, 1, 1),
+        exchange(2, 2, 1, slice_ids=(1, 2)),
+        exchange(3, 1, 2, n_items=2),
+        exchange(3, 1, 1, n_items=2, item=1),
+        exchange(4, 0, 1, pi1=0.5, slice_ids=(1, 2)),
+        exchange(5, 1, 1),
+    ]
+    await store_comparisons(record, rows)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    return postgres_dsn
+
+
+async def labels(dsn: str, directory: Path, *words: str) -> tuple[int, str]:
+    """Run `quantdrift labels` and return its exit code and what it prints."""
+    done = await asyncio.to_thread(invoked, "labels", *words, directory=directory, QUANTDRIFT_DSN=dsn)
+    return done.returncode, done.stdout + done.stderr
+
+
+async def stored(dsn: str) -> list[tuple[Any, ...]]:
+    """Return exchange, item, label and who was right, in order."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        rows = await connection.fetch(
+            "select right(exchange_id::text, 1)::int, item, label, candidate_right, reference_right from label order by 1, 2"
+        )
+    finally:
+        await connection.close()
+    return [tuple(row) for row in rows]
+
+
+async def test_labels_find_their_items_by_a_recorded_attribute(dsn: str, tmp_path: Path) -> None:
+    """By names and numbers; what finds nothing, has no label or an unknown class is told, and the rest is loaded."""
+    (tmp_path / "truth.csv").write_text(
+        "header.x-request-id,label,item\nr1,one,\nr2,1,0\nr3,2,0\nr3,one,1\nr9,one,0\nr5,,0\nr4,seven,0\n,one,0\nr4\n"
+    )
+    code, said = await labels(dsn, tmp_path, "load", "truth.csv", "--by", "header.x-request-id")
+    assert code == 0, said
+    assert await stored(dsn) == [
+        (1, 0, "one", True, True),
+        (2, 0, "1", False, True),
+        (3, 0, "2", False, True),
+        (3, 1, "one", True, True),
+    ]
+    assert "4 items of digits are labelled, from 5 rows" in said
+    assert "1 rows found no compared item, such as r9" in said
+    for part in ("1 without a label", "the class seven, which", "2 without a key"):
+        assert part in said
+
+
+async def test_a_file_that_is_loaded_again_replaces_its_labels(dsn: str, tmp_path: Path) -> None:
+    """A corrected label counts, once; each load is in the audit with the user, without any key."""
+    for label in ("two", "one"):
+        (tmp_path / "truth.csv").write_text(f"key,label\n{1:032x},{label}\n")
+        assert (await labels(dsn, tmp_path, "load", "truth.csv", "--by", "trace"))[0] == 0
+    assert await stored(dsn) == [(1, 0, "one", True, True)]
+    connection = await asyncpg.connect(dsn)
+    entries = await connection.fetch("select model, after from audit where action = 'labels load'")
+    await connection.close()
+    expected = {"file": "truth.csv", "by": "trace", "rows": 1, "labelled": 1}
+    assert [(row["model"], json.loads(row["after"])) for row in entries] == [("digits", expected)] * 2
+
+
+async def test_a_parquet_file_may_say_who_was_right(dsn: str, tmp_path: Path) -> None:
+    """For models whose answers are no classes: the file has both judgements, and the items are found by exchange id."""
+    table = pa.table(
+        {
+            "exchange": [f"00000000-0000-0000-0000-{number:012d}" for number in (4, 5)],
+            "candidate_right": [False, True],
+            "reference_right": [True, False],
+        }
+    )
+    pq.write_table(table, tmp_path / "truth.parquet")
+    code, said = await labels(dsn, tmp_path, "load", "truth.parquet", "--by", "exchange", "--json")
+    assert code == 0, said
+    assert json.loads(said)["loaded"]["labelled"] == 2
+    assert await stored(dsn) == [(4, 0, None, False, True), (5, 0, None, True, False)]
+
+
+@pytest.mark.usefixtures("dsn")
+async def test_what_the_labels_say_is_weighed_by_session(
+    record: asyncpg.Connection, database: Database
+) -> None:
+    """By hand: r2 and r4 (weight 2) are harmed, of r3 one item of two is helped; r5 is wrong on both sides."""
+    sides = {2: (False, True), 3: (True, False), 4: (False, True), 5: (False, False)}
+    for number, (candidate, reference) in sides.items():
+        await record.execute(
+            "insert into label select captured_at, exchange_id, item, 1, null, $2, $3, now() from comparison"
+            " where exchange_id = $1 and item = 0",
+            f"00000000-0000-0000-0000-{number:012d}",
+            candidate,
+            reference,
+        )
+    await record.execute(
+        "insert into label select captured_at, exchange_id, item, 1, null, true, true, now() from comparison where item = 1"
+    )
+    await record.execute("update comparison set group_key = 'user' where exchange_id::text ~ '(2|5)$'")
+    async with database.begin() as connection:
+        found = await outcomes(connection, [1], NOW - timedelta(hours=2), NOW)
+    everything, faint = found
+    assert (everything.slice, everything.n_items, everything.n_clusters) == ("all", 5, 3)
+    assert everything.harm.weight == 5.0  # 1 for each of r2, r3 and r5, 2 for r4
+    assert everything.harm.weight_sq == 2.0**2 + 1.0 + 2.0**2  # r2 and r5 are one session
+    assert (everything.harm.total, everything.help.total, everything.both_wrong.total) == (3.0, 0.5, 1.0)
+    assert everything.harm.total_sq == 1.0 + 2.0**2
+    assert everything.harm.cross == 2.0 * 1.0 + 2.0 * 2.0
+    assert (faint.slice, faint.n_items, faint.harm.total, faint.harm.weight) == ("scanner=faint", 2, 3.0, 3.0)
+
+
+async def test_show_says_where_the_candidate_loses_accuracy(
+    record: asyncpg.Connection, dsn: str, tmp_path: Path
+) -> None:
+    """Forty harmed answers of eighty in one slice are named as a loss; without labels it says how to load some."""
+    assert "No item of digits of the last 7 days has a label" in (await labels(dsn, tmp_path, "show"))[1]
+    rows = [
+        exchange(100 + number, 0 if number % 2 else 1, 1, slice_ids=(1, 2) if number < 80 else (1,))
+        for number in range(80)
+    ]
+    await store_comparisons(record, rows)
+    lines = [f"r{100 + number},1" for number in range(80)]
+    (tmp_path / "truth.csv").write_text("\n".join(["key,label", *lines]))
+    assert (await labels(dsn, tmp_path, "load", "truth.csv", "--by", "header.x-request-id"))[0] == 0
+    code, said = await labels(dsn, tmp_path, "show")
+    assert code == 0
+    (line,) = [line for line in said.splitlines() if line.startswith("scanner=faint")]
+    assert "less accurate than the reference" in line
+    assert "50.0 (39" in line
+    entry = json.loads((await labels(dsn, tmp_path, "show", "--json"))[1])["slices"][0]
+    assert entry["loss"]["low"] > 0.3
+    assert entry["help"]["mean"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("", (), "is empty"),
+        ("id,label\na,1\n", (), "no column `trace` or `key`: it has id, label. Name it with --key-column"),
+        ("key,truth\na,1\n", (), "neither a column `label` nor both"),
+        ("key,label\na,seven\n", (), "the class seven, which"),
+        ("key,label\na,1\n", ("--model", "tippo"), "no model `tippo` is configured: digits"),
+        ("\xff\xfe", (), "no column"),
+    ],
+)
+async def test_a_file_that_cannot_be_used_says_why(
+    dsn: str, tmp_path: Path, text: str, words: tuple[str, ...], message: str
+) -> None:
+    """Nothing is stored, and the exit code asks for a person."""
+    (tmp_path / "truth.csv").write_text(text)
+    code, said = await labels(dsn, tmp_path, "load", "truth.csv", "--by", "trace", *words)
+    assert (code, await stored(dsn)) == (2, [])
+    assert message in said
+
+
+def test_a_loss_is_the_harm_less_the_help_with_the_interval_of_two_cells() -> None:
+    """By hand, with p = q = 1/2 the correlation is -1: the distances add up."""
+    half = Estimate(mean=0.5, low=0.4, high=0.6)
+    found = paired_difference(half, half)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.0, -0.2, 0.2))
+    nothing = Estimate(mean=0.0, low=0.0, high=0.1)
+    found = paired_difference(nothing, Estimate(mean=0.2, low=0.1, high=0.3))
+    assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2 - 0.02**0.5, 0.3))
