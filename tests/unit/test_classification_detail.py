@@ -35,6 +35,21 @@ def test_a_known_change_has_its_closed_forms() -> None:
     assert (detail["gained"], detail["lost"]) == ([True], [False])
 
 
+def test_the_top_scores_of_both_sides_are_kept_where_a_person_sees_a_difference() -> None:
+    """The k top classes with their probabilities: of a flip, of a shift of one point and more, and of nothing less."""
+    before = [[0.7, 0.2, 0.1]] * 3
+    detail = _compared([[0.3, 0.6, 0.1], [0.68, 0.22, 0.1], [0.695, 0.205, 0.1]], before)
+    assert detail["candidate_scores"] == [[[1, 0.6], [0, 0.3]], [[0, 0.68], [1, 0.22]], None]
+    assert detail["reference_scores"] == [[[0, 0.7], [1, 0.2]], [[0, 0.7], [1, 0.2]], None]
+
+
+def test_a_list_of_some_classes_has_no_scores() -> None:
+    """The scores of the classes that it leaves out are not known."""
+    texts = np.array([[b"0.9:1"]], dtype=object)
+    found = PROBABILITIES.compare(texts, np.array([[0.7, 0.2, 0.1]]))
+    assert (found.detail["candidate_scores"][0], found.detail["reference_scores"][0]) == (None, None)
+
+
 def test_equal_outputs_shift_nothing() -> None:
     """All are exactly zero, and the sets overlap wholly."""
     same = softmax(np.random.default_rng(1).normal(size=(20, 5)), axis=1).tolist()
