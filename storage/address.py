@@ -4,6 +4,7 @@ import os
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 import asyncpg
 import msgspec
@@ -35,6 +36,7 @@ _TLS: Final = ("sslmode", "sslrootcert", "sslcert", "sslkey")
 _MODES: Final = ("disable", "require", "verify-ca", "verify-full")
 _FALL_BACK: Final = ("allow", "prefer")
 _SYSTEM: Final = "system"
+_LIBPQ: Final = {"database": "dbname"}  # names of the driver that libpq calls otherwise
 
 
 Dsn = str | Callable[[], str]
@@ -165,6 +167,25 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(hosts, list) and isinstance(ports, list):  # the driver tries one after the other
             return ", ".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
         return f"{hosts}:{ports}"
+
+    @property
+    def libpq(self) -> str:
+        """The address for libpq, with the password: the same servers, and TLS that is checked as by `connect`."""
+        found = self.arguments
+        parts = {"host": ",".join(self._hosts)}
+        for name, value in found.items():
+            parts[_LIBPQ.get(name, name)] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        if self.plaintext:
+            parts["sslmode"] = "disable"
+        elif (tls := self.tls) is not None:
+            parts["sslmode"] = "require" if not tls.verified else "verify-full" if tls.named else "verify-ca"
+            files = {
+                "sslrootcert": (tls.ca_file or _SYSTEM) if tls.verified else "",
+                "sslcert": tls.certificate_file,
+                "sslkey": tls.key_file or tls.certificate_file,
+            }
+            parts |= {name: path for name, path in files.items() if path}
+        return f"postgresql://?{urlencode(parts, quote_via=quote)}"
 
     @property
     def _hosts(self) -> list[str]:

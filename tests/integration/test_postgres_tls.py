@@ -17,6 +17,7 @@ from sqlalchemy import text
 
 from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.frames import arrow
 from quantdrift.storage.address import Address
 from quantdrift.storage.admin.migrate import current, head, upgrade
 from quantdrift.storage.database import Database
@@ -265,3 +266,28 @@ async def test_files_are_read_again_for_each_connection(
 async def test_disable_does_not_even_ask(way: Way, postgres_dsn: str) -> None:
     """Plaintext that was asked for is plaintext, on every way."""
     await way(f"{postgres_dsn}?sslmode=disable")
+
+
+async def by_frames(dsn: str) -> None:
+    """Connect as a data scientist's notebook does, by libpq."""
+    with await asyncio.to_thread(arrow, dsn) as tables:
+        await asyncio.to_thread(tables.sql, "select 1")
+
+
+async def test_frames_use_tls_and_tell_no_other_server_anything(
+    ours: Authority, theirs: Authority, postgres_dsn: str
+) -> None:
+    """libpq gets the same servers, authority, certificate and mode from the address as every other way."""
+    client = ours.sign("client")
+    query = f"sslrootcert={ours.file}&sslcert={client.certificate}&sslkey={client.key}"
+    async with TlsEnd(port_of(postgres_dsn), ours.sign("server"), clients=ours.file) as end:
+        await by_frames(through(postgres_dsn, end, query))
+        assert end.sent
+        assert end.asked == SSL_REQUEST * end.n_connections
+    for pair in (ours.sign("misnamed", names="DNS:other.example"), theirs.sign("server"), None):
+        async with TlsEnd(9, pair) as end:
+            with pytest.raises((OperatorError, RetryError)) as raised:
+                await by_frames(f"postgresql://quant:{PASSWORD}@127.0.0.1:{end.port}/record?{query}")
+            assert PASSWORD not in str(raised.value)
+            assert end.asked == SSL_REQUEST * end.n_connections
+            assert end.sent == b""

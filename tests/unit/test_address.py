@@ -1,6 +1,7 @@
 """What a Postgres address may say, and what is refused by name."""
 
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -83,6 +84,38 @@ def test_the_parts_are_the_same_on_every_way() -> None:
         "target_session_attrs": "primary",
     }
     assert repr(address) == "Address(...)"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("sslmode=disable", {"sslmode": "disable"}),
+        ("sslmode=require", {"sslmode": "require"}),
+        ("sslmode=require&sslrootcert=/x", {"sslmode": "verify-ca", "sslrootcert": "/x"}),
+        ("sslmode=verify-full", {"sslmode": "verify-full", "sslrootcert": "system"}),
+        (
+            "sslcert=/x",
+            {"sslmode": "verify-full", "sslrootcert": "system", "sslcert": "/x", "sslkey": "/x"},
+        ),
+    ],
+)
+def test_libpq_gets_the_same_address_and_checks_as_much(query: str, expected: dict[str, str]) -> None:
+    """What libpq would read otherwise is written out: a key in the file of its certificate, the system's authorities."""
+    parts = dict(parse_qsl(urlsplit(Address.of(f"{PLACE}?{query}").libpq).query))
+    assert {name: value for name, value in parts.items() if name.startswith("ssl")} == expected
+
+
+def test_libpq_gets_several_servers_in_its_own_form() -> None:
+    """And a password with any character."""
+    address = Address.of("postgres://u:p%40s%20+@/d?host=a:1&host=b:2&sslmode=disable")
+    assert dict(parse_qsl(urlsplit(address.libpq).query.replace("+", "%2B"))) == {
+        "host": "a,b",
+        "port": "1,2",
+        "user": "u",
+        "password": "p@s +",
+        "dbname": "d",
+        "sslmode": "disable",
+    }
 
 
 def test_a_key_needs_its_certificate(tmp_path: Path) -> None:

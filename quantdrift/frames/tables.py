@@ -1,0 +1,260 @@
+"""The tables that data scientists read, each as one function."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+import pyarrow as pa
+
+from quantdrift.frames.connection import Connection
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+
+FrameT = TypeVar("FrameT")
+Step = Literal["hour", "day"]
+_WEEK: Final = timedelta(days=7)
+
+
+class Tables(Generic[FrameT]):
+    """The drift tables of one database, as frames of one kind. Use it as a context manager, or call `close`.
+
+    Every function that takes `start` and `end` reads [start, end): by default the last seven days. A time without a zone is UTC.
+    The columns are those of the view that the function names; `docs/reference/database.md` explains each.
+
+    Parameters
+    ----------
+    connection
+        Of a user with the role `quantdrift_reader`, at least.
+    convert
+        Makes a frame of an Arrow table.
+    """
+
+    def __init__(self, connection: Connection, convert: Callable[[pa.Table], FrameT]) -> None:
+        self._connection = connection
+        self._convert = convert
+
+    def __enter__(self) -> "Tables[FrameT]":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def sql(self, query: str, *parameters: Any) -> FrameT:
+        """Return the rows of a query of your own, with `$1`, `$2`, ... for the parameters. It can change nothing.
+
+        Raises
+        ------
+        OperatorError
+            Postgres refuses the query; the message says why.
+        RetryError
+            The connection was lost, or the query took longer than the time limit.
+        """
+        return self._convert(self._connection.table(query, parameters))
+
+    def slices(self, *, model: str = "", version: str = "") -> FrameT:
+        """Return the state of each slice now, the strongest evidence first (view `slice_now`)."""
+        return self._select(
+            "slice_now", {"model": model, "candidate_version": version}, "evidence_ratio desc nulls last"
+        )
+
+    def history(
+        self,
+        model: str,
+        *,
+        slice: str = "all",  # noqa: A002 -- the word of the product
+        version: str = "",
+        step: Step = "hour",
+        start: datetime | None = None,
+        end: datetime | None = None,
+    ) -> FrameT:
+        """Return a slice's divergence over time, with budget and interval (views `slice_history` and `slice_day`)."""
+        view, column = ("slice_history", "hour") if step == "hour" else ("slice_day", "day")
+        where = {"model": model, "slice": slice, "candidate_version": version}
+        return self._select(view, where, column, (column, start, end))
+
+    def items(
+        self,
+        model: str,
+        *,
+        slice: str = "all",  # noqa: A002
+        version: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        columns: Sequence[str] = (),
+    ) -> FrameT:
+        """Return every compared item of a slice with its weight in it (view `item`).
+
+        Means and quantiles of the traffic need `weight`: `weighted_mean(items["flip"], items["weight"])`.
+
+        Parameters
+        ----------
+        columns
+            All, or these alone: a week of a busy model has millions of rows.
+        """
+        where = {"model": model, "slice": slice, "candidate_version": version}
+        return self._select("item", where, "captured_at", ("captured_at", start, end), columns=columns)
+
+    def worst(
+        self,
+        model: str,
+        *,
+        slice: str = "all",  # noqa: A002
+        version: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        n: int = 20,
+    ) -> FrameT:
+        """Return the `n` items of a slice with the largest divergence (view `item`)."""
+        where = {"model": model, "slice": slice, "candidate_version": version}
+        return self._select(
+            "item", where, "divergence desc nulls last, captured_at", ("captured_at", start, end), limit=n
+        )
+
+    def request(self, request_id: str, *, header: str = "x-request-id") -> FrameT:
+        """Return what was compared of the request whose recorded header `header` has this value (view `item`)."""
+        return self.sql(
+            "select * from item where slice = 'all' and attributes @> jsonb_build_object($1::text, $2::text)"
+            " order by captured_at, item",
+            f"header.{header.lower()}",
+            request_id,
+        )
+
+    def direction(
+        self,
+        model: str,
+        *,
+        slice: str = "all",  # noqa: A002
+        version: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+    ) -> FrameT:
+        """Return which answer of the reference became which answer of the candidate: number of items, and share by weight."""
+        begin, until = _range(start, end)
+        return self.sql(
+            "select reference_class, candidate_class, bool_or(tie) as tie, count(*) as n, sum(weight) / sum(sum(weight)) over ()"
+            " as share from item where model = $1 and slice = $2 and ($3 = '' or candidate_version = $3)"
+            " and captured_at >= $4 and captured_at < $5 and reference_class is not null"
+            " group by reference_class, candidate_class, tie order by share desc, reference_class, candidate_class",
+            model,
+            slice,
+            version,
+            begin,
+            until,
+        )
+
+    def alerts(
+        self, *, model: str = "", start: datetime | None = None, end: datetime | None = None
+    ) -> FrameT:
+        """Return the alerts that opened in a time, the newest first."""
+        begin, until = _range(start, end)
+        return self.sql(
+            "select a.id, mv.model, mv.candidate_version, s.name as slice, a.severity, a.metric, a.onset_at, a.opened_at,"
+            " a.resolved_at from alert a join model_version mv on mv.id = a.model_version_id join slice s on s.id = a.slice_id"
+            " where ($1 = '' or mv.model = $1) and a.opened_at >= $2 and a.opened_at < $3 order by a.opened_at desc, a.id desc",
+            model,
+            begin,
+            until,
+        )
+
+    def coverage(self, *, start: datetime | None = None, end: datetime | None = None) -> FrameT:
+        """Return how much of the traffic was sampled, lost and compared, by hour (view `coverage_hour`)."""
+        return self._select("coverage_hour", {}, "hour", ("hour", start, end))
+
+    def not_observed(self, *, model: str = "") -> FrameT:
+        """Return what nobody looked at, by slice (view `not_observed`)."""
+        return self._select("not_observed", {"model": model})
+
+    def releases(self, *, model: str = "") -> FrameT:
+        """Return each release beside the one before it, slice by slice (view `release_compare`)."""
+        return self._select("release_compare", {"model": model})
+
+    def changes(self, *, start: datetime | None = None, end: datetime | None = None) -> FrameT:
+        """Return who changed what, when and why, the newest first (view `change_log`)."""
+        return self._select("change_log", {}, "at desc", ("at", start, end))
+
+    def _select(
+        self,
+        view: str,
+        where: dict[str, str],
+        order: str = "",
+        span: tuple[str, datetime | None, datetime | None] | None = None,
+        *,
+        columns: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> FrameT:
+        """Return rows of a view: those whose columns equal what is given (an empty text: any)."""
+        conditions, parameters = [], list[Any]()
+        for column, value in where.items():
+            if value:
+                parameters.append(value)
+                conditions.append(f"{column} = ${len(parameters)}")
+        if span:
+            column, start, end = span
+            parameters += _range(start, end)
+            conditions += [f"{column} >= ${len(parameters) - 1}", f"{column} < ${len(parameters)}"]
+        names = ", ".join(_quoted(name) for name in columns) or "*"
+        query = f"select {names} from {view}"  # noqa: S608 -- names are quoted, values are parameters
+        query += f" where {' and '.join(conditions)}" if conditions else ""
+        query += f" order by {order}" if order else ""
+        query += f" limit {int(limit)}" if limit is not None else ""
+        return self.sql(query, *parameters)
+
+
+def arrow(dsn: str) -> Tables[pa.Table]:
+    """Return the tables as Arrow tables.
+
+    Parameters
+    ----------
+    dsn
+        `postgresql://user:password@host:port/name`. A server on another machine needs `sslmode`, as everywhere in quantdrift.
+
+    Raises
+    ------
+    OperatorError
+        The address cannot be read, or the server refuses the user.
+    RetryError
+        The server cannot be reached.
+    """
+    return Tables(Connection(dsn), lambda table: table)
+
+
+def pandas(dsn: str) -> "Tables[pd.DataFrame]":
+    """Return the tables as pandas data frames; parameters and errors are those of `arrow`."""
+    import pandas as _  # noqa: F401, PLC0415, ICN001 -- it is missing now, not at the first query
+
+    return Tables(Connection(dsn), lambda table: table.to_pandas())
+
+
+def polars(dsn: str) -> "Tables[pl.DataFrame]":
+    """Return the tables as Polars data frames; parameters and errors are those of `arrow`."""
+    import polars  # noqa: PLC0415, ICN001
+
+    def convert(table: pa.Table) -> "pl.DataFrame":
+        frame = polars.from_arrow(table)
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    return Tables(Connection(dsn), convert)
+
+
+def _range(start: datetime | None, end: datetime | None) -> tuple[datetime, datetime]:
+    """Return [start, end) with zones: the last week if nothing is given."""
+    until = _zoned(end) if end else datetime.now(UTC)
+    begin = _zoned(start) if start else until - _WEEK
+    if begin >= until:
+        raise ValueError(f"start {begin} is not before end {until}")
+    return begin, until
+
+
+def _zoned(time: datetime) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
