@@ -174,7 +174,9 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         found = self.arguments
         parts = {"host": ",".join(self._hosts)}
         for name, value in found.items():
-            parts[_LIBPQ.get(name, name)] = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts[_LIBPQ.get(name, name)] = (
+                ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            )
         if self.plaintext:
             parts["sslmode"] = "disable"
         elif (tls := self.tls) is not None:

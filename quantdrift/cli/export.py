@@ -1,5 +1,6 @@
 """The command `quantdrift export`."""
 
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -54,9 +55,8 @@ def export(
       quantdrift export --out digits --model digits --slice all --from 2026-11-01 --to 2026-11-07
       duckdb -c "select slice, sum(weight * flip::int) / sum(weight) from 'week/*/*.parquet' group by slice"
     """
+    from quantdrift.frames import export as files
     from quantdrift.frames.connection import Connection
-    from quantdrift.frames.export import Request, days_of
-    from quantdrift.frames.export import export as export_days
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -64,23 +64,23 @@ def export(
     first = from_at.replace(tzinfo=UTC) if from_at else last - timedelta(days=_WEEK_DAYS - 1)
     if first > last:
         raise OperatorError(f"--from {first:%Y-%m-%d} is after --to {last:%Y-%m-%d}")
-    days = days_of(first, last + timedelta(days=1))
+    days = files.days_of(first, last + timedelta(days=1))
     connection = Connection(secrets.dsn, statement_timeout=timedelta(hours=1))
-    exported = export_days(
+    exported = files.export(
         connection,
         out,
         days,
-        Request(model=model, slice=slice_),
+        files.Request(model=model, slice=slice_),
         late=timedelta(seconds=config.stream.max_age_s),
     )
-    done = []
+    done: list[files.Day] = []
     try:
         with click.progressbar(
             exported,
             length=len(days),
             label="Days",
             item_show_func=lambda day: f"{day.day}: {day.rows:,} rows" if day else "",
-            file=click.get_text_stream("stderr"),
+            file=sys.stderr,
             hidden=as_json,
         ) as bar:
             done.extend(bar)

@@ -277,7 +277,7 @@ async def by_frames(dsn: str) -> None:
 async def test_frames_use_tls_and_tell_no_other_server_anything(
     ours: Authority, theirs: Authority, postgres_dsn: str
 ) -> None:
-    """libpq gets the same servers, authority, certificate and mode from the address as every other way."""
+    """The driver gets the same servers, authority, certificate and mode from the address as every other way."""
     client = ours.sign("client")
     query = f"sslrootcert={ours.file}&sslcert={client.certificate}&sslkey={client.key}"
     async with TlsEnd(port_of(postgres_dsn), ours.sign("server"), clients=ours.file) as end:

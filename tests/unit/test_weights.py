@@ -43,7 +43,8 @@ def test_an_item_without_weight_is_no_quantile() -> None:
 
 def test_nothing_known_is_not_a_number() -> None:
     """Neither an empty column nor one of missing values has a mean or a quantile."""
-    for values in ([], [None]):
+    nothing: tuple[list[Any], ...] = ([], [None])
+    for values in nothing:
         weights = [1.0] * len(values)
         assert math.isnan(weighted_mean(values, weights))
         assert math.isnan(weighted_quantile(values, weights, 0.5))
