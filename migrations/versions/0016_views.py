@@ -1,6 +1,7 @@
 """Views that need no manual: `item`, `slice_day`, `release_compare`, `not_observed` and `change_log`.
 
-Five views are added: the release before can use the schema as before.
+Five views and two indexes are added: the release before can use the schema as before. While the indexes are made,
+comparisons wait to be stored.
 
 Revision ID: 0016
 Revises: 0015
@@ -18,6 +19,11 @@ depends_on = None
 
 def upgrade() -> None:
     """Go one revision forward."""
+    op.execute("create index ix_comparison_divergence on comparison (divergence desc nulls last)")
+    op.execute(
+        "create index ix_comparison_request_id on comparison ((attributes ->> 'header.x-request-id'))"
+        " where (attributes ->> 'header.x-request-id') is not null"
+    )
     for view in _VIEWS:
         op.execute(f"create view {view.name} ({', '.join(view.columns)}) as {_plain(view.query)}")
         op.execute(f"comment on view {view.name} is {_quoted(view.comment)}")
@@ -29,6 +35,8 @@ def downgrade() -> None:
     """Go one revision back."""
     for view in reversed(_VIEWS):
         op.execute(f"drop view {view.name}")
+    op.execute("drop index ix_comparison_request_id")
+    op.execute("drop index ix_comparison_divergence")
 
 
 def _quoted(text: str) -> str:
