@@ -3,14 +3,14 @@
 Nothing that is there changes: the release before can use the schema as before.
 
 Revision ID: 0017
-Revises: 0015
+Revises: 0016
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0017"
-down_revision = "0015"
+down_revision = "0016"
 branch_labels = None
 depends_on = None
 

@@ -69,39 +69,44 @@ class Connection:
     @contextmanager
     def batches(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatchReader]:
         """Run one query and yield its rows as they arrive; parameters and errors are those of `table`."""
-        with _in_words(self._where), self._connection.cursor() as cursor:
+        with self._connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
             try:
-                cursor.execute(query, parameters=[*parameters] or None)
-                yield _plain(cursor.fetch_record_batch())
+                with _in_words(self._where):
+                    cursor.execute(query, parameters=[*parameters] or None)
+                    reader = cursor.fetch_record_batch()
+                yield _plain(reader, self._where)
             finally:
-                self._connection.rollback()
+                with _in_words(self._where):
+                    self._connection.rollback()
 
 
 @contextmanager
 def _in_words(where: str) -> Iterator[None]:
+    """Translate what driver and Arrow raise."""
     try:
         yield
-    except Error as error:
+    except (Error, OSError) as error:
         text = _SEVERITY.split(str(error).strip().splitlines()[0])[-1]
-        refused = error.sqlstate is not None or any(word in text for word in _REFUSED)
-        if error.sqlstate == "57014":
+        state = getattr(error, "sqlstate", None)
+        if state == "57014" or text.startswith("canceling statement"):
             raise RetryError(
                 f"Postgres at {where} ended the query: it took too long, or was cancelled"
             ) from None
+        refused = state is not None or any(word in text for word in _REFUSED)
         raise (OperatorError if refused else RetryError)(f"Postgres at {where}: {text}") from None
 
 
-def _plain(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+def _plain(reader: pa.RecordBatchReader, where: str) -> pa.RecordBatchReader:
     """Return a reader without Arrow's extension types, which few libraries know: identifiers and JSON become text, `numeric` a float."""
-    schema = pa.schema(
-        [field.with_type(_plain_type(field.type)) for field in reader.schema]
-    ).remove_metadata()
-    schema = pa.schema([field.remove_metadata() for field in schema])
-    return pa.RecordBatchReader.from_batches(
-        schema,
-        (pa.record_batch([_column(column) for column in batch.columns], schema=schema) for batch in reader),
-    )
+    schema = pa.schema([pa.field(field.name, _plain_type(field.type)) for field in reader.schema])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with _in_words(where):
+            for batch in reader:
+                yield pa.record_batch([_column(column) for column in batch.columns], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _plain_type(of: pa.DataType) -> pa.DataType:

@@ -117,11 +117,14 @@ class Tables(Generic[FrameT]):
         )
 
     def request(self, request_id: str, *, header: str = "x-request-id") -> FrameT:
-        """Return what was compared of the request whose recorded header `header` has this value (view `item`)."""
+        """Return what was compared of the request whose recorded header `header` has this value (view `item`).
+
+        Only x-request-id has an index: another header is searched in all comparisons.
+        """
+        name = header.lower()
+        column = "request_id" if name == "x-request-id" else f"attributes ->> {_literal(f'header.{name}')}"
         return self.sql(
-            "select * from item where slice = 'all' and attributes @> jsonb_build_object($1::text, $2::text)"
-            " order by captured_at, item",
-            f"header.{header.lower()}",
+            f"select * from item where slice = 'all' and {column} = $1 order by captured_at, item",  # noqa: S608 -- quoted
             request_id,
         )
 
@@ -254,6 +257,10 @@ def _range(start: datetime | None, end: datetime | None) -> tuple[datetime, date
 
 def _zoned(time: datetime) -> datetime:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def _quoted(name: str) -> str:

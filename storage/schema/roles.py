@@ -68,7 +68,18 @@ _DERIVED: Final = (
     "slice_change",
     "value_share",
 )
-_VIEWS: Final = ("slice_now", "slice_history", "slice_item", "coverage_hour", "account")
+_VIEWS: Final = (
+    "slice_now",
+    "slice_history",
+    "slice_day",
+    "item",
+    "slice_item",
+    "coverage_hour",
+    "release_compare",
+    "not_observed",
+    "change_log",
+    "account",
+)
 # Columns that readers cannot see.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
 _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin

@@ -202,6 +202,12 @@ class Comparison(Base):
     __tablename__ = "comparison"
     __table_args__ = (
         Index("ix_comparison_batch_id", "batch_id"),
+        Index("ix_comparison_divergence", text("divergence desc nulls last")),
+        Index(
+            "ix_comparison_request_id",
+            text("(attributes ->> 'header.x-request-id')"),
+            postgresql_where=text("(attributes ->> 'header.x-request-id') is not null"),
+        ),
         CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
         {
             "comment": "The divergence of one item: candidate output against reference output. One row per item.",

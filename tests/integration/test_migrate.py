@@ -66,6 +66,7 @@ REVISIONS = [
     "0013",
     "0014",
     "0015",
+    "0016",
     "0017",
 ]
 
@@ -142,6 +143,11 @@ async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str
         "slice_now",
         "slice_history",
         "slice_item",
+        "slice_day",
+        "item",
+        "release_compare",
+        "not_observed",
+        "change_log",
         "coverage_hour",
         "account",
         "leader_lock",

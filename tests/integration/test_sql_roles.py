@@ -235,6 +235,11 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
         "slice_now",
         "slice_history",
         "slice_item",
+        "slice_day",
+        "item",
+        "release_compare",
+        "not_observed",
+        "change_log",
         "coverage_hour",
         "account",
     } - {

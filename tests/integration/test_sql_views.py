@@ -276,3 +276,150 @@ async def test_a_condition_on_the_hour_bounds_the_work(tallied: asyncpg.Connecti
         if "on tally" in line and "tally t" not in line and "now_" not in line
     )
     assert any("date_bin" in line and ">=" in line for line in lines[scan : scan + 3]), "\n".join(lines)
+
+
+async def test_item_has_all_that_is_known_of_an_item_in_each_slice(record: asyncpg.Connection) -> None:
+    """The weights are those of slice_item; classes, scores, request id and trace are columns, and -1 is no class."""
+    await make_partitions(record, [HOUR.date()])
+    one, other = "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"
+    detail = {
+        "candidate_top": 8,
+        "reference_top": 3,
+        "candidate_scores": [[8, 0.6]],
+        "reference_scores": [[3, 0.5]],
+    }
+    rows = [
+        Comparison(captured_at=HOUR, exchange_id=one, item=item, batch_id=1, model_version_id=1,
+                   slice_ids=(1, 2) if item < 2 else (1,), n_items=3, pi1=0.2, pi2=0.5, flip=True, divergence=0.1,
+                   group_key="user", attributes='{"header.x-request-id": "r1"}', detail=json.dumps(detail),
+                   trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+        for item in range(3)
+    ]  # fmt: skip
+    rows.append(
+        Comparison(
+            captured_at=HOUR,
+            exchange_id=other,
+            batch_id=1,
+            model_version_id=1,
+            pi1=0.2,
+            detail='{"candidate_top": -1}',
+        )
+    )
+    await store_comparisons(record, rows)
+    found = await record.fetch("select * from item order by exchange_id, slice_id, item")
+    assert [row["weight"] for row in found] == pytest.approx([10 / 3] * 3 + [5.0] * 2 + [5.0])
+    first, last = found[0], found[-1]
+    assert (first["model"], first["slice"], first["candidate_class"], first["reference_class"]) == (
+        "digits",
+        "all",
+        8,
+        3,
+    )
+    assert (first["request_id"], first["trace_id"]) == ("r1", "4bf92f3577b34da6a3ce929d0e0e4736")
+    assert (first["candidate_scores"], first["group_key"]) == ("[[8, 0.6]]", "user")
+    assert (last["request_id"], last["trace_id"], last["candidate_class"], last["reference_class"]) == (
+        None,
+    ) * 4
+    assert last["group_key"] == other
+
+
+ROLLUP = (
+    "insert into rollup_day (day, model_version_id, slice_id, n_items, n_groups, weight, weight_sq, flip, topk, js, divergence,"
+    " margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
+    " values ($1, $2, $3, 100, 100, $4, $5, $6, 0, 0, $7, 0, $4, $4, $4, $4, $4, 0, '{}')"
+)
+
+
+async def test_slice_day_has_the_interval_the_budget_and_the_requests(record: asyncpg.Connection) -> None:
+    """By hand: 5 % of 100 equal exchanges of weight 10 have Wilson's interval 2.15 to 11.18 %."""
+    day = HOUR.replace(hour=0)
+    await record.execute(ROLLUP, day, 1, 1, 4000.0, 40_000.0, 40.0, 20.0)
+    await record.execute(ROLLUP, day, 1, 2, 1000.0, 10_000.0, 50.0, 10.0)
+    await verdict(record, 2, "firing", ESTIMATE, None)
+    row = await record.fetchrow("select * from slice_day where slice = 'scanner=faint'")
+    assert row is not None
+    assert (row["n_eff"], row["requests"], row["traffic_ratio"], row["changed"]) == (
+        100.0,
+        1000.0,
+        0.25,
+        50.0,
+    )
+    assert [row[name] for name in ("flip", "flip_low", "flip_high")] == pytest.approx(
+        [0.05, 0.02154, 0.11175], abs=1e-4
+    )
+    assert (row["flip_budget"], row["divergence"], row["divergence_budget"]) == (0.01, 0.01, 0.05)
+    assert (row["all_flip"], row["all_divergence"]) == (0.01, 0.005)
+
+
+async def test_release_compare_sets_each_version_beside_the_one_before(record: asyncpg.Connection) -> None:
+    """The first version has none before it; a slice without data in one of the two is left out."""
+    await record.execute(
+        "insert into model_version (model, candidate_version, reference_digest, first_seen_at)"
+        " values ('digits', 'int8-2', 'abc', now() + interval '1 hour')"
+    )
+    day = HOUR.replace(hour=0)
+    await record.execute(ROLLUP, day, 1, 1, 1000.0, 10_000.0, 10.0, 20.0)
+    await record.execute(ROLLUP, day, 1, 2, 1000.0, 10_000.0, 10.0, 20.0)
+    await record.execute(ROLLUP, day, 2, 1, 1000.0, 10_000.0, 50.0, 10.0)
+    (row,) = await record.fetch("select * from release_compare")
+    assert (row["before_version"], row["version"], row["slice"], row["n_before"], row["n"]) == (
+        "int8",
+        "int8-2",
+        "all",
+        100,
+        100,
+    )
+    assert (row["flip_before"], row["flip"], row["flip_difference"]) == pytest.approx((0.01, 0.05, 0.04))
+    assert row["divergence_difference"] == pytest.approx(-0.01)
+
+
+async def test_not_observed_names_what_nobody_looked_at(record: asyncpg.Connection) -> None:
+    """Of 1,000 requests 800 were not sampled, 50 left out and 10 lost; one slice has no verdict, two exchanges none of theirs."""
+    await record.execute(
+        "insert into batch (id, kind, worker, captured_from, captured_to, n_rows) overriding system value"
+        " values (1, 'tally', 'w', now(), now(), 1)"
+    )
+    await record.execute(
+        "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published, lost,"
+        " blind_connections) values ('pod', gen_random_uuid(), 'default', 1, now(), 1, 1000, 200, 50, 140,"
+        " '{\"queue_full\": 10}', 0)"
+    )
+    await record.execute(
+        "insert into quarantine (stream_sequence, digest, model, reason, detail, payload)"
+        " values (1, 'a', 'digits', 'schema', '', ''), (2, 'b', 'digits', 'schema', '', '')"
+    )
+    await verdict(record, 2, "unknown", {}, None)
+    await record.execute("update verdict set last_at = now()")
+    rows = await record.fetch(
+        "select model, slice, stratum, what, reason, requests, share from not_observed order by what, reason"
+    )
+    assert [tuple(row) for row in rows] == [
+        (None, None, "default", "left out", "the sampling policy", 50, 0.05),
+        (None, None, "default", "lost", "queue_full", 10, 0.01),
+        ("digits", "scanner=faint", None, "no verdict", "because", None, None),
+        ("digits", None, None, "not comparable", "schema", 2, None),
+        (None, None, "default", "not sampled", "the sampling rate", 800, 0.8),
+    ]
+
+
+async def test_change_log_has_people_releases_and_learned_baselines(record: asyncpg.Connection) -> None:
+    """Who, what and why, in one place."""
+    await record.execute("select audit_add('pause', 'digits', 'all', null, '{\"until\": 1}', 'a load test')")
+    await record.execute(
+        "insert into baseline (model_version_id, slice_id, metric, kind, source, made_by, reason, n_groups)"
+        " values (1, 2, 'flip', 'change', 'learned', 'monitor', '', 500), (1, 2, 'flip', 'change', 'accepted', 'ann', 'ok', 500)"
+    )
+    rows = await record.fetch(
+        "select who, what, model, subject, why from change_log where what <> 'db upgrade' order by what"
+    )
+    assert tuple(rows[0]) == (
+        "monitor",
+        "baseline learned",
+        "digits",
+        "scanner=faint flip change",
+        "",
+    )
+    assert [tuple(row)[1:] for row in rows[1:]] == [
+        ("pause", "digits", "all", "a load test"),
+        ("release", "digits", "int8", ""),
+    ]
