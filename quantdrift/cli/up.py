@@ -383,7 +383,7 @@ class _Supervisor:
             self._nats_works.set()
         if server.name == "postgres" and not self._dsn.done():
             _LOG.info("postgres is up")
-            for role in ("shadow", "monitor", "reader"):  # of an earlier start, at another port
+            for role in ("shadow", "monitor", "reader", "operator"):  # of an earlier start, at another port
                 with contextlib.suppress(OSError):
                     (self._data / address_file(role)).unlink()
             self._dsn.set_result(report.address)
@@ -397,6 +397,9 @@ class _Supervisor:
             environment["QUANTDRIFT_DSN"] = embedded_address(
                 self._data, address_file("reader" if name == _PAGE else name)
             )
+            if name == _PAGE and not self._config.web.operator_dsn_file:
+                file = self._data.resolve() / address_file("operator")
+                environment["QUANTDRIFT__WEB__OPERATOR_DSN_FILE"] = str(file)
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command

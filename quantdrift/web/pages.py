@@ -12,17 +12,22 @@ from aiohttp import web
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
-from quantdrift.core.text import plain
+from quantdrift.core.text import plain, plain_lines
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.alerts import LONGEST_REASON, Act, act, actions_of, find_alert
 from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.web import charts, words
+from quantdrift.web.access import FORM_MARK, PERSON
+from quantdrift.web.guard import form_problem
 from quantdrift.web.rendering import render
 
 CONFIG: Final = web.AppKey("config", Config)
 DATABASE: Final = web.AppKey("database", Database)
+OPERATOR: Final = web.AppKey("operator", Database)
+"""With the rights of an operator; missing where the page only reads."""
 _DAY: Final = timedelta(days=1)
 _HISTORY: Final = timedelta(days=90)
 _ROWS: Final = 100
@@ -33,6 +38,7 @@ _FEWEST_POINTS: Final = 3
 _MOST_FOLLOWERS: Final = 64
 _POLL_S: Final = 2.0
 _ALIVE_S: Final = 20.0
+_BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE)
 _VERDICTS: Final = ("firing", "warning", "unknown", "ok")
 
 
@@ -43,6 +49,7 @@ def routes() -> Iterable[web.AbstractRouteDef]:
         web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}", slice_page),
         web.get("/alerts", alerts),
         web.get("/alert/{alert:\\d{1,18}}", alert_page),
+        web.post("/alert/{alert:\\d{1,18}}", act_on_alert),
         web.get("/compare", compare),
         web.get("/system", system),
         web.get("/events", events),
@@ -286,6 +293,40 @@ async def alerts(request: web.Request) -> web.Response:
 
 async def alert_page(request: web.Request) -> web.Response:
     """Show one alert as the person on call needs it."""
+    return await _alert(request)
+
+
+async def act_on_alert(request: web.Request) -> web.Response:
+    """Acknowledge an alert, take that back or add a note, in the name of the person who has logged in."""
+    form = await request.post()
+    if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
+        return render(request, "error.html", status=403, text=problem)
+    person = request.get(PERSON)
+    reason = plain_lines(str(form.get("reason", "")))
+    what = next((one for one in _BY_PEOPLE if one.value == form.get("action")), None)
+    if OPERATOR not in request.app or person is None or not person.name:
+        return render(request, "error.html", status=403, text="Alerts cannot be changed on this page.")
+    if what is None:
+        return render(request, "error.html", status=400, text="This form names no action of an alert.")
+    alert_id = int(request.match_info["alert"])
+    try:
+        async with request.app[OPERATOR].begin() as connection:
+            await act(connection, alert_id, what, reason, identity=person.name)
+    except QuantdriftError as error:
+        return await _alert(request, problem=str(error), typed=reason)
+    return web.Response(status=303, headers={"Location": f"/alert/{alert_id}"})
+
+
+async def _alert(request: web.Request, *, problem: str = "", typed: str = "") -> web.Response:
+    """Return the page of an alert.
+
+    Parameters
+    ----------
+    problem
+        Why the person's action was not done; empty: there was none, or it was.
+    typed
+        What the person has typed.
+    """
     # Its text is that of the event; what it imports is not needed before.
     from quantdrift.monitor.fold.alert_text import page  # noqa: PLC0415
 
@@ -294,6 +335,8 @@ async def alert_page(request: web.Request) -> web.Response:
         if found is None:
             raise web.HTTPNotFound(reason="There is no alert with this number; it may have been deleted.")
         steps = await past.steps(connection, found.id)
+        state = await find_alert(connection, found.id)
+        actions = await actions_of(connection, found.id)
         version = next(one for one in await present.versions(connection) if one.id == found.version_id)
         end = (found.resolved_at or version.last_at or datetime.now(UTC)) + timedelta(hours=1)
         begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
@@ -309,10 +352,19 @@ async def alert_page(request: web.Request) -> web.Response:
         charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
         charts.Mark(at=found.opened_at, kind="alert", text="alert"),
     ]
+    person = request.get(PERSON)
     return render(
         request,
         "alert.html",
+        status=409 if problem else 200,
         alert=found,
+        acknowledged=state.acknowledged,
+        has_escalated=state.escalations > 0,
+        actions=actions,
+        may_act=OPERATOR in request.app and person is not None and bool(person.name),
+        problem=problem,
+        typed=typed,
+        longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
         is_ended=event is not None and event.change.after not in {"firing", "warning"},
         lines=lines[:cut],

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Final
 
@@ -18,12 +19,13 @@ from quantdrift.core.process.run import Stop
 from quantdrift.storage.database import Database
 from quantdrift.web.access import ACCESS, FORM_MARK, SESSION_S, Access
 from quantdrift.web.guard import COOKIE, form_problem, guard, secure
-from quantdrift.web.pages import CONFIG, DATABASE, FEED, Feed, routes
+from quantdrift.web.pages import CONFIG, DATABASE, FEED, OPERATOR, Feed, routes
 from quantdrift.web.rendering import STATIC, render, static_file
 
 _LOG = logging.getLogger(__name__)
-_BODY_BYTES: Final = 16 * 1024  # of a form
+_BODY_BYTES: Final = 32 * 1024  # of a form: the longest reason in any script, encoded for a form
 _POOL_SIZE: Final = 4  # of the ten connections that the reader's user may have
+_OPERATOR_POOL_SIZE: Final = 1
 _STATEMENT_S: Final = 10.0
 _SHUTDOWN_S: Final = 0.3
 _YEAR_S: Final = int(timedelta(days=365).total_seconds())
@@ -72,6 +74,11 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
     app[CONFIG] = config
     app[DATABASE] = database
     app[FEED] = Feed(database)
+    if secrets.operator_dsn_file:
+        app[OPERATOR] = Database(
+            secrets.operator_dsn, pool_size=_OPERATOR_POOL_SIZE, statement_timeout_s=_STATEMENT_S
+        )
+        app.cleanup_ctx.append(_closing)
     app.add_routes(
         [
             web.get("/livez", _lives),
@@ -84,6 +91,12 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
         ]
     )
     return app
+
+
+async def _closing(app: web.Application) -> AsyncIterator[None]:
+    """Close the operator's connections at the end; the first action opens one."""
+    async with app[OPERATOR]:
+        yield
 
 
 async def _lives(_: web.Request) -> web.Response:

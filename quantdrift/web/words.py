@@ -13,6 +13,10 @@ VERDICTS: Final = MappingProxyType(
     }
 )
 """What each verdict means to somebody who does not know the detectors."""
+ACTIONS: Final = MappingProxyType(
+    {"ack": "acknowledged", "unack": "not acknowledged any more", "note": "note", "escalate": "escalated"}
+)
+"""What was done about an alert."""
 _UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 

@@ -1,10 +1,12 @@
 """The live page in a real browser, against the real server and database. Skipped where there is no Chromium."""
 
 import asyncio
+import hashlib
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, Literal
 
 import asyncpg
@@ -14,7 +16,9 @@ from playwright.async_api import Browser, Page, async_playwright
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
 from quantdrift.storage.database import Database
+from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
+from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
 from tests.support.storage.report_rows import write_short_story
 
@@ -61,10 +65,12 @@ _NASTY: Final = "</td><script>alert(1)</script>\u202e\u001b[31m{:d}"
 
 
 @asynccontextmanager
-async def _served(dsn: str, web: Web | None = None, token: str = "") -> AsyncIterator[str]:
+async def _served(
+    dsn: str, web: Web | None = None, token: str = "", operator_file: str = ""
+) -> AsyncIterator[str]:
     config = Config(models=(Model(name="digits"),), web=web or Web())
     async with Database(dsn) as database:
-        port = page_port(config, Secrets(dsn=dsn, web_token=token), database)
+        port = page_port(config, Secrets(dsn=dsn, web_token=token, operator_dsn_file=operator_file), database)
         number = await port.open(("127.0.0.1", 0))
         try:
             yield f"http://127.0.0.1:{number}"
@@ -219,3 +225,84 @@ async def test_a_token_opens_the_page_and_a_link_from_elsewhere_keeps_the_sessio
         await page.get_by_role("button", name="Log out").click()
         await page.get_by_label("Token").wait_for()
         assert complaints == []
+
+
+async def test_a_person_acknowledges_an_alert_on_the_page(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """The page and the audit have the login's name, the time and the reason; the page itself reads as a reader."""
+    _, _, alert = await write_history(record, n_slices=3, n_days=2, end=datetime.now(UTC))
+    file = tmp_path / "operator.dsn"
+    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    people = (
+        f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\nben sha256:{hashlib.sha256(b'two').hexdigest()}\n"
+    )
+    async with _served(await login_in(postgres_dsn, READER), token=people, operator_file=str(file)) as base:
+        page, _, complaints = await _open(browser, 390, "dark")
+        await page.goto(f"{base}/alert/{alert}")
+        await page.get_by_label("Token").fill("one")
+        await page.keyboard.press("Enter")
+        reason = page.get_by_label("Why, or what the next person on call must know")
+        await reason.fill("rolling back to int8-6 <b>now</b>")
+        assert await page.evaluate(_CHECKS) == []
+        # What somebody types stays, also when the database changes meanwhile and nothing has the focus.
+        await page.get_by_text("Live.").wait_for()
+        await reason.blur()
+        await record.execute("update fold set fold_seq = fold_seq + 1")
+        async with page.expect_response(lambda answer: answer.request.method == "POST"):
+            await page.get_by_role("button", name="Acknowledge").click()
+        await page.get_by_role("button", name="Take the acknowledgement back").wait_for()
+        seen = await page.locator("main").inner_text()
+        assert "acknowledged by ana" in seen
+        assert "rolling back to int8-6 <b>now</b>" in seen
+        assert await page.evaluate(_CHECKS) == []
+        await reason.fill("   ")
+        await page.get_by_role("button", name="Add a note").click()
+        await page.get_by_text("Nothing was changed: the note is empty").wait_for()
+        complaints.clear()  # Chromium reports the status 409
+        await reason.fill("the scanner was cleaned")
+        await page.get_by_role("button", name="Add a note").click()
+        await page.get_by_text("note by ana").wait_for()
+        await reason.fill("my shift ends")
+        await page.get_by_role("button", name="Take the acknowledgement back").click()
+        await page.get_by_text("not acknowledged any more by ana").wait_for()
+        assert complaints == []
+        # A form with the mark of another person, or of no page, is refused.
+        forged = await page.request.post(
+            f"{base}/alert/{alert}",
+            form={"action": "note", "reason": "forged", "form_mark": "none"},
+            headers={"Authorization": "Bearer two"},
+        )
+        assert forged.status == 403
+    rows = await record.fetch(
+        "select action, after ->> 'identity' as identity, actor, note from audit where subject = $1 order by seq",
+        f"alert {alert}",
+    )
+    assert [(row["identity"], row["note"]) for row in rows] == [
+        ("ana", "rolling back to int8-6 <b>now</b>"),
+        ("ana", "the scanner was cleaned"),
+        ("ana", "my shift ends"),
+    ]
+    assert all(row["actor"].startswith(OPERATOR) for row in rows)
+
+
+async def test_without_a_login_the_page_shows_the_command_and_changes_nothing(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """Nobody who has not said who they are acts in somebody's name, also where an operator's address is there."""
+    _, _, alert = await write_history(record, n_slices=3, n_days=2, end=datetime.now(UTC))
+    file = tmp_path / "operator.dsn"
+    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    async with _served(postgres_dsn, operator_file=str(file)) as base:
+        page, _, _ = await _open(browser, 390, "light")
+        await page.goto(f"{base}/alert/{alert}")
+        assert f'quantdrift alerts ack {alert} --reason "..."' in await page.locator("#command").inner_text()
+        assert await page.locator("form[action^='/alert']").count() == 0
+        await page.goto(f"{base}/alert/{alert}")
+        refused = await page.evaluate(
+            """async (path) => (await fetch(path, {method: "POST", body: new URLSearchParams(
+              {action: "ack", reason: "x"})})).status""",
+            f"/alert/{alert}",
+        )
+        assert refused == 403
+    assert await record.fetchval("select count(*) from alert_action") == 0

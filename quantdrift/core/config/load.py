@@ -53,6 +53,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     otlp_headers_file: str = ""
     reference_token: str = ""
     web_token: str = ""
+    operator_dsn_file: str = ""
 
     def __repr__(self) -> str:
         return "Secrets(...)"
@@ -65,14 +66,17 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
         OperatorError
             The file cannot be read, or is empty.
         """
-        if not self.dsn_file:
-            return self.dsn
-        dsn = _read(self.dsn_file)
-        if not dsn:
-            raise OperatorError(
-                f"storage.dsn_file: {self.dsn_file} is empty: write the Postgres address in it"
-            )
-        return dsn
+        return _address(self.dsn_file, "storage.dsn_file") if self.dsn_file else self.dsn
+
+    def operator_dsn(self) -> str:
+        """Return the Postgres address of the page's operator that its file contains now.
+
+        Raises
+        ------
+        OperatorError
+            The file cannot be read, or is empty.
+        """
+        return _address(self.operator_dsn_file, "web.operator_dsn_file")
 
     def current_otlp_headers(self) -> dict[str, str]:
         """Return the collector's headers that their file contains now, with names in lower case as gRPC needs them.
@@ -202,6 +206,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers_file=headers_file,
         reference_token=token,
         web_token=web_token,
+        operator_dsn_file=config.web.operator_dsn_file if role is Role.WEB else "",
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
 
@@ -275,6 +280,13 @@ def _is_loopback(address: str) -> bool:
 
 def _secret(env: Mapping[str, str], name: str, file: str) -> str:
     return _read(file) if file else env.get(name, "")
+
+
+def _address(file: str, option: str) -> str:
+    dsn = _read(file)
+    if not dsn:
+        raise OperatorError(f"{option}: {file} is empty: write the Postgres address in it")
+    return dsn
 
 
 def _read(file: str) -> str:
@@ -381,7 +393,11 @@ def _resolve(config: Config, base: Path) -> Config:
             key_file=absolute(config.intake.key_file),
             client_ca_file=absolute(config.intake.client_ca_file),
         ),
-        web=msgspec.structs.replace(config.web, token_file=absolute(config.web.token_file)),
+        web=msgspec.structs.replace(
+            config.web,
+            token_file=absolute(config.web.token_file),
+            operator_dsn_file=absolute(config.web.operator_dsn_file),
+        ),
         telemetry=msgspec.structs.replace(
             config.telemetry,
             otlp_headers_file=absolute(config.telemetry.otlp_headers_file),

@@ -49,6 +49,13 @@ class Web(Section, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Addresses or networks of that proxy: identity_header of any other sender is ignored."),
     ] = ()
+    operator_dsn_file: Annotated[
+        str,
+        about(
+            "File with the Postgres address of a user in the role quantdrift_operator, with which people who have logged "
+            "in acknowledge alerts and write notes on the page. Empty: the page shows the command instead."
+        ),
+    ] = ""
 
 
 def web_problems(web: Web) -> Iterator[str]:

@@ -20,6 +20,7 @@
     // Nobody loses what they type, select or have open.
     const active = document.activeElement;
     if (active && active.matches("input, textarea, select")) return void (stale = true);
+    if ([...document.querySelectorAll("main textarea")].some((each) => each.value !== each.defaultValue)) return void (stale = true);
     if (busy) return void (stale = true);
     busy = true;
     stale = false;
