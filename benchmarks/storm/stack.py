@@ -260,6 +260,7 @@ class Stack:
             "QUANTDRIFT__SHADOW__ADMIN": at["shadow"],
             "QUANTDRIFT__MONITOR__ADMIN": at["monitor"],
             "QUANTDRIFT__TELEMETRY__OTLP_ENDPOINT": self.collector.endpoint,
+            "QUANTDRIFT__WEB__LISTEN": "",
         }
         second = {
             "QUANTDRIFT__SHADOW__ADMIN": at["shadow2"],

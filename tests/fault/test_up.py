@@ -68,7 +68,7 @@ class Up:
             f'[sidecar]\nlisten = "127.0.0.1:{self._port}"\nbackend = "127.0.0.1:{backend.port}"\n'
             f'admin = "127.0.0.1:{admins[0]}"\ndrain_delay_s = 0\ngrace_s = 1\n'
             f'[shadow]\nadmin = "127.0.0.1:{admins[1]}"\n'
-            f'[monitor]\nadmin = "127.0.0.1:{admins[2]}"\n{config}'
+            f'[monitor]\nadmin = "127.0.0.1:{admins[2]}"\n[web]\nlisten = ""\n{config}'
         )
         kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")}
         self._program, self._stdout, self._environment = program, stdout, {**kept, **environment}

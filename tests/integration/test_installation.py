@@ -149,6 +149,7 @@ def test_up_runs_from_an_installation(installed: Path, directory: Path, backend_
         "SIDECAR__LISTEN": f"127.0.0.1:{free_port()}",
         "SIDECAR__BACKEND": f"127.0.0.1:{backend_port}",
         **{f"{role}__ADMIN": address for role, address in admin.items()},
+        "WEB__LISTEN": "",
     }
     (directory / "config.toml").write_text('[[models]]\nname = "digits"\n', encoding="utf-8")
     with subprocess.Popen(

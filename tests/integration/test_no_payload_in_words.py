@@ -379,7 +379,7 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
                 cwd=memory_path,
                 stdout=log,
                 stderr=log,
-                env=kept | SECRETS | {"TMPDIR": str(memory_path)},
+                env=kept | SECRETS | {"TMPDIR": str(memory_path), "QUANTDRIFT__WEB__LISTEN": ""},
             )
         )
         stack.callback(process.terminate)
