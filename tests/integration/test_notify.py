@@ -27,8 +27,14 @@ ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertman
 ROOT = Path(__file__).resolve().parents[2]
 ROUTES = """
 global: {{resolve_timeout: 5s}}
-route: {{receiver: page, group_by: [alert], group_wait: 50ms, group_interval: 100ms, repeat_interval: 1h}}
-receivers: [{{name: page, webhook_configs: [{{url: "{url}", send_resolved: true}}]}}]
+route:
+  receiver: ticket
+  group_by: [alert]
+  group_wait: 50ms
+  group_interval: 100ms
+  repeat_interval: 1h
+  routes: [{{receiver: page, matchers: ['severity="page"']}}]
+receivers: [{{name: ticket}}, {{name: page, webhook_configs: [{{url: "{url}", send_resolved: true}}]}}]
 """
 NOTIFY = """
 [notify]
