@@ -62,7 +62,7 @@ _OUTCOMES: Final = text("""
         from label l
         join comparison c using (captured_at, exchange_id, item)
         cross join unnest(c.slice_ids) as s (slice_id)
-        where l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
+        where (s.slice_id = :slice or :slice = 0) and l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
     ), one as (
         select model_version_id, slice_id, session, exchange_id, count(*) as n, max(w) as w, max(w) * avg(harm) as harm,
             max(w) * avg(help) as help, max(w) * avg(both_wrong) as both_wrong
@@ -203,16 +203,21 @@ async def load(
 
 
 async def outcomes(
-    connection: AsyncConnection, versions: Sequence[int], begin: datetime, end: datetime
+    connection: AsyncConnection, versions: Sequence[int], begin: datetime, end: datetime, *, slice_id: int = 0
 ) -> list[Outcome]:
     """Return what the labels of [begin, end) say of each slice of some versions; slices without a label are left out.
+
+    Parameters
+    ----------
+    slice_id
+        Only of this slice; 0: of all.
 
     Raises
     ------
     RetryError, OperatorError
         As `Database.begin`.
     """
-    values = {"begin": begin, "end": end, "versions": list(versions)}
+    values = {"begin": begin, "end": end, "versions": list(versions), "slice": slice_id}
     return [
         Outcome(
             model_version_id=row["model_version_id"],

@@ -13,6 +13,7 @@ from aiohttp import web
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
+from quantdrift.report.labels import labelled
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import LONGEST_REASON, Act, act, actions_of, find_alert
@@ -221,9 +222,10 @@ async def slice_page(request: web.Request) -> web.Response:
             connection, version_id, slice_id, (min(begin, split - 7 * _DAY), split, end)
         )
         traffic = (await present.traffic(connection, version, end - _DAY)).get(slice_id)
-        last = max(begin, end - 7 * _DAY)
-        worst = await past.worst(connection, version_id, slice_id, (last, end), most=20)
-        directions = await past.directions(connection, version_id, slice_id, (last, end))
+        looked, worst, directions = await past.worst_and_directions(
+            connection, version_id, slice_id, begin, end
+        )
+        truth = await past.truth(connection, version_id, slice_id, end - _SPANS[span], end)
     marks = [
         charts.Mark(at=one.first_at, kind="release", text=f"{one.version} released")
         for one in found
@@ -271,8 +273,10 @@ async def slice_page(request: web.Request) -> web.Response:
         is_onset=onset is not None,
         history=history,
         episodes=episodes,
+        looked=looked,
         worst=worst,
         directions=directions,
+        truth=labelled(truth) if truth else None,
         label=lambda index: (
             labels[index] if 0 <= index < len(labels) else f"class {index}" if index >= 0 else "no class"
         ),
@@ -345,6 +349,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         traffic = (await present.traffic(connection, version, end - _DAY - timedelta(hours=1))).get(
             found.slice_id
         )
+        truth = await past.truth(connection, found.version_id, found.slice_id, found.onset_at, end)
     event = event_of(found.details)
     lines = page(event).split("\n") if event else []
     cut = lines.index("") if "" in lines else len(lines)
@@ -352,7 +357,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
         charts.Mark(at=found.opened_at, kind="alert", text="alert"),
     ]
-    person = request.get(PERSON)
+    person, config = request.get(PERSON), request.app[CONFIG]
     return render(
         request,
         "alert.html",
@@ -364,6 +369,8 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         may_act=OPERATOR in request.app and person is not None and bool(person.name),
         problem=problem,
         typed=typed,
+        truth=labelled(truth) if truth else None,
+        runbook=config.notify.runbook_url,
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
         is_ended=event is not None and event.change.after not in {"firing", "warning"},
@@ -380,7 +387,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
             marks=marks,
         ),
         event=event,
-        trace_url=request.app[CONFIG].telemetry.trace_url,
+        trace_url=config.telemetry.trace_url,
         now=datetime.now(UTC),
     )
 

@@ -1,8 +1,12 @@
 """The words of the pages: verdicts, durations, people and what to do."""
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
+
+from quantdrift.core.notation import percent
+from quantdrift.report.labels import LabelledSlice
 
 VERDICTS: Final = MappingProxyType(
     {
@@ -46,6 +50,27 @@ def about(n: float) -> str:
         return f"{n:.0f}" if n >= 1 or not n else "less than 1"
     size = 10 ** (len(str(int(n))) - 2)
     return f"about {round(n / size) * size:,}"
+
+
+def accuracy(found: LabelledSlice) -> str:
+    """Return what true labels say: `a loss of accuracy of 4.1 % (2 % to 6 %)`."""
+    loss = found.loss
+    if loss.low is None or loss.high is None:
+        return f"not known: {found.n_items:,} labelled items are too few"
+    ends = (loss.low, loss.high) if loss.mean >= 0 else (-loss.high, -loss.low)
+    kind = "loss" if loss.mean >= 0 else "gain"
+    clear = "" if ends[0] > 0 else ", so no clear difference"
+    return (
+        f"a {kind} of accuracy of {percent(abs(loss.mean))} ({percent(ends[0])} to {percent(ends[1])}){clear}"
+    )
+
+
+def scores(given: Any, label: Callable[[int], str]) -> str:
+    """Return the highest scores of an answer: `seven 71 %, one 20 %`; empty if it has none."""
+    try:
+        return ", ".join(f"{label(int(index))} {percent(float(score))}" for index, score in given or ())
+    except (TypeError, ValueError):  # of another version
+        return ""
 
 
 def join(names: list[str], most: int = 3) -> str:

@@ -1,14 +1,20 @@
 """The past: a slice over time, its worst exchanges, directions of changed answers, alerts, and two versions side by side."""
 
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.page.now import Fact, rows
+from quantdrift.storage.labels import Outcome, outcomes
+from quantdrift.storage.page.now import Fact, in_time, rows
 
+# The end of a period is up to an hour after the last exchange.
+_LOOKED: Final = (timedelta(days=7), timedelta(days=1), timedelta(hours=2))
+_PATIENCE_S: Final = 2.0
+"""Longest query of single exchanges: at most five of them on a page."""
 _COLUMNS: Final = """sum(n_groups)::bigint as n, sum(weight) as weight, sum(weight_sq) as weight_sq, sum(flip) as flip,
     sum(flip_weight) as flip_weight, sum(divergence) as divergence, sum(divergence_weight) as divergence_weight,
     sum(tie) as tie"""
@@ -246,6 +252,40 @@ async def directions(
     """Return which answers became which, the most frequent first; ties are apart."""
     parameters = {"version": version_id, "slice": slice_id, "begin": period[0], "end": period[1]}
     return await rows(connection, Direction, _DIRECTIONS, **parameters)
+
+
+async def worst_and_directions(
+    connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
+) -> tuple[timedelta | None, list[Exchange], list[Direction] | None]:
+    """Return the worst exchanges and the directions of the longest time that can be read while a person waits.
+
+    The time comes first, None if even the shortest cannot be read; directions are None if they take too long.
+    """
+    for longest in _LOOKED:
+        period = (max(begin, end - longest), end)
+        found = await in_time(
+            connection,
+            partial(worst, connection, version_id, slice_id, period, most=20),
+            _PATIENCE_S,
+        )
+        if found is not None:
+            changed = await in_time(
+                connection, partial(directions, connection, version_id, slice_id, period), _PATIENCE_S
+            )
+            return min(longest, period[1] - period[0]), found, changed
+    return None, [], None
+
+
+async def truth(
+    connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
+) -> Outcome | None:
+    """Return what true labels say of a slice, None without labels or where they take too long to read."""
+    found = await in_time(
+        connection,
+        partial(outcomes, connection, [version_id], begin, end, slice_id=slice_id),
+        _PATIENCE_S,
+    )
+    return found[0] if found else None
 
 
 async def alerts(

@@ -1,17 +1,19 @@
 """The present state: versions, their slices with verdicts and traffic, and what is not looked at."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
 import msgspec
 from sqlalchemy import TextClause, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.database import Database
 
 _T = TypeVar("_T")
+_CANCELED: Final = "57014"  # SQLSTATE query_canceled
 # Worst first: what pages, what may, what nobody knows, then the rest by evidence.
 ORDER: Final = "array_position(array['firing', 'warning', 'unknown', 'ok'], n.verdict), n.evidence_ratio desc nulls last, n.slice"
 _STATE: Final = text(
@@ -161,6 +163,25 @@ class Unknown(Fact, frozen=True, kw_only=True):
     reason: str
     n: int
     slices: tuple[str, ...]
+
+
+async def in_time(
+    connection: AsyncConnection, read: Callable[[], Awaitable[_T]], timeout_s: float
+) -> _T | None:
+    """Return what `read` reads with `connection`, None if one of its statements takes too long.
+
+    The transaction goes on either way.
+    """
+    try:
+        async with connection.begin_nested():
+            await connection.execute(text(f"set local statement_timeout = {int(1000 * timeout_s)}"))
+            found = await read()
+            await connection.execute(text("set local statement_timeout to default"))
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", "") != _CANCELED:
+            raise
+        return None
+    return found
 
 
 @asynccontextmanager

@@ -2,19 +2,21 @@
 
 import asyncio
 import hashlib
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import quote
 
 import asyncpg
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Web
+from quantdrift.core.config.schema import Config, Model, Notify, Web
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
@@ -66,9 +68,9 @@ _NASTY: Final = "</td><script>alert(1)</script>\u202e\u001b[31m{:d}"
 
 @asynccontextmanager
 async def _served(
-    dsn: str, web: Web | None = None, token: str = "", operator_file: str = ""
+    dsn: str, web: Web | None = None, token: str = "", operator_file: str = "", config: Config | None = None
 ) -> AsyncIterator[str]:
-    config = Config(models=(Model(name="digits"),), web=web or Web())
+    config = config or Config(models=(Model(name="digits"),), web=web or Web())
     async with Database(dsn) as database:
         port = page_port(config, Secrets(dsn=dsn, web_token=token, operator_dsn_file=operator_file), database)
         number = await port.open(("127.0.0.1", 0))
@@ -306,3 +308,42 @@ async def test_without_a_login_the_page_shows_the_command_and_changes_nothing(
         )
         assert refused == 403
     assert await record.fetchval("select count(*) from alert_action") == 0
+
+
+async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_query(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """True labels in words, the highest scores by name, the request's id; where rows cannot be read in time, a sentence."""
+    story = await write_short_story(postgres_dsn)
+    faint = story.slice_ids[1]
+    await record.execute(
+        """update comparison set attributes = attributes || '{"header.x-request-id": "r-17"}',
+            detail = coalesce(detail, '{}') || '{"reference_scores": [[1, 0.71], [0, 0.2]], "candidate_scores": [[0, 0.6]]}'"""
+    )
+    await record.execute("""
+        insert into label (captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right)
+        select captured_at, exchange_id, item, model_version_id, '1', not coalesce(flip, false), true from comparison
+    """)
+    config = Config(
+        models=(Model(name="digits", labels=("zero", "one")),),
+        notify=Notify(runbook_url="https://wiki.example.com/drift"),
+    )
+    paths = [
+        f"/slice/{story.version_id}/{faint}",
+        f"/alert/{story.alert_id}",
+        f"/?model=digits&q={quote('scanner=faint', safe='')}",
+    ]
+    async with _served(await login_in(postgres_dsn, READER), config=config) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
+        assert "unquantised: one 71 %, zero 20 %" in seen[paths[0]]
+        assert "request id r-17" in seen[paths[0]]
+        assert "a loss of accuracy of" in seen[paths[0]]
+        assert re.search(r"a loss of accuracy of \S+ % \(\S+ % to \S+ %\) since the onset", seen[paths[1]])
+        assert "Runbook" in seen[paths[1]]
+        assert "scanner=faint" in seen[paths[2]]
+        async with record.transaction():  # whoever reads single exchanges waits for this
+            await record.execute("lock table comparison in access exclusive mode")
+            seen = await _look(browser, base, paths[:2], 390, "light")
+        assert "too busy, to find the worst ones" in seen[paths[0]]
+        assert "Answers that changed" in seen[paths[0]]

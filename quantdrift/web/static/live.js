@@ -16,11 +16,15 @@
     }
   }
 
-  async function refresh() {
-    // Nobody loses what they type, select or have open.
+  // Nobody loses what they type, select or have open.
+  function isUsed() {
     const active = document.activeElement;
-    if (active && active.matches("input, textarea, select")) return void (stale = true);
-    if ([...document.querySelectorAll("main textarea")].some((each) => each.value !== each.defaultValue)) return void (stale = true);
+    const areas = [...document.querySelectorAll("main textarea")];
+    return (active && active.matches("input, textarea, select")) || areas.some((each) => each.value !== each.defaultValue);
+  }
+
+  async function refresh() {
+    if (isUsed()) return void (stale = true);
     if (busy) return void (stale = true);
     busy = true;
     stale = false;
@@ -29,6 +33,8 @@
       if (!answer.ok || new URL(answer.url).pathname !== location.pathname) return;
       const next = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
       const main = document.getElementById("main");
+      if (isUsed()) return void (stale = true); // since the answer was asked for
+      const active = document.activeElement;
       if (!next || next.innerHTML === main.innerHTML) return;
       const open = new Set([...main.querySelectorAll("details[open][id]")].map((each) => each.id));
       const focus = active && active.id;
@@ -42,7 +48,7 @@
       say("The server does not answer; this page tries again.");
     } finally {
       busy = false;
-      if (stale) setTimeout(refresh, 1000);
+      if (stale && !isUsed()) setTimeout(refresh, 1000);
     }
   }
 
