@@ -108,6 +108,11 @@ class Screen:
         """Print a line of text, with markup."""
         self.console.print(text, highlight=False)
 
+    def plain(self, text: str) -> None:
+        """Print the output of a command as it is, indented."""
+        lines = "\n".join(f"  {line}" for line in text.splitlines())
+        self.console.print(lines, highlight=False, markup=False, soft_wrap=True)
+
     def show(self, view: View) -> None:
         """Show the state of this moment: the live table, or now and then a line."""
         if self.console.is_terminal:

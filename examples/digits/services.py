@@ -34,6 +34,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     sidecar_admin: int
     shadow_admin: int
     monitor_admin: int
+    page: int
 
     @classmethod
     def free(cls) -> "Ports":
@@ -55,7 +56,7 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
             f"{section}SIDECAR__ADMIN": f"127.0.0.1:{self.sidecar_admin}",
             f"{section}SHADOW__ADMIN": f"127.0.0.1:{self.shadow_admin}",
             f"{section}MONITOR__ADMIN": f"127.0.0.1:{self.monitor_admin}",
-            f"{section}WEB__LISTEN": "",  # the demo shows the report
+            f"{section}WEB__LISTEN": f"127.0.0.1:{self.page}",
             f"{section}TELEMETRY__OTLP_ENDPOINT": otlp_endpoint,
             "OTEL_METRIC_EXPORT_INTERVAL": "2000",  # in milliseconds, so that gauges are fresh on the screen
         }

@@ -16,7 +16,7 @@ from examples.digits.outcome import Outcome, is_page, slice_of
 from examples.digits.scans import Scanner, Scans
 from examples.digits.screen import Screen, View
 from examples.digits.services import ServiceError, Services, child, services
-from examples.digits.traffic import Traffic, stack
+from examples.digits.traffic import REQUEST_ID_HEADER, Traffic, stack
 from examples.digits.watch import ARCHIVE, Snapshot, Watch
 from examples.otlp_receiver import Event, OtlpReceiver
 
@@ -174,6 +174,7 @@ class _Run:
             f"\n[bold]Still running[/] (Ctrl-C ends it)\n"
             f"  sidecar       http://127.0.0.1:{ports.sidecar}\n"
             f"  the model     http://127.0.0.1:{ports.model}\n"
+            f"  live page     http://127.0.0.1:{ports.page}\n"
             f"  metrics       sidecar http://127.0.0.1:{ports.sidecar_admin}/metrics,"
             f" shadow :{ports.shadow_admin}, monitor :{ports.monitor_admin}\n"
             f"  Postgres      address in {running.data}/dsn\n"
@@ -222,8 +223,18 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
         log = options.out / "logs" / "report.log"
         async with child("quantdrift report", command, log, running.environment) as writing:
             await writing.finish()
+    with screen.step("load the true labels of the pages that were served"):
+        labels = options.out / "labels.csv"
+        await asyncio.to_thread(_write_labels, labels, run_.traffic)
+        key = f"header.{REQUEST_ID_HEADER}"
+        await _command(running, options.out, "labels", "load", str(labels), "--by", key)
+        loss = await _command(running, options.out, "labels", "show")
     served = await asyncio.to_thread(_check_served, options.out / _MODELS, run_.traffic)
-    screen.say("")
+    if alert := await _alert(running, options.out):
+        screen.say("\n[bold]The alert, as on-call sees it:[/]")
+        screen.plain(alert)
+    screen.say("\n[bold]What the true labels say:[/]")
+    screen.plain(loss)
     screen.verdicts(outcome.snapshot.slices, outcome.decided())
     screen.quality("Was the alert right? Every page that was served, against its true label", served)
     problems = outcome.problems()
@@ -245,6 +256,28 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
         f"  docs/quick-start.md       # the same with your own model"
     )
     return 1 if problems else 0
+
+
+async def _command(running: Services, out: Path, *words: str) -> str:
+    """Run `quantdrift WORDS` on what is running, and return what it prints."""
+    log = out / "logs" / f"{words[0]}-{words[1]}.log"
+    place = ["--config", str(running.config), "--data", str(running.data)]
+    name = f"quantdrift {words[0]} {words[1]}"
+    async with child(name, ["quantdrift", *words, *place], log, running.environment) as command:
+        await command.finish()
+    return log.read_text(encoding="utf-8").strip()
+
+
+async def _alert(running: Services, out: Path) -> str:
+    """Return the first open alert as on-call sees it; empty: there is none."""
+    listed = msgspec.json.decode(await _command(running, out, "alerts", "list", "--json"))
+    return await _command(running, out, "alerts", "show", str(listed[0]["id"])) if listed else ""
+
+
+def _write_labels(file: Path, traffic: Traffic) -> None:
+    """Write the digits that were on the served pages, by request id, as a user would have them from elsewhere."""
+    rows = [f"{page.request_id},{page.label}" for scanner in Scanner for page in traffic.served(scanner)]
+    file.write_text("\n".join([f"header.{REQUEST_ID_HEADER},label", *rows, ""]), encoding="utf-8")
 
 
 def _check_served(models: Path, traffic: Traffic) -> list[Quality]:

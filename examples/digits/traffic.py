@@ -16,6 +16,7 @@ from examples.digits.model import INPUT, NAME
 from examples.digits.scans import Images, Labels, Scanner, Scans
 
 SCANNER_HEADER = "x-scanner"
+REQUEST_ID_HEADER = "x-request-id"
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _CLIENTS = 16
@@ -35,11 +36,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         The digit that was written.
     answer
         The digit that the served model read.
+    request_id
+        Of its request.
     """
 
     image: Images
     label: int
     answer: int
+    request_id: str
 
 
 class Traffic:
@@ -105,7 +109,12 @@ class Traffic:
         image, label = self._source.next(scanner)
         self.sent[scanner] += 1
         body, headers = encode(image, binary=sum(self.sent.values()) % 2 == 0)
-        headers[SCANNER_HEADER] = scanner.value
+        request_id = f"{self._random.getrandbits(128):032x}"
+        headers |= {
+            SCANNER_HEADER: scanner.value,
+            REQUEST_ID_HEADER: request_id,
+            "traceparent": f"00-{request_id}-{request_id[:16]}-01",
+        }
         try:
             async with session.post(self._url, data=body, headers=headers) as response:
                 payload = await response.read()
@@ -116,7 +125,9 @@ class Traffic:
         except (aiohttp.ClientError, TimeoutError):
             self.failed[scanner] += 1
             return
-        self._pages[scanner].append(Page(image=image, label=label, answer=int(logits.argmax())))
+        self._pages[scanner].append(
+            Page(image=image, label=label, answer=int(logits.argmax()), request_id=request_id)
+        )
 
 
 _OTHERS = [scanner for scanner in Scanner if scanner is not Scanner.ARCHIVE]
