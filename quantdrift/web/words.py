@@ -39,6 +39,11 @@ def duration(span: timedelta) -> str:
     return "less than a minute"
 
 
+def last(span: timedelta) -> str:
+    """Return a span as it stands after `the last`: `7 days`, and `day` for one."""
+    return duration(span).removeprefix("1 ")
+
+
 def since(at: datetime | None, now: datetime) -> str:
     """Return how long ago something was: `for 3 hours`."""
     return "" if at is None else f"for {duration(max(timedelta(), now - at))}"

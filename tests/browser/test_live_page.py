@@ -338,6 +338,7 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
             seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
         assert "unquantised: one 71 %, zero 20 %" in seen[paths[0]]
         assert "request id r-17" in seen[paths[0]]
+        assert "Worst exchanges of the last day" in seen[paths[0]]
         assert "a loss of accuracy of" in seen[paths[0]]
         assert re.search(r"a loss of accuracy of \S+ % \(\S+ % to \S+ %\) since the onset", seen[paths[1]])
         assert "Runbook" in seen[paths[1]]
