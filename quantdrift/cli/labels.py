@@ -207,9 +207,11 @@ def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
 
 def _percent(estimate: "Estimate") -> str:
     """Return a share in percent with its interval."""
-    if estimate.low is None or estimate.high is None:
-        return f"{100 * estimate.mean:.1f}"
-    return f"{100 * estimate.mean:.1f} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
+    mean, low, high = (
+        "" if value is None else f"{round(100 * value, 1) + 0.0:.1f}"  # + 0.0: no -0.0
+        for value in (estimate.mean, estimate.low, estimate.high)
+    )
+    return f"{mean} ({low} to {high})" if low and high else mean
 
 
 def _model(config: Config, name: str) -> Model:
