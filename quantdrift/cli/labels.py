@@ -18,7 +18,6 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
-    from quantdrift.report.interval import Estimate
     from quantdrift.report.labels import LabelledSlice
     from quantdrift.storage.labels import Loaded, Row
 
@@ -139,7 +138,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
       quantdrift labels show
       quantdrift labels show --model digits --days 30 --json
     """
-    from quantdrift.report.labels import labelled
+    from quantdrift.report.labels import worst_first
     from quantdrift.storage.database import Database
     from quantdrift.storage.labels import outcomes
     from quantdrift.storage.report.reading import reading
@@ -148,7 +147,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     name = _model(config, model).name
     end = datetime.now(UTC)
 
-    async def run() -> "tuple[str, list[LabelledSlice]]":
+    async def run() -> "tuple[str, tuple[LabelledSlice, ...]]":
         async with Database(secrets.dsn) as database:
             async with reading(database) as reader:
                 known = {
@@ -161,15 +160,11 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
             async with database.begin() as connection:
                 found = await outcomes(connection, list(known), end - timedelta(days=days), end)
         if not found:
-            return "", []
+            return "", ()
         newest = max(outcome.model_version_id for outcome in found)
-        slices = [labelled(outcome) for outcome in found if outcome.model_version_id == newest]
-        return known[newest], [one for one in slices if one is not None]
+        return known[newest], worst_first([one for one in found if one.model_version_id == newest])
 
     version, slices = asyncio.run(run())
-    slices.sort(
-        key=lambda one: (-(one.loss.low if one.loss.low is not None else one.loss.mean - 1), one.slice)
-    )
     if as_json:
         emit({"model": name, "version": version, "slices": slices})
     elif not slices:
@@ -181,6 +176,8 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
 
 
 def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
+    from quantdrift.report.wording import points
+
     head = (
         "slice",
         "result",
@@ -194,24 +191,15 @@ def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
         (
             plain(one.slice),
             one.words,
-            _percent(one.loss),
-            _percent(one.harm),
-            _percent(one.help),
-            _percent(one.both_wrong),
+            points(one.loss),
+            points(one.harm),
+            points(one.help),
+            points(one.both_wrong),
             f"{one.n_items:,}",
         )
         for one in slices
     ]
     return f"{plain(name)} {plain(version)}, answers in %\n{columns(head, rows)}"
-
-
-def _percent(estimate: "Estimate") -> str:
-    """Return a share in percent with its interval."""
-    mean, low, high = (
-        "" if value is None else f"{round(100 * value, 1) + 0.0:.1f}"  # + 0.0: no -0.0
-        for value in (estimate.mean, estimate.low, estimate.high)
-    )
-    return f"{mean} ({low} to {high})" if low and high else mean
 
 
 def _model(config: Config, name: str) -> Model:

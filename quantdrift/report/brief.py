@@ -8,12 +8,13 @@ from quantdrift.report.figures import (
     Brief,
     BriefLine,
     EpisodeFigures,
+    LabelFigures,
     Mark,
     ModelFigures,
     SliceFigures,
     VersionComparison,
 )
-from quantdrift.report.wording import compared_sentence, moment
+from quantdrift.report.wording import compared_sentence, labels_sentence, moment
 
 _MOST = 3  # slices, changes or steps that a line names
 _RANK = (Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK)
@@ -31,6 +32,8 @@ def briefs(
     serving: Mapping[str, int],
     marks: Sequence[Mark],
     comparisons: Sequence[VersionComparison],
+    *,
+    labels: Sequence[LabelFigures] = (),
 ) -> tuple[Brief, ...]:
     """Return one brief for each model, the worst first; the version with the newest comparison serves now."""
     found = []
@@ -51,6 +54,9 @@ def briefs(
                     [entry for entry in episodes if (entry.model, entry.version) == (name, current.version)],
                     [mark for mark in marks if mark.model in {"", name}],
                     [one for one in comparisons if one.model == name],
+                    next(
+                        (one for one in labels if (one.model, one.version) == (name, current.version)), None
+                    ),
                 ),
                 replaced=tuple(
                     BriefLine(question=model.version, answer=_replaced(model)) for model in replaced
@@ -94,6 +100,7 @@ def _lines(
     episodes: Sequence[EpisodeFigures],
     marks: Sequence[Mark],
     comparisons: Sequence[VersionComparison],
+    labels: LabelFigures | None,
 ) -> tuple[BriefLine, ...]:
     bad = _alerting(model)
     open_now = [episode for episode in episodes if episode.resolved_at is None]
@@ -105,6 +112,8 @@ def _lines(
         ("What changed", _changed(marks, comparisons)),
         ("Who does what", _who(model, open_now)),
     ]
+    if labels is not None:
+        lines.insert(2, ("Was accuracy lost", labels_sentence(labels)))
     if model.doubt:
         lines.insert(0, ("Careful", f"The figures may mislead: {model.doubt}."))
     return tuple(BriefLine(question=question, answer=answer) for question, answer in lines)

@@ -12,6 +12,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.report.difference import Change
 from quantdrift.report.interval import Estimate, Quantile
+from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.report.facts import Direction, Fleet, Grain, ReasonCount, StratumCounts
 
@@ -441,6 +442,14 @@ class Brief(_Figures, frozen=True, kw_only=True):
     replaced: tuple[BriefLine, ...] = ()
 
 
+class LabelFigures(_Figures, frozen=True, kw_only=True):
+    """What true labels of the period say of one version; slices with the clearest loss of accuracy first."""
+
+    model: str
+    version: str
+    slices: tuple[LabelledSlice, ...]
+
+
 class Cost(_Figures, frozen=True, kw_only=True):
     """What the watching cost in the period: replays, and how many of them for a million requests; None: not known."""
 
@@ -471,6 +480,8 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         Releases and decisions in the period, oldest first.
     comparisons
         Each version that was released in the period with the one that served before.
+    labels
+        What true labels say, by version; versions without a label are left out.
     """
 
     kind: PeriodKind
@@ -494,6 +505,7 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     marks: tuple[Mark, ...] = ()
     comparisons: tuple[VersionComparison, ...] = ()
     cost: Cost | None = None
+    labels: tuple[LabelFigures, ...] = ()
 
     def silence(self) -> str:
         """Return the sentence for a report without any version."""

@@ -9,7 +9,14 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.report.compare import DAYS, compare_pair
-from quantdrift.report.figures import CoverageFigures, Gap, Mark, Unreferenced, VersionComparison
+from quantdrift.report.figures import (
+    CoverageFigures,
+    Gap,
+    LabelFigures,
+    Mark,
+    Unreferenced,
+    VersionComparison,
+)
 from quantdrift.report.finding import (
     EpisodeFacts,
     Facts,
@@ -19,7 +26,9 @@ from quantdrift.report.finding import (
     gaps,
     ranked,
 )
+from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
+from quantdrift.storage.labels import outcomes
 from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
 
@@ -53,6 +62,8 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
         Per model the version with the newest comparison of the period.
     marks, comparisons
         Releases and decisions, and each release compared with the version before it.
+    labels
+        What true labels say of each version that has some.
     """
 
     extent: Extent
@@ -66,6 +77,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     serving: dict[str, int]
     marks: tuple[Mark, ...]
     comparisons: tuple[VersionComparison, ...]
+    labels: tuple[LabelFigures, ...]
 
 
 async def gather(
@@ -142,6 +154,7 @@ async def gather(
         serving=_serving(facts, series),
         marks=await _marks(reader, period, versions, model),
         comparisons=await _comparisons(reader, config, period, versions),
+        labels=await _labels(reader, period, versions),
         coverage=await _coverage(
             reader,
             period,
@@ -231,6 +244,17 @@ async def _comparisons(
         if old is not None and new.id in spans:
             found.append(await compare_pair(reader, config, old, new, spans=spans, end=period.end))
     return tuple(found)
+
+
+async def _labels(reader: Reader, period: Period, versions: Sequence[Version]) -> tuple[LabelFigures, ...]:
+    """Read what true labels say of each version, the newest version first."""
+    ids = [version.id for version in versions]
+    found = await outcomes(reader.connection, ids, period.begin, period.end)
+    return tuple(
+        LabelFigures(model=version.model, version=version.candidate_version, slices=slices)
+        for version in reversed(versions)
+        if (slices := worst_first([one for one in found if one.model_version_id == version.id]))
+    )
 
 
 def _everything(facts: Facts) -> set[int]:

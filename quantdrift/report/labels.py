@@ -1,5 +1,6 @@
 """What true labels say of each slice: was the drift a loss of accuracy? For display: alerts never come from it."""
 
+from collections.abc import Sequence
 from math import sqrt
 
 import msgspec
@@ -42,6 +43,17 @@ class LabelledSlice(msgspec.Struct, frozen=True, kw_only=True):
         if self.loss.low > 0:
             return "less accurate than the reference"
         return "more accurate than the reference" if self.loss.high < 0 else "no clear difference in accuracy"
+
+
+def worst_first(outcomes: Sequence[Outcome]) -> tuple[LabelledSlice, ...]:
+    """Return the slices of one version, those with the clearest loss of accuracy first."""
+    slices = [one for outcome in outcomes if (one := labelled(outcome)) is not None]
+    return tuple(
+        sorted(
+            slices,
+            key=lambda one: (-(one.loss.low if one.loss.low is not None else one.loss.mean - 1), one.slice),
+        )
+    )
 
 
 def labelled(outcome: Outcome) -> LabelledSlice | None:

@@ -7,7 +7,15 @@ from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
 from quantdrift.report.figures import ReportFigures, SliceFigures
-from quantdrift.report.wording import compared_sentence, count, measured, moment, signed
+from quantdrift.report.wording import (
+    compared_sentence,
+    count,
+    labels_sentence,
+    measured,
+    moment,
+    points,
+    signed,
+)
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 
@@ -37,6 +45,7 @@ def render_markdown(title: str, figures: ReportFigures, *, most_table: int) -> s
     parts += [
         *_alerts(figures),
         *_releases(figures, most_table),
+        *_labels(figures, most_table),
         *_slices(figures, most_table),
     ]
     if figures.marks:
@@ -91,6 +100,39 @@ def _releases(figures: ReportFigures, most_table: int) -> list[str]:
                         signed(Metric.FLIP, entry.flip) if entry.flip else "no data",
                     )
                     for entry in entries
+                ),
+            ),
+        ]
+    return parts
+
+
+def _labels(figures: ReportFigures, most_table: int) -> list[str]:
+    parts: list[str] = []
+    for one in figures.labels:
+        parts += [
+            f"## True labels: {_text(one.model)} {_text(one.version)}",
+            _text(labels_sentence(one)),
+            _table(
+                (
+                    "slice",
+                    "result",
+                    "loses, %",
+                    "only the candidate wrong",
+                    "only the reference wrong",
+                    "both wrong",
+                    "labels",
+                ),
+                (
+                    (
+                        entry.slice,
+                        entry.words,
+                        points(entry.loss),
+                        points(entry.harm),
+                        points(entry.help),
+                        points(entry.both_wrong),
+                        count(entry.n_items),
+                    )
+                    for entry in one.slices[:most_table]
                 ),
             ),
         ]

@@ -141,9 +141,12 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
         episodes=episodes,
         n_episodes_left_out=gathered.n_episodes_left_out,
         coverage=gathered.coverage,
-        briefs=briefs(models, episodes, gathered.serving, gathered.marks, gathered.comparisons),
+        briefs=briefs(
+            models, episodes, gathered.serving, gathered.marks, gathered.comparisons, labels=gathered.labels
+        ),
         marks=gathered.marks,
         comparisons=gathered.comparisons,
+        labels=gathered.labels,
         cost=Cost(
             n_replays=n_compared,
             per_million=1e6 * n_compared / n_offered if n_offered >= n_compared > 0 else None,

@@ -112,6 +112,8 @@ def render(
         measured=wording.measured,
         signed=wording.signed,
         compared_sentence=wording.compared_sentence,
+        labels_sentence=wording.labels_sentence,
+        points=wording.points,
         Metric=Metric,
         measures=MEASURES,
         verdicts=Verdict,

@@ -10,7 +10,7 @@ from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain import diagnosis_text
 from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState
 from quantdrift.report.difference import Change
-from quantdrift.report.figures import EpisodeFigures, SliceFigures, VersionComparison
+from quantdrift.report.figures import EpisodeFigures, LabelFigures, SliceFigures, VersionComparison
 from quantdrift.report.interval import Estimate
 
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
@@ -114,6 +114,8 @@ def _figure(value: Any) -> str:
             return ""
         case float():
             return f" {number(value)}"
+        case list() if all(isinstance(one, list) for one in value):  # classes with their scores
+            return f" {', '.join(f'{label} ({percent(score)})' for label, score in value)}"
         case list():
             return f" {'/'.join(map(str, value))}"
         case dict():
@@ -218,6 +220,32 @@ def _unknown(n: int) -> str:
     if not n:
         return ""
     return f" {count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: there is too little data to call {'it' if n == 1 else 'them'} healthy."
+
+
+def points(estimate: Estimate) -> str:
+    """Return a share in percent with its interval, to a tenth: `5.0 (3.0 to 7.3)`."""
+    mean, low, high = (
+        "" if value is None else f"{round(100 * value, 1) + 0.0:.1f}"  # + 0.0: no -0.0
+        for value in (estimate.mean, estimate.low, estimate.high)
+    )
+    return f"{mean} ({low} to {high})" if low and high else mean
+
+
+def labels_sentence(labels: LabelFigures) -> str:
+    """Return in one sentence whether accuracy was lost, and where."""
+    worse = [one for one in labels.slices if one.loss.low is not None and one.loss.low > 0]
+    if worse:
+        first = worse[0]
+        where = "all traffic" if first.slice == "all" else first.slice
+        more = f" Accuracy is lost in {count_of(len(worse) - 1, 'more slice')}." if len(worse) > 1 else ""
+        return (
+            f"Yes: by {first.n_items:,} true labels, in {where} {points(first.loss)} % fewer answers are right than the"
+            f" unquantised model's.{more}"
+        )
+    n = max((one.n_items for one in labels.slices), default=0)
+    return (
+        f"Not clearly: by {n:,} true labels, no slice answers worse than the unquantised model beyond chance."
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

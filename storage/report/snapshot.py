@@ -19,5 +19,10 @@ class SnapshotReader:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
+    @property
+    def connection(self) -> AsyncConnection:
+        """The connection, for what else is read in the same snapshot."""
+        return self._connection
+
     async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
         return (await self._connection.execute(statement, parameters)).mappings().all()

@@ -212,3 +212,33 @@ def test_a_loss_is_the_harm_less_the_help_with_the_interval_of_two_cells() -> No
     nothing = Estimate(mean=0.0, low=0.0, high=0.1)
     found = paired_difference(nothing, Estimate(mean=0.2, low=0.1, high=0.3))
     assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2 - 0.02**0.5, 0.3))
+
+
+async def test_the_report_answers_whether_accuracy_was_lost(
+    record: asyncpg.Connection, dsn: str, tmp_path: Path
+) -> None:
+    """On its first screen in one sentence, and by slice below it; without labels it says nothing of them."""
+    words = ("report", "--format", "md", "--out", "report.md", "--from")
+    since = (NOW - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S")
+
+    async def report() -> str:
+        done = await asyncio.to_thread(invoked, *words, since, directory=tmp_path, QUANTDRIFT_DSN=dsn)
+        assert done.returncode == 0, done.stderr
+        return await asyncio.to_thread((tmp_path / "report.md").read_text)
+
+    assert "labels" not in await report()
+    rows = [exchange(100 + number, 0 if number % 2 else 1, 1, slice_ids=(1, 2)) for number in range(80)]
+    await store_comparisons(record, rows)
+    lines = [f"r{100 + number},1" for number in range(80)]
+    (tmp_path / "truth.csv").write_text("\n".join(["key,label", *lines]))
+    assert (await labels(dsn, tmp_path, "load", "truth.csv", "--by", "header.x-request-id"))[0] == 0
+    page = await report()
+    assert (
+        "**Was accuracy lost**: Yes: by 80 true labels, in all traffic 50.0 (38.3 to 60.8) % fewer answers"
+        in page
+    )
+    assert "## True labels: digits int8" in page
+    assert (
+        "| scanner=faint | less accurate than the reference | 50.0 (38.3 to 60.8) | 50.0 (39.2 to 60.8) |"
+        in page
+    )
