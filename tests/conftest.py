@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
-from tests.support.in_memory import memory_directory
+from tests.support.in_memory import MEMORY, memory_directory
 from tests.support.isolation import isolated
 from tests.support.schedule import LongestFirst, rank
 from tests.support.shared import made_once
@@ -89,6 +90,23 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     if found := item.stash.get(_FORBIDDEN, []):
         pytest.fail(f"a unit test must not do that, mark it integration: {', '.join(found)}", pytrace=False)
     return outcome
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pod_name() -> Iterator[str]:
+    """Name the sidecars of this process, and remove the counts that those leave in shared memory which no other one publishes."""
+    name = f"quantdrift-tests-{secrets.token_hex(8)}"
+    before = os.environ.get("POD_NAME")
+    os.environ["POD_NAME"] = name
+    yield name
+    if before is None:
+        del os.environ["POD_NAME"]
+    else:
+        os.environ["POD_NAME"] = before
+    if any(MEMORY.glob("quantdrift-*/*.rows")):
+        from tests.support.sidecar.left_counts import remove_left_counts
+
+        remove_left_counts(name)
 
 
 @pytest.fixture(scope="session")

@@ -183,7 +183,7 @@ class Pipeline:
 
         It is not decoded for that. While models are paused it must be known not to be of one of them.
         """
-        refusal = self._publisher.refusal()
+        refusal = self._publisher.refusal(meta.captured_at_ns / 1e9)
         paused = self.paused.models
         if refusal is None or (paused and (not heads.model_name or heads.model_name in paused)):
             return None

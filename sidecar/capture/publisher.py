@@ -139,7 +139,8 @@ class Publisher:
         """
         wire = encode(exchange)
         longer = 0 if self._keys is None else SEALED_BYTES + 2 * len(exchange.model)
-        if loss := self.refusal(len(wire) + longer):
+        captured_s = exchange.captured_at.timestamp()
+        if loss := self.refusal(captured_s, len(wire) + longer):
             self.refuse(stratum, loss)
             self._warnings.count(exchange.model, loss)
             return
@@ -147,22 +148,22 @@ class Publisher:
             key = self._keys.current
             assert key is not None  # `refusal` says so, and a key that was read stays
             wire = seal(wire, key, model=exchange.model, exchange_id=exchange.id)
-        self.caps.count_passed(len(wire))
+        self.caps.count_passed(len(wire), captured_s)
         item = _Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire)
         self._items.append(item)
         self._unfinished[id(item)] = self._clock.now().timestamp()
         self._add_queued_bytes(item.n_bytes)
         self._available.release()
 
-    def refusal(self, size: int = 0) -> Loss | None:
-        """Return why an exchange of at least `size` bytes cannot be queued now, or None."""
+    def refusal(self, captured_s: float, size: int = 0) -> Loss | None:
+        """Return why an exchange of at least `size` bytes that was captured at this time cannot be queued now, or None."""
         if self._keys is not None and self._keys.ring is None:
             return Loss.NO_KEY
         if self._queue is not None and size > self._queue.max_payload_bytes:
             return Loss.TOO_LARGE
         if self._queued_bytes + size + _ITEM_BYTES > self._config.sidecar.queue_bytes:
             return Loss.QUEUE_FULL
-        return self.caps.refusal()
+        return self.caps.refusal(captured_s)
 
     def refuse(self, stratum: int, loss: Loss) -> None:
         """Count an exchange that cannot be queued."""

@@ -121,8 +121,10 @@ def running(
         f'exec {_CHROOT} --userspec={USER}:{USER} --groups= {at} /bin/sh -c {shlex.quote(in_root)} sh "$@"'
     )
     wrapped = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(lines), "sh", *command]
+    # What a sidecar leaves in shared memory is found by its name: tests.conftest.
+    environment = {"POD_NAME": os.environ.get("POD_NAME", ""), **variables}
     process = subprocess.Popen(
-        wrapped, env=dict(variables), text=True, stdout=output or subprocess.PIPE, stderr=subprocess.STDOUT
+        wrapped, env=environment, text=True, stdout=output or subprocess.PIPE, stderr=subprocess.STDOUT
     )
     try:
         yield process

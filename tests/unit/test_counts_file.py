@@ -15,6 +15,7 @@ from quantdrift.core.records import Loss, Tally
 from quantdrift.sidecar.state import counts_file
 from quantdrift.sidecar.state.counters import COLUMNS, Count, Gauge, Row
 from quantdrift.sidecar.state.counts_file import CountsFile, Description, ended
+from tests.support.sidecar.left_counts import remove_left_counts
 
 pytestmark = pytest.mark.unit
 
@@ -203,3 +204,17 @@ def test_unreadable_counts_are_removed_and_one_that_another_sidecar_publishes_is
         assert published() == []
     assert "removed the unreadable counts" in caplog.text
     assert published() == ["b"]
+
+
+def test_the_tests_remove_what_their_own_sidecars_left_and_nothing_else(memory: Path) -> None:
+    """A start that runs, and one of another sidecar, keep their files."""
+    left, running = start("a"), start("b")
+    other = CountsFile.create(STREAM, source="another", boot="c" * 32, n_slots=2, rows=ROWS)
+    end(left)
+    end(other)
+    assert remove_left_counts("pod") == 1
+    assert published() == ["c"]
+    assert len(list(memory.glob("*.counts"))) == 2
+    end(running)
+    assert remove_left_counts("pod") == 1
+    assert published() == ["c"]

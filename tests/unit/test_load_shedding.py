@@ -75,11 +75,12 @@ class Flood:
 
     def _judge(self) -> None:
         while self._ends and self._ends[0][0] <= self.clock.monotonic_s():
-            _, kind = heapq.heappop(self._ends)
-            if self.caps.refusal():
+            ended_s, kind = heapq.heappop(self._ends)
+            captured_s = self.clock.now().timestamp() - (self.clock.monotonic_s() - ended_s)
+            if self.caps.refusal(captured_s):
                 self.caps.count_refusal()
             else:
-                self.caps.count_passed(BYTES[kind])
+                self.caps.count_passed(BYTES[kind], captured_s)
                 self.passed[kind] += 1
 
 
@@ -187,7 +188,7 @@ def test_above_a_cap_nothing_is_decoded_that_is_surely_kept() -> None:
         )
         slot = Counters.create(1, 1).slot(0)
         publisher = Publisher(config, slot, clock)
-        publisher.caps.count_passed(1)
+        publisher.caps.count_passed(1, clock.now().timestamp())
         recorder = Recorder(LiveConfig.of(config), identity_of(Secrets(), "b" * 32, {}))
         desk = Pipeline(recorder, publisher, slot, (Row("default"),))
 

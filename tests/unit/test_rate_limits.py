@@ -1,11 +1,13 @@
-"""The token bucket of the capture process."""
+"""The limits of the capture process on what it sends."""
 
 from datetime import UTC, datetime
 
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.sidecar.capture.rate_limits import TokenBucket
+from quantdrift.core.config import Sampling
+from quantdrift.sidecar.capture.rate_limits import TOO_LATE_S, Limit, RateLimits, TokenBucket
+from quantdrift.sidecar.state.counters import Counters
 
 pytestmark = pytest.mark.unit
 
@@ -38,3 +40,62 @@ def test_a_large_one_passes_as_a_small_one_would_and_is_paid_off() -> None:
     assert not bucket.allows()
     clock.advance(0.2)
     assert bucket.allows()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(max_exchanges_per_s=50), Sampling(max_exchanges_per_s=1e6, max_bytes_per_s=50 * 1000)],
+)
+def test_a_capture_process_that_was_stopped_loses_nothing_of_its_backlog_to_the_limits(
+    sampling: Sampling,
+) -> None:
+    """Two workers sent 24/s each while it was stopped for 10 s; it reads what one of them sent after that of the other one."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    caps = RateLimits(sampling, Counters.create(1, 1).slot(0), clock)
+    stopped_s = clock.now().timestamp()
+    clock.advance(10)
+    passed = 0
+    for _ in range(2):
+        for number in range(240):
+            captured_s = stopped_s + number / 24
+            if caps.refusal(captured_s) is None:
+                caps.count_passed(1000, captured_s)
+                passed += 1
+    assert passed == 480
+    clock.advance(1)
+    n_fresh = 0  # the backlog took nothing from what comes after it
+    while caps.refusal(clock.now().timestamp()) is None:
+        caps.count_passed(1000, clock.now().timestamp())
+        n_fresh += 1
+    assert 49 <= n_fresh <= 51
+
+
+def test_a_backlog_is_cut_to_the_rate_of_each_second_of_its_capture() -> None:
+    """A flood that came while the capture process was stopped passes at the rate, as if it had been read in time."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    limit = Limit(50, clock)
+    stopped_s = clock.now().timestamp()
+    clock.advance(11.5)
+    passed = 0
+    for number in range(10_000):
+        captured_s = stopped_s + number / 1000
+        if limit.allows(captured_s):
+            limit.take(1, captured_s)
+            passed += 1
+    assert passed == 500
+
+
+def test_no_times_of_capture_let_more_pass_than_the_bound() -> None:
+    """Whatever times callers of the intake report: at most the rate, `TOO_LATE_S` of it once, and one burst."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    limit = Limit(10, clock)
+    passed = 0
+    for _ in range(1000):
+        clock.advance(0.1)
+        for age_s in (-5.0, 0.0, 0.5, 2.0, 7.5, 29.0, 31.0, 3600.0):
+            captured_s = clock.now().timestamp() - age_s
+            for _ in range(30):
+                if limit.allows(captured_s):
+                    limit.take(1, captured_s)
+                    passed += 1
+    assert passed <= 10 * (100 + TOO_LATE_S + 1) + 2

@@ -61,6 +61,19 @@ def test_what_an_item_lacks_weighs_nothing() -> None:
     assert sum(row.divergence_bins) == row.divergence_weight
 
 
+def test_a_divergence_that_is_not_a_number_is_no_value() -> None:
+    """An item whose divergence is NaN adds nothing to that metric's sums, and the other items of its hour keep theirs."""
+    rollup = Rollup()
+    rows = (_row(0, flip=1.0, divergence=float("nan")), _row(1, flip=0.0, divergence=0.5))
+    columns = Columns([Observation(order=0, rows=rows, now_us=0, closed=False)])
+    rollup.add(columns, np.ones(1, dtype=np.bool_), cap=np.full(2, 2.0))
+    (row,) = rollup.rows()
+    assert (row.divergence, row.divergence_weight) == (1.0, 2.0)
+    assert (row.js, row.js_weight) == (1.0, 2.0)
+    assert (row.flip, row.flip_weight, row.n_items) == (2.0, 4.0, 2)
+    assert sum(row.divergence_bins) == row.divergence_weight
+
+
 def test_ties_are_summed_beside_flips() -> None:
     """With their own weight: an item of a task, or of a release, without ties is not counted as one that has none."""
     rollup = Rollup()

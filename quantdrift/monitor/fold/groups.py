@@ -178,10 +178,8 @@ class Columns:
         return np.ascontiguousarray(self.values[:, [_COLUMNS.index(name) for name in names]])
 
     def present(self, names: Sequence[str]) -> BoolArray:
-        """Return where items have a value, be it no number, (items, names)."""
+        """Return where items have a value, (items, names); NaN is no value, and neither is null."""
         found: BoolArray = ~np.isnan(self.columns(names))
-        for place, column in np.argwhere(~found).tolist():
-            found[place, column] = getattr(self.rows[place], names[column]) is not None
         return found
 
     def items(self, cap: FloatArray) -> Items:
