@@ -170,8 +170,11 @@ class Tables(Generic[FrameT]):
         return self._select("coverage_hour", {}, "hour", ("hour", start, end))
 
     def not_observed(self, *, model: str = "") -> FrameT:
-        """Return what nobody looked at, by slice (view `not_observed`)."""
-        return self._select("not_observed", {"model": model})
+        """Return what nobody looked at (view `not_observed`): of a model, and what was lost before its model was known."""
+        return self.sql(
+            "select * from not_observed where $1 = '' or model = $1 or model is null order by requests desc nulls last",
+            model,
+        )
 
     def releases(self, *, model: str = "") -> FrameT:
         """Return each release beside the one before it, slice by slice (view `release_compare`)."""
