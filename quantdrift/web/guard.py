@@ -1,9 +1,11 @@
 """What every answer of the page goes through: names of this host, who asks, forms of our own, and security headers."""
 
 import logging
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -16,6 +18,7 @@ _LOG = logging.getLogger(__name__)
 _PUBLIC: Final = frozenset({"/livez", "/readyz", "/login"})
 _STATIC: Final = "/static/"
 _API: Final = "/api/"
+_CODES: Final = {404: "not_found", 405: "method_not_allowed", 503: "not_available"}
 _HEADERS: Final = {
     # Files of this server alone: no inline script or style, no other host, no frame around the page.
     "Content-Security-Policy": (
@@ -58,10 +61,8 @@ def _refusal(request: web.Request) -> web.Response | None:
 
 def _log_in_first(request: web.Request) -> web.StreamResponse:
     if request.path.startswith(_API):
-        return web.json_response(
-            {"error": {"code": "not_logged_in", "message": "send `Authorization: Bearer TOKEN`"}},
-            status=401,
-            headers={"WWW-Authenticate": "Bearer"},
+        return problem(
+            401, "not_logged_in", "send `Authorization: Bearer TOKEN`", {"WWW-Authenticate": "Bearer"}
         )
     if not request.app[ACCESS].has_login:
         return web.Response(status=403, text="Open this page through the proxy that logs you in.\n")
@@ -96,7 +97,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except web.HTTPException as error:
         if error.status >= 400:
-            return await _said(request, error.status, error.reason or "")
+            return await _said(request, error.status, error.reason or "", error.headers.get("Allow", ""))
         raise
     except OperatorError as error:
         _LOG.error("%s cannot be shown: %s", request.path, error)
@@ -106,8 +107,21 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await _said(request, 503, f"{error}. The page tries again by itself.")
 
 
-async def _said(request: web.Request, status: int, text: str) -> web.StreamResponse:
-    """Return an error as a page, or as JSON where a program asked."""
+async def _said(request: web.Request, status: int, text: str, allowed: str = "") -> web.StreamResponse:
+    """Return an error as a page, or as a problem document where a program asked."""
+    headers = {"Allow": allowed} if allowed else {}
     if request.path.startswith(_API):
-        return web.json_response({"error": {"code": f"http_{status}", "message": text}}, status=status)
-    return render(request, "error.html", status=status, text=text)
+        return problem(status, _CODES.get(status, f"http_{status}"), text, headers)
+    answer = render(request, "error.html", status=status, text=text)
+    answer.headers.update(headers)
+    return answer
+
+
+def problem(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return an error as a problem document (RFC 9457)."""
+    body = {"type": "about:blank", "status": status, "code": code, "detail": detail}
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(body),
+        headers={"Content-Type": "application/problem+json", **(headers or {})},
+    )

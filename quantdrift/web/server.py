@@ -18,6 +18,7 @@ from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.process.run import Stop
 from quantdrift.storage.database import Database
 from quantdrift.web.access import ACCESS, FORM_MARK, SESSION_S, Access
+from quantdrift.web.api import api_routes
 from quantdrift.web.guard import COOKIE, form_problem, guard, secure
 from quantdrift.web.pages import CONFIG, DATABASE, FEED, OPERATOR, Feed, routes
 from quantdrift.web.rendering import STATIC, render, static_file
@@ -88,6 +89,7 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
             web.post("/logout", _log_out),
             web.get("/static/{digest}/{name}", _static),
             *routes(),
+            *api_routes(),
         ]
     )
     return app
