@@ -30,6 +30,7 @@ from quantdrift.core.config.state import changed_options, config_digest, config_
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.child import Child
+from quantdrift.core.process.heartbeat import LOOK_S
 from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.text import plain
@@ -37,10 +38,16 @@ from quantdrift.sidecar.intake.server_tls import ServerTls
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
 from quantdrift.sidecar.state.counters import Gauge, Slot
 from quantdrift.sidecar.state.counts_file import CountsFile
-from quantdrift.sidecar.state.heartbeat import CAPTURE_HUNG_S, LOOK_S, WORKER_HUNG_S, Heartbeat
 from quantdrift.sidecar.state.orphans import ORPHANED, Adoption, adopt
 from quantdrift.sidecar.state.process_start import ProcessStart, source_of
-from quantdrift.sidecar.state.readiness import N_OTHER_SLOTS, Readiness, supervisor_slot
+from quantdrift.sidecar.state.readiness import (
+    CAPTURE_HUNG_S,
+    N_OTHER_SLOTS,
+    WORKER_HUNG_S,
+    ChildWatch,
+    Readiness,
+    supervisor_slot,
+)
 from quantdrift.sidecar.state.restarts import Restarts
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
@@ -192,9 +199,10 @@ class _Supervisor:
         self._admin = self._child("admin", _ADMIN, self._n_relays + 1, sockets.admin)
         self._capture = self._child("capture", _CAPTURE, self._n_relays + 2, sockets.handoff, boot=boot)
         hung_s = dict.fromkeys(self._workers, WORKER_HUNG_S)
-        self._heartbeats = [
-            Heartbeat(child, slot, hung_s.get(child, CAPTURE_HUNG_S)) for child, slot in self._slots.items()
-        ]
+        self._watches = {
+            child: ChildWatch(child, slot, hung_s.get(child, CAPTURE_HUNG_S))
+            for child, slot in self._slots.items()
+        }
 
     async def run(self, stop: Stop, watch: FileWatch | None) -> int:
         probes = None
@@ -270,9 +278,9 @@ class _Supervisor:
             nonlocal looked_s
             await stop.wait(LOOK_S)
             elapsed_s, looked_s = loop.time() - looked_s, loop.time()
-            for heartbeat in self._heartbeats:
-                if (why := heartbeat.look(elapsed_s)) and not stop.is_set():
-                    heartbeat.replace(why)
+            for child, watch in self._watches.items():
+                if (why := watch.look(elapsed_s)) and not stop.is_set():
+                    child.replace(f"{why}, and was killed")
 
         await supervise("watching the heartbeats", look, stop)
 

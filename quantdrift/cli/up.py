@@ -35,7 +35,7 @@ from quantdrift.core.output import background
 from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
-from quantdrift.core.process.heartbeat import VARIABLE, Heartbeat
+from quantdrift.core.process.heartbeat import LOOK_S, VARIABLE, HangWatch, Heartbeat
 from quantdrift.core.process.nats_server import server_url
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState
@@ -75,14 +75,13 @@ SILENT_S: Final = {
     "sidecar": 120.0,
     _PAGE: 60.0,
 }
-"""Time after which a process whose main thread does not run counts as hung, and is replaced.
+"""Time without a heartbeat after which a process counts as hung, and is replaced.
 
 The heartbeats of shadow, monitor and sidecar come from their event loops. Models are loaded, detectors compiled and
 batches folded in other threads, so these times need to cover only what holds Python's global lock: reading a large
 model may, for minutes. Those of the processes around Postgres and NATS come between two checks of the server; creating
 a data directory and a start after a crash come before the first check.
 """
-_OWN_PAUSE_S: Final = 10.0  # above it this process was stopped itself, and so were perhaps the others
 _PORTS: Final = range(20_000, 32_000)
 _TRIES: Final = 100
 
@@ -190,11 +189,11 @@ class _Process:
             on_end=self._ended,
             on_output=on_output,
         )
+        self._hang_watch = HangWatch(self.child, lambda: self._heartbeat.beats)
         self._running: asyncio.Task[int] | None = None
 
     def start(self) -> "asyncio.Task[int]":
         """Run it, and restart it whenever it ends, until `end`."""
-        self._heartbeat.beat()
         self._running = asyncio.create_task(self.child.run())
         return self._running
 
@@ -219,24 +218,24 @@ class _Process:
         self.is_up = False
         self._outage.failed(why, plan=plan)
 
-    def excuse_silence(self) -> None:
-        """Count its silence from now on."""
-        self._heartbeat.beat()
-
-    def replace_if_hung(self) -> None:
-        """Kill it if its main thread has not run for too long; it is started again.
+    def replace_if_hung(self, elapsed_s: float) -> None:
+        """Kill it if it hangs; it is started again.
 
         A sidecar is only reported: its relay workers serve without it, and would end with it.
+
+        Parameters
+        ----------
+        elapsed_s
+            Time since the last call.
         """
-        silent_s, limit_s = self._heartbeat.age_s(), SILENT_S.get(self.name)
-        if self._running is None or limit_s is None or silent_s < limit_s:
+        limit_s = SILENT_S.get(self.name)
+        if limit_s is None or not (why := self._hang_watch.look(elapsed_s, limit_s)):
             return
         if self.name != "sidecar":
-            self.child.replace(f"did nothing for {silent_s:.0f} s and was killed")
-            self.excuse_silence()
+            self.child.replace(f"{why}, and was killed")
         elif self.is_up:
             self.mark_down(
-                f"its first process has done nothing for {silent_s:.0f} s",
+                f"its first process {why}",
                 "its relay workers serve, so it is left alone: restart `quantdrift up` when you can",
             )
 
@@ -254,7 +253,7 @@ class _Process:
     def _ended(self, how: str, code: int | None, pause_s: float) -> None:
         self.is_up = False
         self._restarts["not_started" if code is None else self.child.label(code)] += 1
-        self._heartbeat.beat()
+        self._heartbeat.reset()
         self._shows_output_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
         error = self._last_error.take()
         self._outage.failed(error if error and code is not None and code >= 0 else f"it {how}")
@@ -478,13 +477,11 @@ class _Supervisor:
     async def _watch_silence(self) -> None:
         """Replace processes that hang."""
         last_s = self._clock.monotonic_s()
-        while not await self._stop.wait(_SLOW_POLL_S):
-            was_stopped = self._clock.monotonic_s() - last_s > _OWN_PAUSE_S
-            last_s = self._clock.monotonic_s()
+        while not await self._stop.wait(LOOK_S):
+            now_s = self._clock.monotonic_s()
+            elapsed_s, last_s = now_s - last_s, now_s
             for process in (*self._servers, *self._roles.values()):
-                if was_stopped:
-                    process.excuse_silence()
-                process.replace_if_hung()
+                process.replace_if_hung(elapsed_s)
 
     def _write_states(self) -> None:
         """Write the states of all processes to the data directory if one has changed; `quantdrift status` reads them."""

@@ -6,7 +6,7 @@ Observers read bounded input in one pass, so none should ever get stuck. If one 
 error in it, and the relay goes on as if the observer had raised. A call that never returns to the interpreter
 cannot be interrupted; observers make no such call.
 
-It knows what is at fault, so it acts first, and no connection breaks. The supervisor (`sidecar.state.heartbeat`) replaces a
+It knows what is at fault, so it acts first, and no connection breaks. The supervisor (`core.process.heartbeat`) replaces a
 worker that hangs anywhere else, or is stopped.
 """
 

@@ -14,13 +14,12 @@ from typing import Final, Self
 import msgspec
 
 from quantdrift.core.logs import setup_logs
+from quantdrift.core.process.heartbeat import EVERY_S
 from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
 
 BEHIND_NICE: Final = 5
 """Niceness of the processes that are not on the serving path."""
-BEAT_S: Final = 0.5
-"""Time between two heartbeats of a child process."""
 
 
 def source_of(environment: Mapping[str, str]) -> str:
@@ -113,9 +112,9 @@ class ChildProcess:
         self.slot = self.counters.slot(start.slot)
 
     def beat(self) -> None:
-        """Count a heartbeat now and every `BEAT_S`, by which the supervisor sees that the event loop turns."""
+        """Count a heartbeat now and every `EVERY_S`, by which the supervisor sees that the event loop turns."""
         self.slot.adjust(Gauge.BEATS)
-        asyncio.get_running_loop().call_later(BEAT_S, self.beat)
+        asyncio.get_running_loop().call_later(EVERY_S, self.beat)
 
     @classmethod
     def begin(cls, arguments: Sequence[str] | None = None, *, serves: bool = False) -> Self:

@@ -2,10 +2,48 @@
 
 from typing import Final
 
+from quantdrift.core.process.heartbeat import HangWatch, Watched
 from quantdrift.sidecar.state.counters import Counters, Gauge, Slot
 
 N_OTHER_SLOTS: Final = 3
 """Slots behind those of the relay workers: the intake's, the admin process's and the capture process's."""
+LATE_S: Final = 5.0
+"""After so long without a heartbeat a child does not count as serving: /readyz and /livez turn red if no other does."""
+WORKER_HUNG_S: Final = 10.0
+"""After so long without a heartbeat a relay worker or the intake is replaced."""
+CAPTURE_HUNG_S: Final = 30.0
+"""The same for the capture process: it delays no request, but loses what it has queued when it is killed."""
+
+
+class ChildWatch:
+    """The supervisor's view of one child process: whether it hangs, and in its counters whether it is late.
+
+    Parameters
+    ----------
+    child
+        The process.
+    slot
+        Its counters.
+    hung_s
+        After so long without a heartbeat it hangs.
+    """
+
+    def __init__(self, child: Watched, slot: Slot, hung_s: float) -> None:
+        self._hang_watch = HangWatch(child, lambda: slot.gauge(Gauge.BEATS))
+        self._slot = slot
+        self._hung_s = hung_s
+
+    def look(self, elapsed_s: float) -> str:
+        """Return why the child hangs; empty if it does not.
+
+        Parameters
+        ----------
+        elapsed_s
+            Time since the last call.
+        """
+        why = self._hang_watch.look(elapsed_s, self._hung_s)
+        self._slot.set(Gauge.LATE, int(self._hang_watch.silent_s >= LATE_S))
+        return why
 
 
 class Readiness:

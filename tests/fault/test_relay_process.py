@@ -19,8 +19,7 @@ import pytest
 
 from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
-from quantdrift.sidecar.state import heartbeat
-from quantdrift.sidecar.state.counters import Counters, Gauge
+from quantdrift.core.process import heartbeat
 from tests.support.exposed_secrets import exposed
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
 from tests.support.sidecar.relay_process import Backend, SidecarProcess, alive, free_port, sidecar, wait
@@ -170,13 +169,10 @@ def test_a_busy_loop_is_a_hang_as_soon_as_it_has_used_processor_time(
     """A process that computes without a heartbeat is replaced; processor time shows that it was not merely waiting."""
     monkeypatch.setattr(heartbeat, "_LOOP_CPU_S", 0.5)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
-        child = _Process(process)
-        slot = Counters.create(1, 1).slot(0)
-        slot.adjust(Gauge.BEATS)
-        watch = heartbeat.Heartbeat(child, slot, hung_s=1.0)
+        watch = heartbeat.HangWatch(_Process(process), lambda: 1)
 
         def hangs() -> bool:
-            return "of processor time" in watch.look(heartbeat.LOOK_S)
+            return "of processor time" in watch.look(heartbeat.LOOK_S, hung_s=1.0)
 
         wait(hangs, "the loop is seen")
         process.kill()
@@ -185,9 +181,6 @@ def test_a_busy_loop_is_a_hang_as_soon_as_it_has_used_processor_time(
 class _Process:
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self.pid: int | None = process.pid
-
-    def replace(self, why: str) -> None:
-        """Do nothing."""
 
 
 def test_a_stopped_capture_process_costs_samples_only(tmp_path: Path, backend: Backend) -> None:

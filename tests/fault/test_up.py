@@ -289,9 +289,14 @@ def test_a_process_that_hangs_is_replaced_and_a_sidecar_that_hangs_is_left_to_se
         for process in (monitor, around_postgres, sidecar):
             process.suspend()
         impatient.touch()
-        up.wait_for_line("monitor is down since", "it did nothing for", "and was killed; it is restarted")
-        up.wait_for_line("postgres is down since", "it did nothing for")
-        up.wait_for_line("sidecar is down since", "its first process has done nothing for", "left alone")
+        up.wait_for_line(
+            "monitor is down since",
+            "it was stopped by a signal",
+            "gave no heartbeat for",
+            "and was killed; it is restarted",
+        )
+        up.wait_for_line("postgres is down since", "gave no heartbeat for")
+        up.wait_for_line("sidecar is down since", "its first process was stopped by a signal", "left alone")
         impatient.unlink()  # a start may take longer on a busy machine
         up.wait_for_line("monitor runs again")
         up.wait_for_line("postgres runs again")

@@ -16,6 +16,7 @@ from deploy.images.build import IMAGES, version
 from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
+from quantdrift.core.config.web import is_open, web_problems
 from quantdrift.core.process.run import GRACE_S
 from quantdrift.sidecar.state.config import FileWatch
 from tests.support import custom_resources
@@ -362,6 +363,7 @@ _OWN = {
     "shadow": {"shadow.nk", "shadow.dsn"},
     "monitor": {"monitor.nk", "monitor.dsn"},
     "report": {"report.dsn"},
+    "web": {"reader.dsn"},
     "migrate": {"migrate.dsn", "admin.nk"},
 }
 _WITH_KEYS = {"sidecar", "intake", "shadow"}  # payloads pass through these
@@ -443,7 +445,9 @@ def test_the_logger_sends_both_halves_to_the_intake(tmp_path: Path) -> None:
         one for one in of_kind("kserve", "InferenceService") if one["metadata"]["name"] == "digits-logged"
     ]
     logger = logged["spec"]["predictor"]["logger"]
-    (service,) = of_kind("everything", "Service")
+    (service,) = [
+        one for one in of_kind("everything", "Service") if one["metadata"]["name"] == "quantdrift-intake"
+    ]
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     port = next(one["port"] for one in service["spec"]["ports"] if one["name"] == "kserve")
     assert logger["url"] == f"http://{name}:{port}/kserve/TOKEN"
@@ -454,6 +458,29 @@ def test_the_logger_sends_both_halves_to_the_intake(tmp_path: Path) -> None:
     config = configured(intake, container, tmp_path)
     assert config.intake.kserve_logger
     assert config.intake.token_file
+
+
+def test_the_page_names_people_by_the_header_of_a_proxy_alone(tmp_path: Path) -> None:
+    """Its Service and its probes meet its port; without the header it lets nobody in, and no pod writes as an operator."""
+    (page,) = [pod for pod in pods("everything") if pod.owner["metadata"]["name"] == "quantdrift-web"]
+    (container,) = page.containers()
+    config = configured(page, container, tmp_path)
+    assert container["args"][0] == "web"
+    assert list(web_problems(config.web)) == []
+    assert not is_open(config.web, token="")
+    assert (config.web.identity_header, config.web.token_file) == ("X-Forwarded-Email", "")
+    assert config.web.url.startswith("https://")
+    assert not config.web.operator_dsn_file
+    (port,) = container["ports"]
+    assert port == {"name": "web", "containerPort": port_of(config.web.listen)}
+    (service,) = [
+        one for one in of_kind("everything", "Service") if one["metadata"]["name"] == "quantdrift-web"
+    ]
+    assert [one["targetPort"] for one in service["spec"]["ports"]] == ["web"]
+    assert service["spec"]["selector"].items() <= page.metadata["labels"].items()
+    for name, path in (("readiness", "/readyz"), ("liveness", "/livez")):
+        assert container[f"{name}Probe"]["httpGet"] == {"path": path, "port": "web"}
+    assert config.storage.dsn_file in {f"/etc/quantdrift/secrets/{path}" for _, _, path in given_files(page)}
 
 
 def test_server_and_sidecar_meet_at_the_taps_socket(tmp_path: Path) -> None:

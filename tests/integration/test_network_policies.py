@@ -19,6 +19,8 @@ _NAMESPACES: Final[Mapping[str, Mapping[str, str]]] = {
     "nats": {},
     "postgres": {},
     "observability": {},
+    "hooks": {"quantdrift.io/notified": "true"},
+    "ingress": {"quantdrift.io/proxy": "true"},
     "kube-system": {},
     "istio-system": {},
     "keda": {},
@@ -34,6 +36,10 @@ _OTHERS: Final = {
     "istiod": Peer("istio-system", {"app": "istiod"}),
     "reference": Peer("references", {"quantdrift.io/replayed": "true"}),
     "neighbour": Peer("references", {"app": "other"}),
+    "webhook": Peer("hooks", {"quantdrift.io/notified": "true"}),
+    "near-webhook": Peer("hooks", {"app": "other"}),
+    "proxy": Peer("ingress", {"quantdrift.io/proxy": "true"}),
+    "near-proxy": Peer("ingress", {"app": "other"}),
     "stranger": Peer("default", {"app": "stranger"}),
     "stranger-here": Peer("quantdrift", {"app": "stranger"}),
     "client": Peer("models", {"app": "client"}),
@@ -42,7 +48,8 @@ _OTHERS: Final = {
 }
 # fmt: off
 _PORTS: Final = (
-    53, 80, 443, 4222, 4317, 5432, 6443, 8000, 8001, 8080, 8222, 9000, 9001, 9002, 9003, 9081, 9463, 9464, 9465, 9466, 15012, 15020,
+    53, 80, 443, 4222, 4317, 5432, 6443, 8000, 8001, 8080, 8222, 8443, 9000, 9001, 9002, 9003, 9081, 9093, 9463, 9464, 9465,
+    9466, 9468, 15012, 15020,
 )
 # fmt: on
 Flow = tuple[str, str, int]
@@ -85,7 +92,7 @@ def _resolving(*names: str) -> set[Flow]:
 def test_the_central_roles_reach_what_they_need_and_nothing_else() -> None:
     """Neither each other, nor the cluster's API, nor the cloud's metadata; and Prometheus alone reaches them."""
     cluster, ours = _cluster("everything", "migrate")
-    # Prometheus and the collector share a namespace here: a policy names the namespace.
+    # Prometheus, Alertmanager and the collector share a namespace here: a policy names the namespace.
     assert set(_flows(cluster, ours)) == {
         *_resolving(*ours),
         ("shadow", "nats", 4222),
@@ -95,7 +102,11 @@ def test_the_central_roles_reach_what_they_need_and_nothing_else() -> None:
         ("monitor", "nats", 4222),
         ("monitor", "postgres", 5432),
         ("monitor", "prometheus", 4317),
+        ("monitor", "prometheus", 9093),
+        ("monitor", "webhook", 8443),
         ("report", "postgres", 5432),
+        ("web", "postgres", 5432),
+        ("proxy", "web", 9468),
         ("migrate", "postgres", 5432),
         ("migrate", "nats", 4222),
         ("intake", "nats", 4222),
@@ -105,6 +116,14 @@ def test_the_central_roles_reach_what_they_need_and_nothing_else() -> None:
         ("prometheus", "monitor", 9466),
         ("prometheus", "intake", 9464),
     }
+
+
+def test_the_monitor_sends_no_notifications_without_their_component() -> None:
+    """Alertmanager and the webhook are reached by `notify` alone, and by no pod but the monitor."""
+    cluster, ours = _cluster("central")
+    flows = set(_flows(cluster, ours))
+    assert not {(source, port) for source, _, port in flows if port in {8443, 9093}}
+    assert "web" not in ours
 
 
 def test_no_pod_in_our_namespace_is_open_by_an_oversight() -> None:
