@@ -56,10 +56,10 @@ class PlainRollup:
         for row in items:
             for metric in MEANS:
                 value = getattr(row, metric)
-                if value is not None:
+                if value is not None and not math.isnan(value):
                     sums[f"{metric}_weight"] += share
                     sums[metric] += share * (min(value, cap) if metric == "divergence" else value)
-            if row.divergence is not None:
+            if row.divergence is not None and not math.isnan(row.divergence):
                 sums["n_infinite"] += math.isinf(row.divergence)
                 bins[int(np.searchsorted(EDGES, row.divergence, side="right"))] += share
 
