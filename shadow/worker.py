@@ -27,6 +27,7 @@ from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop, exit_at_once, supervise
+from quantdrift.core.process_state import StateReports
 from quantdrift.core.slices import ValueRules
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.lag import StreamLag
@@ -56,6 +57,7 @@ from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import STATEMENT_TIMEOUT_S, Database
+from quantdrift.storage.process_reports import SHADOW, store_reports
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
@@ -65,6 +67,7 @@ _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
 _PING_S = 10.0
 _SHARES_S = 60.0
+_REPORT_S = 600.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
 # Requests to the server for each exchange: bisection takes fewer than two, and each is followed by one of the self-test.
@@ -320,6 +323,7 @@ async def _work(
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
                 ("storing the shares of values", lambda: _store_shares(writer, drained)),
+                ("reporting the configuration", lambda: _report(database, config, clock, drained)),
             )
         ]
         try:
@@ -343,6 +347,19 @@ async def _store_shares(writer: Writer, stop: Stop) -> None:
     except (RetryError, OperatorError) as error:
         _LOG.warning("could not store the shares of values, trying again in %g s: %s", _SHARES_S, error)
     await stop.wait(_SHARES_S)
+
+
+async def _report(database: Database, config: Config, clock: Clock, stop: Stop) -> None:
+    """Store the configuration of this worker for the audit, then wait."""
+    try:
+        await store_reports(
+            database, SHADOW, [(socket.gethostname(), StateReports(lambda: config).take(), clock.now())]
+        )
+    except (RetryError, OperatorError) as error:
+        _LOG.warning(
+            "could not store the configuration for the audit, trying again in %g s: %s", _REPORT_S, error
+        )
+    await stop.wait(_REPORT_S)
 
 
 def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:

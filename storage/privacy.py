@@ -94,6 +94,7 @@ WITHOUT_VALUES: Final[Mapping[str, str]] = MappingProxyType(
         "noise_floor": "sums of divergences",
         "noise_slice": "sums of divergences",
         "policy": "rates and strata of the configuration",
+        "process_report": "options of processes and what is paused, as in the audit",
         "rollup_day": "sums of divergences",
         "rollup_hour": "sums of divergences",
         "tally": "counts of a header stratum",

@@ -6,7 +6,7 @@ The sidecar writes them, JetStream transports them, the shadow and the monitor r
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -362,6 +362,24 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, ModelCount] = {}
 
 
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration and the local pause of a process, as it reports them itself for the audit.
+
+    Parameters
+    ----------
+    digest
+        SHA-256 of all options that differ from their default, in hexadecimal digits.
+    options
+        These options by name, without credentials and contents of files; long values as their SHA-256.
+    pause
+        What is paused at this process alone, by its admin port or its file; None: nothing.
+    """
+
+    digest: str
+    options: dict[str, Any]
+    pause: dict[str, Any] | None = None
+
+
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
     """All counts of one sidecar, cumulative since its start, so that a lost tally loses no count.
 
@@ -382,6 +400,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     final
         Whether it is the last one of the boot: no process of it is left, and every taken request is published, thinned
         or lost.
+    state
+        Configuration and pause of the sidecar; None: it is older than this field, or ended before this tally was made.
     """
 
     source: str
@@ -391,3 +411,4 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     strata: tuple[StratumCount, ...]
     blind_connections: int
     final: bool = False
+    state: ProcessState | None = None

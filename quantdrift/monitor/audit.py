@@ -28,9 +28,14 @@ from quantdrift.core.stream.rights import NatsRole
 from quantdrift.storage.audit import Action, Verified, add, newest, verify
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
+from quantdrift.storage.process_reports import audit_reports
 
 EVENT_NAME: Final = "quantdrift.audit.head"
 LOOK_S: Final = 5.0
+MOST_REPORTED: Final = 240
+"""Entries in an hour about what processes report: one who has a sidecar's key must not fill the audit."""
+_MOST_REPORTS: Final = 20
+_HOUR_S: Final = 3600.0
 _HEAD_EVERY: Final = timedelta(days=1)
 _PROCESS: Final = "monitor"
 _PAUSES: Final = (Action.PAUSE, Action.RESUME, Action.PAUSE_SEEN)
@@ -72,6 +77,8 @@ class Auditor:
         self._known_revision = 0
         self._doubtful_revision = 0
         self._why_not = ""
+        self._hour_since_s = clock.monotonic_s()
+        self._n_reported = 0
 
     async def turn(self) -> None:
         """Do what is due, and wait for `LOOK_S`.
@@ -88,6 +95,7 @@ class Auditor:
         if not self._is_config_known:
             await self.record_config()
             self._is_config_known = True
+        await self.record_reports()
         if (entry := await self._read_pause()) is not None:
             await self.look(entry)
         now = self._clock.now()
@@ -130,6 +138,31 @@ class Auditor:
                 if before
                 else None,
                 after={"digest": digest, "changed": changed, "options": options},
+            )
+
+    async def record_reports(self) -> None:
+        """Add entries about configurations and local pauses that sidecars and shadow workers have reported.
+
+        A process that is new, with a configuration that another one of its role has, gets no entry about it: pods come and
+        go, and entries stay for ever. At most `MOST_REPORTED` entries are added in an hour; what waits is the newest state.
+
+        Raises
+        ------
+        RetryError, OperatorError
+            As `Database.begin`.
+        """
+        if self._clock.monotonic_s() - self._hour_since_s >= _HOUR_S:
+            self._hour_since_s, self._n_reported = self._clock.monotonic_s(), 0
+        if self._n_reported >= MOST_REPORTED:
+            return
+        async with self._database.begin() as connection:
+            await self._fence(connection)
+            self._n_reported += await audit_reports(connection, _MOST_REPORTS)
+        if self._n_reported >= MOST_REPORTED:
+            _LOG.warning(
+                "sidecars and shadow workers have reported %d changes of configuration or pause within an hour: those that follow"
+                " wait for the next hour; see `quantdrift audit list`",
+                self._n_reported,
             )
 
     async def publish_head(self) -> Verified:

@@ -20,6 +20,7 @@ from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.keys import KeyFile, is_key_file
 from quantdrift.core.process.run import Stop, run, supervise
+from quantdrift.core.process_state import StateReports
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.pipeline import CaptureService
 from quantdrift.sidecar.capture.recorder import SidecarIdentity
@@ -27,7 +28,7 @@ from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.state.counts_file import ended as ended_counts
 from quantdrift.sidecar.state.counts_file import remove
-from quantdrift.sidecar.state.pause import PauseFiles
+from quantdrift.sidecar.state.pause import PauseFiles, PauseSource
 from quantdrift.sidecar.state.policy import NAME, PolicyFile
 from quantdrift.sidecar.state.process_start import ChildProcess, source_of
 from quantdrift.sidecar.state.shutdown import Deadlines
@@ -77,6 +78,9 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop, *, environmen
         queue=lambda: publisher.queue,
         clock=clock,
         ended=lambda: ended_counts(config.stream),
+        states=StateReports(
+            lambda: live_config_file.current.config, lambda: pauses.of(PauseSource.HERE).at(clock.now())
+        ),
     )
 
     async def tally() -> None:

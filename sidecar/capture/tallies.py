@@ -13,6 +13,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.run import Stop
+from quantdrift.core.process_state import StateReports
 from quantdrift.core.records import ModelCount, StratumCount, Tally
 from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.state.counters import Counters, Gauge, Row
@@ -42,6 +43,8 @@ class Tallies:
         Stamps the tallies.
     ended
         Returns the counts of earlier starts that are to be published.
+    states
+        Configuration and pause of this sidecar, for the audit; None: they are not reported.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Tallies:
         queue: Callable[[], Queue | None],
         clock: Clock,
         ended: Callable[[], Iterable[EndedCounts]] = tuple,
+        states: StateReports | None = None,
     ) -> None:
         self._counters = counters
         self._slot = counters.slot(counters.n_slots - 1)
@@ -65,6 +69,7 @@ class Tallies:
         self._queue = queue
         self._clock = clock
         self._ended = ended
+        self._states = states
 
     def take(self, *, final: bool = False) -> Tally:
         """Return the present counts with the next sequence number.
@@ -83,6 +88,7 @@ class Tallies:
             strata=tuple(self._with_unknown(one) for one in self._counters.strata(self._rows(), ended=final)),
             blind_connections=self._counters.gauge(Gauge.BLIND),
             final=final,
+            state=None if self._states is None else self._states.take(),
         )
 
     def _with_unknown(self, count: StratumCount) -> StratumCount:

@@ -171,6 +171,11 @@ _OLD_LABELS: Final = """
         select captured_at, exchange_id, item from label where captured_at < :before limit :chunk
     )
 """
+_OLD_PROCESSES: Final = """
+    delete from process_report where (role, source) in (
+        select role, source from process_report where seen_at < :before limit :chunk
+    )
+"""
 # The newest content of a detector, and the decisions about it, are in effect.
 _OLD_BASELINES: Final = """
     delete from baseline where id in (
@@ -325,6 +330,7 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "noise_slice": _WITH_ITS_SLICE,
         "outbox": "history_days after it was sent",
         "policy": "retention_days and two days",
+        "process_report": "retention_days after its process reported last",
         "quarantine": "retention_days; its payload quarantine_days",
         "report_run": "history_days",
         "rollup_day": "history_days",
@@ -368,6 +374,8 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Records of reports deleted; their files stay.
     n_sessions, n_vectors, n_labels, n_baselines, n_changes
         Sessions that never closed, vectors, labels, replaced baselines, and replaced changes of slices and discoveries deleted.
+    n_processes
+        Reports of processes that ended.
     n_doubts, n_shares, n_discoveries, n_slices, n_versions
         Checks of references, weights, discoveries, slices and versions deleted, which nothing refers to any more.
     """
@@ -393,6 +401,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_sessions: int
     n_vectors: int
     n_labels: int
+    n_processes: int
     n_baselines: int
     n_changes: int
     n_doubts: int
@@ -448,6 +457,7 @@ async def maintain(
         n_sessions=await in_chunks(database, _OLD_SESSIONS, {"before": kept_from}),
         n_vectors=await in_chunks(database, _OLD_VECTORS, {"before": kept_from}),
         n_labels=await in_chunks(database, _OLD_LABELS, {"before": kept_from}),
+        n_processes=await in_chunks(database, _OLD_PROCESSES, {"before": kept_from}),
         n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
         n_contents=await in_chunks(database, _OLD_CONTENTS, {**superseded, "kept_from": kept_from}),
         n_detectors=await in_chunks(database, _OLD_DETECTORS, superseded),

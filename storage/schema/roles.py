@@ -240,6 +240,10 @@ def _create(role: str) -> str:
     )
 
 
+_REPORTED: Final = "digest, options, pause, reported_at"
+"""Of `process_report`, what whoever stores tallies writes: not who stored it, nor what the audit has."""
+
+
 def _shadow() -> list[str]:
     readable = [table for table in _WRITTEN if table != Quarantine.__tablename__]
     return [
@@ -253,6 +257,7 @@ def _shadow() -> list[str]:
         f"grant update (lapsed_at) on slice, model_version to {SHADOW}",
         f"grant insert on slice_change to {SHADOW}",
         f"grant select, insert, update on value_share to {SHADOW}",
+        f"grant select, insert (role, source, {_REPORTED}), update (seen_at, {_REPORTED}) on process_report to {SHADOW}",
     ]
 
 
@@ -273,6 +278,7 @@ def _monitor() -> list[str]:
         f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.
         f"grant insert on batch, tally, expiry to {MONITOR}",
+        f"grant insert (role, source, {_REPORTED}), update, delete on process_report to {MONITOR}",
         f"grant insert, update on arrival to {MONITOR}",
         f"grant delete on tally, policy, arrival to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",

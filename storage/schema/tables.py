@@ -39,6 +39,7 @@ from quantdrift.storage.schema.monitor_tables import (
     Verdict,
 )
 from quantdrift.storage.schema.noise_tables import Noise, NoiseChange, NoiseFloor, NoiseSlice
+from quantdrift.storage.schema.process_table import ProcessReport
 from quantdrift.storage.schema.slice_tables import (
     Clustering,
     Discovery,
@@ -75,6 +76,7 @@ __all__ = [
     "NoiseSlice",
     "Outbox",
     "Policy",
+    "ProcessReport",
     "Quarantine",
     "ReportRun",
     "RollupDay",

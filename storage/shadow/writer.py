@@ -7,6 +7,7 @@ It also stores doubts: where the outputs of references contradict the configurat
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -21,13 +22,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import MIB, Config
-from quantdrift.core.errors import QuarantineReason, RetryError
+from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Loss, Tally
 from quantdrift.core.sealing import is_sealed, seal
 from quantdrift.core.slices import ValueRules
 from quantdrift.core.text import plain
 from quantdrift.storage.database import Database
+from quantdrift.storage.process_reports import SIDECAR, store_reports
 from quantdrift.storage.schema import tables
 from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
 from quantdrift.storage.shadow.expiries import finished_before, note_numbers, note_tallies
@@ -55,6 +57,7 @@ async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarni
         )
 
 
+_LOG = logging.getLogger(__name__)
 PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
 _HOUR_S: Final = 3600.0
 # Yesterday, today and tomorrow have a partition as long as maintenance runs.
@@ -89,6 +92,7 @@ class Writer:
         self._places = Places(rules or ValueRules(Config()))
         self._database = database
         self._clock = clock
+        self._reports_failed = False
         self._payloads = _Payloads(PAYLOAD_BYTES_PER_HOUR, clock, keys)
 
     async def store(self, batch: StoreBatch) -> Written:
@@ -174,6 +178,7 @@ class Writer:
         RetryError
             Postgres is not available: nothing is stored, the same call may succeed later.
         """
+        await self._store_reports(tallies, streamed_at)
         if not any(tally.strata for tally in tallies):
             return Written(n_rows=0)
         expected = sum(len(tally.strata) for tally in tallies)
@@ -205,6 +210,23 @@ class Writer:
             if streamed_at:
                 await note_tallies(connection, tallies)
         return Written(n_rows=n_rows)
+
+    async def _store_reports(self, tallies: Sequence[Tally], streamed_at: Sequence[datetime]) -> None:
+        """Store what sidecars report of themselves. If that fails, the counts must still be stored, and later tallies repeat it."""
+        # By the stream's clock, not by the sidecar's: a report from the future would hide all later ones.
+        reports = [
+            (tally.source, tally.state, at or self._clock.now())
+            for tally, at in zip_longest(tallies, streamed_at)
+            if tally.state is not None
+        ]
+        try:
+            await store_reports(self._database, SIDECAR, reports)
+        except (RetryError, OperatorError) as error:
+            if not self._reports_failed:
+                _LOG.warning("configurations and pauses of sidecars do not reach the audit: %s", error)
+            self._reports_failed = True
+        else:
+            self._reports_failed = False
 
 
 async def _ids(

@@ -51,6 +51,7 @@ def _json(kind: Any) -> Callable[[Any], Any]:
 RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "exchange in the stream": (decode_exchange, Exchange),
     "tally in the stream": (decode_tally, Tally),
+    "tally with the state of its sidecar": (decode_tally, Tally),
     "policy message in the bucket": (decode_policy_message, PolicyMessage),
     "policy summary in the bucket": (decode_policy_summary, PolicySummary),
     "session.items": (_session, list[ComparisonRow]),

@@ -5,7 +5,7 @@ import contextlib
 import json
 import secrets
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,25 @@ import msgspec
 import pytest
 from opentelemetry._logs import LogRecord
 
-from quantdrift.core.clock import SystemClock
-from quantdrift.core.config.schema import Config, Model, Stream
+from quantdrift.core.clock import Clock, ManualClock, SystemClock
+from quantdrift.core.codec import encode as encode_record
+from quantdrift.core.config.schema import Config, Model, Sampling, Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
+from quantdrift.core.process_state import StateReports
+from quantdrift.core.records import StratumCount, Tally
 from quantdrift.core.sampling.pause import KEY, Order, Pause, encode
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import Entry as BucketEntry
 from quantdrift.core.stream.keyvalue import KeyValue
-from quantdrift.monitor.audit import Auditor
+from quantdrift.core.stream.tallies import read_tally
+from quantdrift.monitor.audit import MOST_REPORTED, Auditor
 from quantdrift.storage.audit import Action, Head, add, entries, newest, verify
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import unfenced
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER, REPORT, ROLES, SHADOW, apply
 from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.discovery import StoredRow, store
 from tests.support.commands import invoked
 from tests.support.storage.discovered_traffic import NOW, discovery, write_version
@@ -312,7 +317,7 @@ async def test_readers_can_list_and_verify(login: Login, tmp_path: Path, role: s
     assert (code, "permission denied" in err) == (2, True)
 
 
-def auditor(database: Database, config: Config, sent: list[LogRecord]) -> Auditor:
+def auditor(database: Database, config: Config, sent: list[LogRecord], clock: Clock | None = None) -> Auditor:
     """Return what the leading monitor runs."""
 
     def publish(record: LogRecord) -> str:
@@ -322,7 +327,7 @@ def auditor(database: Database, config: Config, sent: list[LogRecord]) -> Audito
     return Auditor(
         config=config,
         database=database,
-        clock=SystemClock(),
+        clock=clock or SystemClock(),
         stop=Stop(),
         leads=lambda: True,
         fence=unfenced,
@@ -412,6 +417,106 @@ async def test_the_monitor_adds_its_configuration_once_and_says_what_changed(dat
     assert other[5]["changed"] == ["models.digits.share"]
     assert other[4] == {"digest": one[5]["digest"], "options": {}}
     assert "canary" not in json.dumps([one[5], other[5]])
+
+
+def report_of(source: str, sequence: int, rate: float, pause: Pause | None = None) -> Tally:
+    """Return a tally of a sidecar that says its configuration and its pause."""
+    config = Config(sampling=Sampling(rate=rate), stream=Stream(url="nats://u:canary@h:1"))
+    return Tally(
+        source=source,
+        boot="b" * 32,
+        sequence=sequence,
+        at=datetime(2099, 1, 1, tzinfo=UTC),  # its clock is wrong: that of the stream counts
+        strata=(),
+        blind_connections=0,
+        state=StateReports(lambda: config, lambda: pause or Pause()).take(),
+    )
+
+
+async def test_a_sidecar_that_changes_or_pauses_by_itself_gets_its_entries_from_the_monitor(
+    login: Login, database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The shadow stores what its tallies say, and has no right to the audit; the monitor writes what changed, by what process."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    paused = Pause(everything=Order(by="the admin port", at=at))
+    told = [
+        (report_of("pod-1", 1, 0.1), 1),
+        (report_of("pod-1", 2, 0.1), 1),  # nothing has changed
+        (report_of("pod-2", 1, 0.1), 1),  # another pod of the same deployment
+        (report_of("pod-1", 3, 0.2, paused), 3),
+        (report_of("pod-1", 4, 0.2), 4),  # goes on
+        (report_of("pod-3", 1, 0.3), 5),  # a new pod with a new configuration
+        (msgspec.structs.replace(report_of("pod-1", 5, 0.9), state=None), 5),  # an old release
+    ]
+    dsns = await login(SHADOW), await login(MONITOR)
+    async with Database(dsns[0]) as shadow, Database(dsns[1]) as monitor:
+        writer, watch = Writer(shadow, SystemClock()), auditor(monitor, Config(), [])
+        for second, (tally, n_entries) in enumerate(told):
+            wire = read_tally(encode_record(tally))
+            await writer.store_tallies("w", [wire], [at + timedelta(seconds=second)])
+            for _ in range(2):
+                await watch.record_reports()
+            assert len(await listed(database)) == n_entries + 1, second  # and that of `setup postgres`
+        # One that comes late, after a newer one.
+        await writer.store_tallies("w", [told[0][0]], [at])
+        await watch.record_reports()
+    (_, first, changed, began, ended, new) = await listed(database)
+    user = dsns[0].partition("//")[2].partition(":")[0]
+    assert first[1:5] == ("configuration", "", "sidecar pod-1", None)
+    assert first[6] == f"reported by the process itself, stored by {user}"
+    assert first[5]["options"] == {"sampling.rate": 0.1, "stream.url": "nats://(not shown)"}
+    assert changed[5] == {
+        "digest": changed[5]["digest"],
+        "changed": ["sampling.rate"],
+        "options": {"sampling.rate": 0.2},
+    }
+    assert changed[4] == {"digest": first[5]["digest"], "options": {"sampling.rate": 0.1}}
+    assert (began[1], began[3], began[4], began[5]["everything"]["by"]) == (
+        "pause local",
+        "sidecar pod-1",
+        None,
+        "the admin port",
+    )
+    assert (ended[1], ended[4], ended[5]) == ("pause local", began[5], None)
+    assert (new[3], new[5]["compared_with"], new[5]["options"]) == (
+        "sidecar pod-3",
+        "sidecar pod-1",
+        {"sampling.rate": 0.3},
+    )
+    assert "canary" not in str(await listed(database))
+    assert "do not reach the audit" not in caplog.text
+
+
+async def test_a_sidecar_that_changes_all_the_time_does_not_fill_the_audit(database: Database) -> None:
+    """So many entries in an hour, of the newest states; the next hour goes on."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    writer, watch = Writer(database, clock), auditor(database, Config(), [], clock)
+    for round_ in range(MOST_REPORTED // 20 + 2):
+        tallies = [
+            report_of(f"pod-{number}", round_, 0.001 * (20 * round_ + number + 1)) for number in range(20)
+        ]
+        clock.advance(1)
+        await writer.store_tallies("w", tallies)
+        await watch.record_reports()
+    assert len(await listed(database)) == MOST_REPORTED
+    clock.advance(3600)
+    await watch.record_reports()
+    assert len(await listed(database)) == MOST_REPORTED + 20
+
+
+async def test_counts_are_stored_where_the_shadow_may_not_report(
+    login: Login, record: asyncpg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After an upgrade whose `setup postgres` nobody has run yet: one warning, and the account stays true."""
+    dsn = await login(SHADOW)
+    await record.execute(f"revoke all on process_report from {SHADOW}")
+    stratum = StratumCount(stratum="default", offered=1, taken=1, thinned=0, published=1)
+    async with Database(dsn) as shadow:
+        writer = Writer(shadow, SystemClock())
+        for sequence in (1, 2):
+            tally = msgspec.structs.replace(report_of("pod", sequence, 0.1), strata=(stratum,))
+            assert (await writer.store_tallies("w", [tally])).n_rows == 1
+    assert caplog.text.count("do not reach the audit") == 1
 
 
 async def test_the_head_goes_to_the_collector_and_says_when_the_chain_is_broken(

@@ -20,13 +20,15 @@ from quantdrift.core.codec import decode_exchange, decode_tally
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.keys import Key, KeyRing, write_keys
-from quantdrift.core.records import Exchange, Loss, Tally
+from quantdrift.core.records import Exchange, Loss, ProcessState, Tally
+from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.sealing import envelope_of, unseal
 from quantdrift.core.stream.connection import Delivery, Queue
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
 from quantdrift.sidecar.state.config import LiveConfig, write_live_config
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.pause import PauseSource, write_pause
 from quantdrift.sidecar.state.process_start import ProcessStart
 from tests.support.sidecar.raw_exchanges import raw_exchange
 
@@ -56,6 +58,7 @@ class Capture:
     """A running capture process with everything that its supervisor gives it."""
 
     def __init__(self, directory: Path, url: str, key_file: str = "") -> None:
+        self.directory = directory
         self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
         written = directory / "config.toml"
         written.write_text(CONFIG.format(url=url, name=self.stream.name, key_file=key_file))
@@ -187,6 +190,28 @@ def test_frames_become_exchanges_and_tallies(capture: Capture) -> None:
     for stratum, published, lost in zip(tally.strata, (30, 40), losses, strict=True):
         assert (stratum.published, stratum.lost) == (published, lost)
         assert stratum.taken == published + sum(lost.values())
+
+
+def test_its_tallies_say_what_is_configured_and_paused_here(capture: Capture) -> None:
+    """For the audit: the options without contents of files, a pause by the admin port or its file, and a reload."""
+    order = Order(by="the admin port", at=datetime.now(UTC))
+    write_pause(capture.directory, PauseSource.HERE, Pause(models={"digits": order}))
+    before = load(capture.directory / "config.toml")
+    after = msgspec.structs.replace(before, sampling=msgspec.structs.replace(before.sampling, rate=0.25))
+    found: list[ProcessState] = []
+
+    def reported() -> ProcessState:
+        found.extend(tally.state for tally in stored(capture.stream)[1] if tally.state is not None)
+        return found[-1] if found else ProcessState(digest="", options={})
+
+    wait(lambda: reported().pause is not None)
+    assert found[-1].pause is not None
+    assert found[-1].pause["models"]["digits"]["by"] == "the admin port"
+    assert found[-1].options["capture.headers"] == ["x-user"]
+    write_live_config(LiveConfig.of(after, capture.rows), capture.directory)
+    write_pause(capture.directory, PauseSource.HERE, Pause())
+    wait(lambda: reported().options.get("sampling.rate") == 0.25 and reported().pause is None)
+    assert found[-1].digest != found[0].digest
 
 
 def test_a_killed_process_is_started_again_and_goes_on(capture: Capture) -> None:

@@ -270,6 +270,7 @@ async def test_many_rows_go_in_small_transactions(
         n_sessions=0,
         n_vectors=0,
         n_labels=0,
+        n_processes=0,
         n_baselines=0,
         n_changes=0,
         n_doubts=0,

@@ -17,10 +17,12 @@ from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
+from quantdrift.core.config.state import config_state
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
+from quantdrift.core.process_state import bounded
 from quantdrift.core.records import Exchange, StratumCount, Tally
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
@@ -159,6 +161,9 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
         "precision": "float32",
     }
     assert msgspec.json.decode(version["reference"])["precision"] == "float32"
+    (report,) = await _fetch(postgres_dsn, "select * from process_report")
+    assert (report["role"], report["source"]) == ("shadow", socket.gethostname())
+    assert msgspec.json.decode(report["options"]) == bounded(config_state(config))
 
 
 @pytest.mark.integration

@@ -8,6 +8,7 @@ import msgspec
 
 from quantdrift.core.codec import decode_tally
 from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.process_state import read_state
 from quantdrift.core.records import StratumCount, Tally
 from quantdrift.core.stream.config import subject_token
 from quantdrift.core.text import plain
@@ -43,7 +44,11 @@ def read_tally(wire: bytes, subject: str = "") -> Tally:
     _check(tally)
     strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
     return msgspec.structs.replace(
-        tally, at=tally.at.astimezone(UTC), source=plain(tally.source), strata=strata
+        tally,
+        at=tally.at.astimezone(UTC),
+        source=plain(tally.source),
+        strata=strata,
+        state=None if tally.state is None else read_state(tally.state),
     )
 
 
