@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import os
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -12,6 +14,7 @@ from typing import Final, Literal
 from urllib.parse import quote
 
 import asyncpg
+import nbformat
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
@@ -20,9 +23,10 @@ from quantdrift.core.config.schema import Config, Model, Notify, Web
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
+from quantdrift.web.words import about
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
-from tests.support.storage.report_rows import write_short_story
+from tests.support.storage.report_rows import MINUTE, START, Item, Story, write_short_story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -348,3 +352,176 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
             seen = await _look(browser, base, paths[:2], 390, "light")
         assert "too busy, to find the worst ones" in seen[paths[0]]
         assert "Answers that changed" in seen[paths[0]]
+
+
+async def _tell_more(record: asyncpg.Connection, story: Story) -> None:
+    """Give the short story people, margins, labels, a baseline, an acknowledgement and another budget."""
+    faint = story.slice_ids[1]
+    await record.execute("""
+        update comparison set group_key = 'person ' || (extract(epoch from captured_at)::bigint / 60),
+            reference_margin = case when flip then 0.04 else 0.8 end, candidate_margin = 0.1,
+            detail = jsonb_build_object('reference_top', 0, 'candidate_top', flip::int)
+    """)
+    await record.execute("""
+        insert into label (captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right)
+        select captured_at, exchange_id, item, model_version_id, '1', not coalesce(flip, false), true from comparison
+    """)
+    await record.execute(
+        "insert into baseline (model_version_id, slice_id, metric, kind, source, made_by, made_at, reason, n_groups, content, fold_seq)"
+        " values ($1, $2, 'flip', 'change', 'accepted', 'ana', $3, 'the new scanner </b>', 600, $4, 1)",
+        story.version_id,
+        faint,
+        START + 20 * MINUTE,
+        '{"total": [1.5, 1.5], "share": [200, 400]}',
+    )
+    await record.execute(
+        "insert into alert_action (alert_id, action, identity, made_at, reason) values ($1, 'ack', 'ben', $2, 'on it')",
+        story.alert_id,
+        START + 70 * MINUTE,
+    )
+    for flip in ("0.01", "0.02"):
+        await record.execute(
+            "select audit_add('configuration', '', 'monitor', $1, $2, '')",
+            None if flip == "0.01" else '{"options": {"models.digits.budget.flip": 0.01}}',
+            f'{{"changed": ["models.digits.budget.flip"], "options": {{"models.digits.budget.flip": {flip}}}}}',
+        )
+    await record.execute("alter table audit disable trigger user")
+    await record.execute("update audit set at = $1 where action = 'configuration'", START + 30 * MINUTE)
+
+
+async def test_a_slice_shows_its_decisions_its_baseline_and_its_margins_and_the_overview_its_people(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Plots mark what people decided, with who and why beside them; figures of people and labels stand beside the verdict."""
+    story = await write_short_story(postgres_dsn)
+    await _tell_more(record, story)
+    paths = [f"/slice/{story.version_id}/{story.slice_ids[1]}", "/?model=digits"]
+    async with _served(await login_in(postgres_dsn, READER)) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
+        page, _, complaints = await _open(browser, 1280, "light")
+        await page.goto(f"{base}{paths[0]}")
+        marks = await page.locator(".chart").first.locator(".mark title").all_text_contents()
+        plots = [
+            await page.locator("figure .baseline").count(),
+            await page.locator("#margins ~ figure rect").count(),
+        ]
+        assert complaints == []
+    assert "baseline accepted: changed answers by ana" in seen[paths[0]]
+    assert "the new scanner </b>" in seen[paths[0]]
+    assert f"alert {story.alert_id} acknowledged by ben" in seen[paths[0]]
+    assert "budget flip: 0.01 to 0.02" in seen[paths[0]]
+    assert "Baseline of changed answers: 0.5 %, accepted" in seen[paths[0]]
+    assert {"baseline accepted: changed answers", "budget flip: 0.01 to 0.02"} <= set(marks)
+    assert plots[0] >= 1
+    assert plots[1] == 40
+    changed = {item.at.timestamp() // 60 for item in story.items if item.flip}
+    everyone = {item.at.timestamp() // 60 for item in story.items}
+    assert (
+        f"People affected, last day\n{about(len(changed))}\nof {about(len(everyone))}; estimated"
+        in seen[paths[1]]
+    )
+    assert "a loss of accuracy of" in seen[paths[1]]
+    assert "labels: no clear difference" in seen[paths[1]]
+
+
+async def _nasty_story(dsn: str, record: asyncpg.Connection) -> Story:
+    """Write the short story with all that people decided; the slice that fires has a name that could be code."""
+    story = await write_short_story(dsn)
+    await _tell_more(record, story)
+    name = _NASTY.format(1) + "'''\"\n\\"
+    await record.execute("update slice set name = $1 where id = $2", name, story.slice_ids[1])
+    return story
+
+
+def _mean_flip(items: list[Item]) -> float:
+    """Return the share of changed answers, each exchange counted once."""
+    total = sum(one.flip / one.n_items for one in items)
+    return total / len({one.exchange for one in items})
+
+
+async def test_the_query_under_each_plot_and_table_gives_its_rows(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Queries are copied with a button, can be read without a script, and stay open when the page follows the database."""
+    story = await _nasty_story(postgres_dsn, record)
+    dsn = await login_in(postgres_dsn, READER)
+    reader = await asyncpg.connect(dsn)
+    async with _served(dsn) as base:
+        page, _, complaints = await _open(browser, 1280, "light")
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.goto(f"{base}/slice/{story.version_id}/{story.slice_ids[1]}?span=7d")
+        await page.get_by_text("Live.").wait_for()
+        rows = {
+            str(await each.get_attribute("id")).removesuffix("-query"): await reader.fetch(
+                str(await each.text_content())
+            )
+            for each in await page.locator("details.sql code").all()
+        }
+        plots = {"flips", "divergence", "spread", "margins"}
+        assert rows.keys() == plots | {"state", "events", "baselines", "directions", "worst"}
+        shown = await page.locator("#worst ~ .scroll td:last-child > code").all_text_contents()
+        directions = await page.locator("#directions ~ .scroll td:nth-child(4)").all_text_contents()
+        drawn = await page.locator("#flips ~ figure .mean:is(polyline, circle)").count()
+        # With the keyboard: open, copy; what is open and has the focus stays so when the database changes.
+        await page.locator("#margins-summary").focus()
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Copied").wait_for()
+        copied = await page.evaluate("navigator.clipboard.readText()")
+        assert copied == await page.locator("#margins-query").text_content()
+        await page.get_by_role("link", name="Open in a notebook").focus()
+        async with asyncio.timeout(30):
+            while await page.locator(".model .badge").inner_text() != "OK":
+                await record.execute(
+                    "update verdict set verdict = 'ok' where slice_id = $1", story.slice_ids[1]
+                )
+                await record.execute("update fold set fold_seq = fold_seq + 1")
+                await page.wait_for_timeout(300)
+        assert await page.locator("#margins-sql").get_attribute("open") is not None
+        assert await page.evaluate("document.activeElement.textContent") == "Open in a notebook"
+        assert complaints == []
+        plain = await browser.new_context(java_script_enabled=False)
+        without = await plain.new_page()
+        await without.goto(page.url)
+        await without.locator("#worst-summary").click()
+        assert await without.locator("#worst-query").is_visible()
+    await reader.close()
+    assert shown == [str(row["exchange_id"]) for row in rows["worst"]]
+    assert directions == [f"{row['n']:,}" for row in rows["directions"]]
+    assert drawn == len(rows["flips"]) == 1
+    faint = [one for one in story.items if one.part == 1]
+    in_bars = {
+        flip: sum(row["n"] for row in rows["margins"] if row["flip"] is flip) for flip in (True, False)
+    }
+    assert in_bars == {flip: sum(one.flip is flip for one in faint) for flip in (True, False)}
+    assert {row["kind"] for row in rows["events"]} == {"baseline accepted", "alert ack", "budget"}
+    assert rows["flips"][0]["flip"] == pytest.approx(_mean_flip(faint))
+
+
+async def test_a_slice_opens_in_a_notebook_that_runs(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """The file is a valid notebook; names from the wire stand in it as literals of Python alone, and its figures are the page's."""
+    story = await _nasty_story(postgres_dsn, record)
+    dsn = await login_in(postgres_dsn, READER)
+    async with _served(dsn) as base:
+        page, _, complaints = await _open(browser, 390, "light")
+        await page.goto(f"{base}/slice/{story.version_id}/{story.slice_ids[1]}?span=7d")
+        async with page.expect_download() as download:
+            await page.get_by_role("link", name="Open in a notebook").click()
+        file = tmp_path / "slice.ipynb"
+        await (await download.value).save_as(file)
+        assert complaints == []
+    document = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
+    nbformat.validate(document)
+    assert all("alert(1)" not in cell.source for cell in document.cells if cell.cell_type == "markdown")
+    code = "\n".join(cell.source for cell in document.cells if cell.cell_type == "code")
+    assert code.isascii()
+    ended = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env={**os.environ, "QUANTDRIFT_DSN": dsn}, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await ended.communicate()
+    assert ended.returncode == 0
+    assert float(out.split()[0]) == pytest.approx(_mean_flip([one for one in story.items if one.part == 1]))
