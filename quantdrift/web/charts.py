@@ -137,8 +137,8 @@ def _pair(
                 f'<rect class="{("before", "after")[which]}" x="{_LEFT + place * step + which * step * 0.42 + 2:.1f}" y="{floor - height:.1f}"'
                 f' width="{step * 0.4:.1f}" height="{height}"/>'
             )
-    for place, text in ticks:
-        middle = _LEFT + (_WIDTH - _LEFT - 8) * place
+    for along, text in ticks:
+        middle = _LEFT + (_WIDTH - _LEFT - 8) * along
         parts.append(f'<text x="{middle:.0f}" y="{floor + 15}" text-anchor="middle">{text}</text>')
     parts.append(f'<text x="{_LEFT - 6}" y="16" text-anchor="end">{percent(top)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{floor}" y2="{floor}"/>')

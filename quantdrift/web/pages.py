@@ -22,7 +22,6 @@ from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
-from quantdrift.storage.people import People
 from quantdrift.web import charts, words
 from quantdrift.web.access import FORM_MARK, PERSON
 from quantdrift.web.guard import form_problem
@@ -82,10 +81,9 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     unknowns: tuple[present.Unknown, ...]
     facts: present.SingleFacts = present.SingleFacts()
 
-    @property
-    def people(self) -> People | None:
-        """The people of all traffic on the last day; None: not known."""
-        return self.facts.people.get(self.now.all_id or 0)
+    def people(self, slice_id: int) -> int | None:
+        """Return at least how many people got a changed answer in a slice on the last day; None: not known."""
+        return None if self.facts.people is None else self.facts.people.get(slice_id, 0)
 
     @property
     def truth(self) -> LabelledSlice | None:
@@ -284,7 +282,7 @@ async def slice_page(request: web.Request) -> web.Response:
         of_bars = (min(begin, split - 7 * _DAY), split, end)
         before, after = await past.bins(connection, *ids, of_bars)
         traffic = (await present.traffic(connection, version, end - _DAY)).get(entry.slice_id)
-        people = await present.affected(connection, version, [entry.slice_id])
+        people, _ = await present.affected(connection, version, [entry.slice_id])
         singles = await past.singles(connection, *ids, begin, end)
         happened = await past.happenings(connection, *ids, begin, end)
         baselines = await past.baselines(connection, *ids)
@@ -306,7 +304,7 @@ async def slice_page(request: web.Request) -> web.Response:
         span=period.span,
         spans=_SPANS,
         traffic=traffic,
-        people=(people or {}).get(entry.slice_id),
+        people=None if people is None else people.get(entry.slice_id, 0),
         flips=charts.line(
             _points(chosen.history, "flip"),
             begin,

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes
-from quantdrift.storage.people import People, people
+from quantdrift.storage.people import affected_people
 
 Connection = AsyncConnection
 """A transaction that `reading` opens."""
@@ -177,14 +177,14 @@ class SingleFacts(Fact, frozen=True, kw_only=True):
     Parameters
     ----------
     people
-        Of the last day with data, by slice; no entry where no request names its person.
+        At least so many got a changed answer on the last day, by slice; zero is left out. None: not known.
     outcomes
         What true labels say of the last seven days, by slice; no entry without labels.
     unread
         What took too long to read: `people`, `labels`.
     """
 
-    people: dict[int, People] = {}
+    people: dict[int, int] | None = None
     outcomes: dict[int, Outcome] = {}
     unread: tuple[str, ...] = ()
 
@@ -341,14 +341,20 @@ async def unknowns(connection: AsyncConnection, version_id: int) -> list[Unknown
 
 async def affected(
     connection: AsyncConnection, version: VersionNow, slice_ids: Sequence[int]
-) -> dict[int, People] | None:
-    """Return the people of the last day with data, by slice; None if it takes too long."""
-    if version.last_at is None:
-        return {}
-    end = version.last_at + timedelta(microseconds=1)
-    read = partial(people, connection, [version.id], slice_ids, end - timedelta(days=1), end)
+) -> tuple[dict[int, int] | None, bool]:
+    """Return at least how many people got a changed answer on the last day, by slice, and whether it was read in time.
+
+    None: it took too long, or no request names its person.
+    """
+    read = partial(_affected, connection, version.id, slice_ids)
     found = await in_time(connection, read, _PATIENCE_S)
-    return None if found is None else {slice_id: one for (_, slice_id), one in found.items()}
+    return (None, False) if found is None else (found[0], True)
+
+
+async def _affected(
+    connection: AsyncConnection, version_id: int, slice_ids: Sequence[int]
+) -> tuple[dict[int, int] | None]:
+    return (await affected_people(connection, version_id, slice_ids),)
 
 
 async def single_facts(
@@ -359,13 +365,15 @@ async def single_facts(
         return SingleFacts()
     end = version.last_at + timedelta(microseconds=1)
     only = slice_ids[0] if len(slice_ids) == 1 else 0
-    who = await affected(connection, version, slice_ids)
-    read = partial(outcomes, connection, [version.id], end - timedelta(days=7), end, slice_id=only)
-    labels = await in_time(connection, read, _PATIENCE_S)
+    people, is_read = await affected(connection, version, slice_ids)
+    outcome = partial(outcomes, connection, [version.id], end - timedelta(days=7), end, slice_id=only)
+    labels = await in_time(connection, outcome, _PATIENCE_S)
     return SingleFacts(
-        people=who or {},
+        people=people,
         outcomes={found.slice_id: found for found in labels or ()},
-        unread=tuple(name for name, found in (("people", who), ("labels", labels)) if found is None),
+        unread=tuple(
+            name for name, read in (("people", is_read), ("labels", labels is not None)) if not read
+        ),
     )
 
 
