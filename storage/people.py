@@ -6,17 +6,20 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-_DAY: Final = "captured_at >= (select max(hour) from rollup_hour) - interval '23 hours'"
-_AFFECTED: Final = text(f"""
+_AFFECTED: Final = text("""
     select s.slice_id, count(distinct c.group_key) as n
     from comparison c cross join unnest(c.slice_ids) as s (slice_id)
-    where {_DAY} and c.flip and c.group_key <> '' and c.model_version_id = :version
-        and s.slice_id = any(cast(:slices as int[]))
+    where c.captured_at >= (select max(hour) from rollup_hour) - interval '23 hours' and c.flip and c.group_key <> ''
+        and c.model_version_id = :version and s.slice_id = any(cast(:slices as int[]))
     group by 1
-""")  # noqa: S608 - a constant
-_KNOWN: Final = text(f"""
-    select exists (select from comparison c where {_DAY} and c.group_key <> '' and c.model_version_id = :version)
-""")  # noqa: S608 - a constant
+""")
+_KNOWN: Final = text("""
+    select exists (
+        select from (
+            select group_key from comparison where model_version_id = :version order by captured_at desc limit 1000
+        ) as newest where group_key <> ''
+    )
+""")
 
 
 async def affected_people(
@@ -24,7 +27,7 @@ async def affected_people(
 ) -> dict[int, int] | None:
     """Return how many people got at least one changed answer in the last 24 hours of data, by slice; zero is left out.
 
-    None: no request of the version names its person. A person is one value of `sampling.sticky_header`, of which the database
+    None: none of the version's newest requests names its person. A person is one value of `sampling.sticky_header`, of which the database
     has a hash.
 
     Bound: there were at least so many. People whose changed answers were not sampled are missing, and so are all who send no

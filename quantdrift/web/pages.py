@@ -204,6 +204,7 @@ async def overview(request: web.Request) -> web.Response:
         shown=shown,
         slices=slices,
         strips=strips,
+        slices_sql=queries.filled(queries.SLICES, version=shown.now.id) if shown else "",
         n_found=slices[0].n_found if slices else 0,
         first=_ROWS * (page - 1),
         most=_ROWS,
@@ -380,7 +381,7 @@ async def alerts(request: web.Request) -> web.Response:
     """Show the alerts, open ones first."""
     async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alerts(connection)
-    return render(request, "alerts.html", alerts=found, now=datetime.now(UTC))
+    return render(request, "alerts.html", alerts=found, now=datetime.now(UTC), sql=queries.ALERTS.strip())
 
 
 async def alert_page(request: web.Request) -> web.Response:

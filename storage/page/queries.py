@@ -12,6 +12,19 @@ select verdict, reason, since, n_groups, flip_mean, flip_low, flip_high, flip_bu
 from slice_now
 where model_version_id = :version and slice_id = :slice;
 """
+SLICES: Final = """
+select slice, verdict, reason, since, flip_mean, flip_low, flip_high, flip_budget, alert_id
+from slice_now
+where model_version_id = :version
+order by array_position(array['firing', 'warning', 'unknown', 'ok'], verdict), evidence_ratio desc nulls last, slice
+limit 100;
+"""
+ALERTS: Final = """
+select alert.id, severity, slice.name as slice, slice.model, candidate_version, opened_at, resolved_at
+from alert join model_version on model_version.id = model_version_id join slice on slice.id = slice_id
+order by resolved_at is not null, severity, opened_at desc, alert.id desc
+limit 100;
+"""
 HOURS: Final = """
 select date_bin(make_interval(hours => :width), hour, timestamptz '2000-01-01 00:00:00+00') as at, sum(n_groups) as n_groups,
   sum(weight * flip) / sum(weight) filter (where flip is not null) as flip,

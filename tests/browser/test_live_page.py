@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
+from uuid import uuid4
 
 import asyncpg
 import nbformat
@@ -23,9 +24,18 @@ from quantdrift.core.config.schema import Config, Model, Notify, Web
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
-from tests.support.storage.report_rows import MINUTE, START, Item, Story, write_short_story
+from tests.support.storage.report_rows import (
+    MINUTE,
+    PARTS,
+    START,
+    Item,
+    Story,
+    write_frame,
+    write_short_story,
+)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -476,10 +486,14 @@ async def test_the_query_under_each_plot_and_table_gives_its_rows(
                 await page.wait_for_timeout(300)
         assert await page.locator("#margins-sql").get_attribute("open") is not None
         assert await page.evaluate("document.activeElement.textContent") == "Open in a notebook"
+        for path in ("/", "/alerts"):
+            await page.goto(f"{base}{path}")
+            sql = str(await page.locator("details.sql code").text_content())
+            assert len(await reader.fetch(sql)) == await page.locator("tbody tr").count() > 0
         assert complaints == []
         plain = await browser.new_context(java_script_enabled=False)
         without = await plain.new_page()
-        await without.goto(page.url)
+        await without.goto(f"{base}/slice/{story.version_id}/{story.slice_ids[1]}")
         await without.locator("#worst-summary").click()
         assert await without.locator("#worst-query").is_visible()
     await reader.close()
@@ -520,3 +534,52 @@ async def test_a_slice_opens_in_a_notebook_that_runs(
     out, _ = await ended.communicate()
     assert ended.returncode == 0
     assert float(out.split()[0]) == pytest.approx(_mean_flip([one for one in story.items if one.part == 1]))
+
+
+async def test_the_system_page_says_how_much_is_replayed_where_and_for_how_many_requests(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Replays a second by device, and replays per million requests; what the database does not have is said to be missing."""
+    now = datetime.now(UTC)
+    version, everything, _ = await write_frame(record, PARTS)
+    await make_partitions(record, [(now - 10 * MINUTE).date()])
+    batches = [
+        await record.fetchval(
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance)"
+            " values ('comparison', $1, $2, $3, $3, 1800, $4) returning id",
+            worker,
+            now - 9 * MINUTE,
+            now - 10 * MINUTE,
+            '{"runtime": "onnxruntime", "version": "1.2", "provider": "CPU", "device": "<b>EPYC</b>"}',
+        )
+        for worker in ("shadow-1", "shadow-2")
+    ]
+    await store_comparisons(
+        record,
+        [
+            Comparison(
+                captured_at=now - 10 * MINUTE,
+                exchange_id=uuid4(),
+                batch_id=batches[0],
+                model_version_id=version,
+                slice_ids=(everything,),
+            )
+            for _ in range(30)
+        ],
+    )
+    await record.execute(
+        "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published, lost,"
+        " blind_connections, models) values ('pod-1', $1, 'default', 1, $2, $3, 600, 300, 0, 300, '{}', 0, $4)",
+        uuid4(),
+        now - MINUTE,
+        batches[0],
+        '{"digits": {"taken": 300, "thinned": 0, "published": 300, "lost": {}}}',
+    )
+    async with _served(await login_in(postgres_dsn, READER)) as base:
+        seen = [
+            (await _look(browser, base, ["/system"], width, scheme))["/system"]  # type: ignore[arg-type]
+            for width, scheme in ((390, "dark"), (1280, "light"))
+        ][-1]
+    assert "<b>EPYC</b>\nonnxruntime 1.2, CPU\n\t2\t3,600\t1\t60\t60 s" in seen
+    assert "digits\t600\t30\tabout 50,000" in seen
+    assert "The database has no processor or GPU seconds" in seen
