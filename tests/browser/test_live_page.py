@@ -76,6 +76,15 @@ _CHECKS: Final = """() => {
   if (document.documentElement.scrollWidth > innerWidth) wrong.push(`scrolls sideways: ${document.documentElement.scrollWidth}`);
   return wrong;
 }"""
+_FOCUSABLE: Final = """() => [...document.querySelectorAll("a[href], button, summary, input, select, textarea, [tabindex='0']")]
+  .filter((each) => each.type !== "hidden" && each.checkVisibility())"""
+_REACHED: Final = """() => {
+  const active = document.activeElement;
+  if (!active || active === document.body) return -1;
+  const style = getComputedStyle(active);
+  if (style.outlineStyle === "none" || parseFloat(style.outlineWidth) < 2) throw new Error(`no focus is seen: ${active.outerHTML}`);
+  return FOCUSABLE().indexOf(active);
+}""".replace("FOCUSABLE", f"({_FOCUSABLE})")
 _NASTY: Final = "</td><script>alert(1)</script>\u202e\u001b[31m{:d}"
 
 
@@ -583,3 +592,29 @@ async def test_the_system_page_says_how_much_is_replayed_where_and_for_how_many_
     assert "<b>EPYC</b>\nonnxruntime 1.2, CPU\n\t2\t3,600\t1\t60\t60 s" in seen
     assert "digits\t600\t30\tabout 50,000" in seen
     assert "The database has no processor or GPU seconds" in seen
+
+
+async def test_every_link_and_button_is_reached_by_the_keyboard_and_has_a_name(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """With Tab alone, in the order of the page; the focus is seen, and a screen reader says what each thing is."""
+    story = await write_short_story(postgres_dsn)
+    await _tell_more(record, story)
+    paths = ["/", "/alerts", f"/alert/{story.alert_id}", f"/slice/{story.version_id}/{story.slice_ids[1]}"]
+    async with _served(postgres_dsn) as base:
+        page, _, complaints = await _open(browser, 1280, "dark")
+        for path in [*paths, "/compare", "/system"]:
+            await page.goto(f"{base}{path}")
+            n = await page.evaluate(f"({_FOCUSABLE})().length")
+            assert n > 5
+            reached = []
+            for _ in range(n):
+                await page.keyboard.press("Tab")
+                reached.append(await page.evaluate(_REACHED))
+            assert reached == list(range(n)), path
+            tree = await page.locator("body").aria_snapshot()
+            nameless = re.findall(
+                r"^\s*- (?:link|button|textbox|combobox|img|region)(?=:|$| \[)", tree, re.MULTILINE
+            )
+            assert nameless == [], path
+        assert complaints == []
