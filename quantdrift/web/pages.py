@@ -287,7 +287,7 @@ async def slice_page(request: web.Request) -> web.Response:
         singles = await past.singles(connection, *ids, begin, end)
         happened = await past.happenings(connection, *ids, begin, end)
         baselines = await past.baselines(connection, *ids)
-        truth = await past.truth(connection, *ids, begin, end)
+        truth = await past.truth(connection, *ids, begin, end) if singles.begin else None
     events = [*happened, *_of_alerts(episodes, begin, end)]
     config = request.app[CONFIG]
     model = config.model(version.model)

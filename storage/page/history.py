@@ -13,9 +13,10 @@ from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import Fact, in_time, rows
 
 # The end of a period is up to an hour after the last exchange.
-_LOOKED: Final = (timedelta(days=7), timedelta(days=1), timedelta(hours=2))
+# The less is read, the less time it may take: together with what follows, some seconds at worst.
+_LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
 _PATIENCE_S: Final = 2.0
-"""Longest query of single exchanges: at most five of them on a page."""
+"""Longest query of single exchanges."""
 _COLUMNS: Final = """sum(n_groups)::bigint as n, sum(weight) as weight, sum(weight_sq) as weight_sq, sum(flip) as flip,
     sum(flip_weight) as flip_weight, sum(divergence) as divergence, sum(divergence_weight) as divergence_weight,
     sum(tie) as tie"""
@@ -310,13 +311,10 @@ async def singles(
     connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
 ) -> Singles:
     """Return the worst exchanges, which answers became which, and the margins."""
-    for longest in _LOOKED:
+    for longest, patience_s in _LOOKED:
         period = (max(begin, end - longest), end)
-        found = await in_time(
-            connection,
-            partial(worst, connection, version_id, slice_id, period, most=20),
-            _PATIENCE_S,
-        )
+        read = partial(worst, connection, version_id, slice_id, period, most=20)
+        found = await in_time(connection, read, patience_s)
         if found is None:
             continue
         wanted = {"version": version_id, "slice": slice_id, "begin": period[0], "end": period[1]}
