@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes
-from quantdrift.storage.people import affected_people
 
 Connection = AsyncConnection
 """A transaction that `reading` opens."""
@@ -66,6 +65,18 @@ _REASONS: Final = text("""
     where n.model_version_id = :version and n.verdict = 'unknown' group by 1 order by 2 desc limit 5
 """)
 
+_PEOPLE: Final = text("""
+    select slice_id, people_day from slice_now
+    where model_version_id = :version and slice_id = any(cast(:slices as int[])) and people_day > 0
+""")
+# Whether the newest requests name the person who sends them: without `sampling.sticky_header` none does.
+_NAMES_PEOPLE: Final = text("""
+    select exists (
+        select from (
+            select group_key from comparison where model_version_id = :version order by captured_at desc limit 1000
+        ) as newest where group_key <> ''
+    )
+""")
 _REPLAYS: Final = text("""
     with minute as (
         select provenance ->> 'runtime' as runtime, provenance ->> 'version' as version, provenance ->> 'provider' as provider,
@@ -354,7 +365,11 @@ async def affected(
 async def _affected(
     connection: AsyncConnection, version_id: int, slice_ids: Sequence[int]
 ) -> tuple[dict[int, int] | None]:
-    return (await affected_people(connection, version_id, slice_ids),)
+    values = {"version": version_id, "slices": list(slice_ids)}
+    found = {row.slice_id: row.people_day for row in await connection.execute(_PEOPLE, values)}
+    if not found and not await connection.scalar(_NAMES_PEOPLE, {"version": version_id}):
+        return (None,)
+    return (found,)
 
 
 async def single_facts(

@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 STATE: Final = """
-select verdict, reason, since, n_groups, flip_mean, flip_low, flip_high, flip_budget, divergence_mean, divergence_budget, alert_id
+select verdict, reason, since, n_groups, flip_mean, flip_low, flip_high, flip_budget, divergence_mean, divergence_budget, requests_day,
+  changed_day, people_day, alert_id
 from slice_now
 where model_version_id = :version and slice_id = :slice;
 """
 SLICES: Final = """
-select slice, verdict, reason, since, flip_mean, flip_low, flip_high, flip_budget, alert_id
+select slice, verdict, reason, since, flip_mean, flip_low, flip_high, flip_budget, changed_day, people_day, alert_id
 from slice_now
 where model_version_id = :version
 order by array_position(array['firing', 'warning', 'unknown', 'ok'], verdict), evidence_ratio desc nulls last, slice
