@@ -2,7 +2,7 @@
 
 A table is added: the release before can use the schema as before.
 
-Revision ID: 0020
+Revision ID: 0018
 Revises: 0017
 """
 
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision = "0020"
+revision = "0018"
 down_revision = "0017"
 branch_labels = None
 depends_on = None

@@ -7,9 +7,9 @@ _MOST_DIGITS = 6
 _LARGEST = 1e15
 
 
-def count_of(n: int, noun: str) -> str:
-    """Return a number with its noun: `1 exchange`, `1,042 exchanges`."""
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def count_of(n: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: `1 exchange`, `1,042 exchanges`; `plural` is for nouns that take no s."""
+    return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
 def number(value: float | None, digits: int = 2) -> str:

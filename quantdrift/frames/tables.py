@@ -169,11 +169,16 @@ class Tables(Generic[FrameT]):
         """Return how much of the traffic was sampled, lost and compared, by hour (view `coverage_hour`)."""
         return self._select("coverage_hour", {}, "hour", ("hour", start, end))
 
-    def not_observed(self, *, model: str = "") -> FrameT:
-        """Return what nobody looked at (view `not_observed`): of a model, and what was lost before its model was known."""
+    def not_observed(self, *, model: str = "", period: timedelta = timedelta(days=1)) -> FrameT:
+        """Return what nobody looked at from `period` ago until now: of a model, and what was lost before its model was known.
+
+        The columns are those of the view `not_observed`.
+        """
         return self.sql(
-            "select * from not_observed where $1 = '' or model = $1 or model is null order by requests desc nulls last",
+            "select * from not_observed_in(make_interval(secs => $2)) where $1 = '' or model = $1 or model is null"
+            " order by requests desc nulls last",
             model,
+            period.total_seconds(),
         )
 
     def releases(self, *, model: str = "") -> FrameT:

@@ -60,11 +60,12 @@ def line(
     title: str,
     others: Sequence[Point] = (),
     budget: float | None = None,
+    baseline: float | None = None,
     marks: Sequence[Mark] = (),
     is_share: bool = True,
 ) -> Markup:
-    """Return a line with its interval as a band, a budget as a dashed line, and marks."""
-    top = 1.25 * max([budget or 0.0, *(point.mean for point in (*points, *others)), 1e-9])
+    """Return a line with its interval as a band, budget and baseline as dashed and dotted lines, and marks."""
+    top = 1.25 * max([budget or 0.0, baseline or 0.0, *(point.mean for point in (*points, *others)), 1e-9])
     top = min(
         max(top, *(min(point.high, 2 * point.mean + 1e-9) for point in points)) if points else top,
         1.0 if is_share else top,
@@ -88,10 +89,16 @@ def line(
         elif drawn:
             path = " ".join(f"{x(point.at)},{y(point.mean)}" for point in drawn)
             parts.append(f'<polyline class="{kind}" points="{path}"/>')
-    if budget:
+    for kind, level, word, anchor in (
+        ("budget", budget, "accepted", "end"),
+        ("baseline", baseline, "baseline", "start"),
+    ):
+        if level is None or (kind == "budget" and not level):
+            continue
+        at = _WIDTH - 10 if anchor == "end" else _LEFT + 4
         parts.append(
-            f'<line class="budget" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(budget)}" y2="{y(budget)}"/>'
-            f'<text class="budget-text" x="{_WIDTH - 10}" y="{y(budget) - 4}" text-anchor="end">accepted</text>'
+            f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(level)}" y2="{y(level)}"/>'
+            f'<text class="{kind}-text" x="{at}" y="{y(level) - 4}" text-anchor="{anchor}">{word}</text>'
         )
     parts.append(_marks([mark for mark in marks if begin <= mark.at <= end], x))
     return _svg(parts, title, _WIDTH, _HEIGHT)
@@ -99,12 +106,29 @@ def line(
 
 def bars(before: Sequence[float], after: Sequence[float], *, title: str) -> Markup:
     """Return two histograms over the 64 bins of the divergence, joined by fours, as shares."""
-    groups = [
-        [sum(bins[at : at + 4]) / sum(bins) for at in range(0, 64, 4)] if sum(bins) else []
-        for bins in (before, after)
-    ]
+    groups = [[sum(bins[at : at + 4]) for at in range(0, 64, 4)] if bins else [] for bins in (before, after)]
+    ticks = [((exponent + 6) / 7, number(10.0**exponent)) for exponent in range(-6, 2, 2)]
+    return _pair(groups[0], groups[1], ticks, title)
+
+
+def margin_bars(same: Sequence[float], changed: Sequence[float], *, title: str) -> Markup:
+    """Return two histograms over equal parts of [0, 1], as shares."""
+    return _pair(same, changed, [(tick / 5, percent(tick / 5)) for tick in range(6)], title)
+
+
+def _pair(
+    first: Sequence[float], second: Sequence[float], ticks: Sequence[tuple[float, str]], title: str
+) -> Markup:
+    """Return two histograms side by side, each as shares of its sum.
+
+    Parameters
+    ----------
+    ticks
+        Places along the axis in [0, 1], and their texts.
+    """
+    groups = [[value / sum(sums) for value in sums] if sum(sums) else [] for sums in (first, second)]
     top = max([*groups[0], *groups[1], 1e-9])
-    step, floor = (_WIDTH - _LEFT - 8) / 16, 160 - _BOTTOM
+    step, floor = (_WIDTH - _LEFT - 8) / max(len(first), len(second), 1), 160 - _BOTTOM
     parts = []
     for which, shares in enumerate(groups):
         for place, share in enumerate(shares):
@@ -113,11 +137,9 @@ def bars(before: Sequence[float], after: Sequence[float], *, title: str) -> Mark
                 f'<rect class="{("before", "after")[which]}" x="{_LEFT + place * step + which * step * 0.42 + 2:.1f}" y="{floor - height:.1f}"'
                 f' width="{step * 0.4:.1f}" height="{height}"/>'
             )
-    for exponent in range(-6, 2):
-        at = _LEFT + (_WIDTH - _LEFT - 8) * (exponent + 6) / 7
-        parts.append(
-            f'<text x="{at:.0f}" y="{floor + 15}" text-anchor="middle">{number(10.0**exponent)}</text>'
-        )
+    for along, text in ticks:
+        middle = _LEFT + (_WIDTH - _LEFT - 8) * along
+        parts.append(f'<text x="{middle:.0f}" y="{floor + 15}" text-anchor="middle">{text}</text>')
     parts.append(f'<text x="{_LEFT - 6}" y="16" text-anchor="end">{percent(top)}</text>')
     parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{floor}" y2="{floor}"/>')
     return _svg(parts, title, _WIDTH, 160)

@@ -9,20 +9,23 @@ from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
+from markupsafe import Markup
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.report.labels import labelled
+from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import LONGEST_REASON, Act, act, actions_of, find_alert
 from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
+from quantdrift.storage.page import queries
 from quantdrift.web import charts, words
 from quantdrift.web.access import FORM_MARK, PERSON
 from quantdrift.web.guard import form_problem
+from quantdrift.web.notebook import Chosen, notebook
 from quantdrift.web.rendering import render
 
 CONFIG: Final = web.AppKey("config", Config)
@@ -36,6 +39,7 @@ _MOST_ID: Final = 2**31 - 1
 _SPANS: Final = {"1d": _DAY, "7d": 7 * _DAY, "30d": 30 * _DAY, "90d": 90 * _DAY}
 _WIDTHS: Final = {"1d": timedelta(hours=1), "7d": timedelta(hours=6), "30d": _DAY, "90d": _DAY}
 _FEWEST_POINTS: Final = 3
+_MARGIN_BARS: Final = 20  # as in the query
 _MOST_FOLLOWERS: Final = 64
 _POLL_S: Final = 2.0
 _ALIVE_S: Final = 20.0
@@ -48,6 +52,7 @@ def routes() -> Iterable[web.AbstractRouteDef]:
     return [
         web.get("/", overview),
         web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}", slice_page),
+        web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}/notebook", slice_notebook),
         web.get("/alerts", alerts),
         web.get("/alert/{alert:\\d{1,18}}", alert_page),
         web.post("/alert/{alert:\\d{1,18}}", act_on_alert),
@@ -74,6 +79,21 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[present.SliceNow, ...]
     traffic: dict[int, present.Traffic]
     unknowns: tuple[present.Unknown, ...]
+    facts: present.SingleFacts = present.SingleFacts()
+
+    def people(self, slice_id: int) -> int | None:
+        """Return at least how many people got a changed answer in a slice on the last day; None: not known."""
+        return None if self.facts.people is None else self.facts.people.get(slice_id, 0)
+
+    @property
+    def truth(self) -> LabelledSlice | None:
+        """What true labels say of all traffic; None: nothing."""
+        return self.truth_of(self.now.all_id or 0)
+
+    def truth_of(self, slice_id: int) -> LabelledSlice | None:
+        """Return what true labels say of a slice, None: nothing."""
+        found = self.facts.outcomes.get(slice_id)
+        return labelled(found) if found else None
 
     @property
     def whole(self) -> present.Traffic | None:
@@ -172,6 +192,11 @@ async def overview(request: web.Request) -> web.Response:
                     (change.at, change.before, change.after) for change in changes.get(each.slice_id, [])
                 ]
                 strips[each.slice_id] = charts.strip(steps, each.verdict, each.since, (end - _HISTORY, end))
+        models = [
+            await _with_facts(connection, one, [each.slice_id for each in slices] if one is shown else [])
+            for one in models
+        ]
+        shown = next((one for one in models if shown and one.now.id == shown.now.id), None)
     return render(
         request,
         "overview.html",
@@ -179,6 +204,7 @@ async def overview(request: web.Request) -> web.Response:
         shown=shown,
         slices=slices,
         strips=strips,
+        slices_sql=queries.filled(queries.SLICES, version=shown.now.id) if shown else "",
         n_found=slices[0].n_found if slices else 0,
         first=_ROWS * (page - 1),
         most=_ROWS,
@@ -190,92 +216,130 @@ async def overview(request: web.Request) -> web.Response:
     )
 
 
-async def slice_page(request: web.Request) -> web.Response:
-    """Show one slice of one version."""
+async def _with_facts(connection: present.Connection, model: ModelView, slice_ids: list[int]) -> ModelView:
+    """Return a model with what single exchanges say of its traffic, and of some of its slices."""
+    ids = list(dict.fromkeys([*([model.now.all_id] if model.now.all_id else []), *slice_ids]))
+    return msgspec.structs.replace(model, facts=await present.single_facts(connection, model.now, ids))
+
+
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """The time that the page of a slice shows: its name in the address, and the width of the points of its plots."""
+
+    span: str
+    begin: datetime
+    end: datetime
+
+    @property
+    def width(self) -> timedelta:
+        """Of the points of its plots."""
+        return _WIDTHS[self.span]
+
+
+class ChosenSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a version, among all versions, and the time that is shown with its points."""
+
+    versions: list[present.VersionNow]
+    version: present.VersionNow
+    entry: present.SliceNow
+    period: Period
+    history: list[past.Sums]
+
+
+async def _chosen_slice(request: web.Request, connection: present.Connection) -> ChosenSlice:
+    """Return the slice and the time that a request names."""
     version_id, slice_id = int(request.match_info["version"]), int(request.match_info["slice"])
     if max(version_id, slice_id) > _MOST_ID:
         raise web.HTTPNotFound(reason="There is no such slice.")
-    span = _asked(request, "span") if _asked(request, "span") in _SPANS else "7d"
+    asked = _asked(request, "span")
+    versions = await present.versions(connection)
+    version = next((one for one in versions if one.id == version_id), None)
+    every = await present.slices(connection, version_id, most=5000) if version else []
+    entry = next((one for one in every if one.slice_id == slice_id), None)
+    if version is None or entry is None:
+        raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
+    end = (entry.last_at or datetime.now(UTC)) + timedelta(hours=1)
+    for span in (asked if asked in _SPANS else "7d", "1d"):
+        period = Period(span=span, begin=end - _SPANS[span], end=end)
+        history = await past.history(connection, version_id, slice_id, period.begin, end, width=period.width)
+        if asked or len(history) >= _FEWEST_POINTS:  # else it is young: a day shows it better
+            break
+    return ChosenSlice(versions=versions, version=version, entry=entry, period=period, history=history)
+
+
+async def slice_page(request: web.Request) -> web.Response:
+    """Show one slice of one version."""
     async with present.reading(request.app[DATABASE]) as connection:
-        found = await present.versions(connection)
-        version = next((one for one in found if one.id == version_id), None)
-        every = await present.slices(connection, version_id, most=5000) if version else []
-        entry = next((one for one in every if one.slice_id == slice_id), None)
-        if version is None or entry is None:
-            raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
-        end = (entry.last_at or datetime.now(UTC)) + timedelta(hours=1)
-        begin = end - _SPANS[span]
-        history = await past.history(connection, version_id, slice_id, begin, end, width=_WIDTHS[span])
-        if len(history) < _FEWEST_POINTS and not _asked(request, "span"):  # it is young
-            span, begin = "1d", end - _DAY
-            history = await past.history(connection, version_id, slice_id, begin, end, width=_WIDTHS[span])
-        width = _WIDTHS[span]
+        chosen = await _chosen_slice(request, connection)
+        version, entry, period = chosen.version, chosen.entry, chosen.period
+        ids, begin, end = (version.id, entry.slice_id), period.begin, period.end
         others = (
-            await past.history(connection, version_id, version.all_id, begin, end, width=width)
-            if version.all_id and version.all_id != slice_id
+            await past.history(connection, version.id, version.all_id, begin, end, width=period.width)
+            if version.all_id and version.all_id != entry.slice_id
             else []
         )
-        episodes = await past.alerts(connection, version_id=version_id, slice_id=slice_id, most=20)
+        episodes = await past.alerts(connection, version_id=version.id, slice_id=entry.slice_id, most=20)
         onset = entry.onset_at or (episodes[0].onset_at if episodes else None)
         split = onset or begin + (end - begin) / 2
-        before, after = await past.bins(
-            connection, version_id, slice_id, (min(begin, split - 7 * _DAY), split, end)
-        )
-        traffic = (await present.traffic(connection, version, end - _DAY)).get(slice_id)
-        looked, worst, directions = await past.worst_and_directions(
-            connection, version_id, slice_id, begin, end
-        )
-        truth = await past.truth(connection, version_id, slice_id, end - _SPANS[span], end)
-    marks = [
-        charts.Mark(at=one.first_at, kind="release", text=f"{one.version} released")
-        for one in found
-        if one.model == version.model
-    ]
-    for episode in episodes:
-        marks.append(charts.Mark(at=episode.onset_at, kind="onset", text="onset (estimated)"))
-        marks.append(charts.Mark(at=episode.opened_at, kind="alert", text=f"alert {episode.id}"))
+        of_bars = (min(begin, split - 7 * _DAY), split, end)
+        before, after = await past.bins(connection, *ids, of_bars)
+        traffic = (await present.traffic(connection, version, end - _DAY)).get(entry.slice_id)
+        people, _ = await present.affected(connection, version, [entry.slice_id])
+        singles = await past.singles(connection, *ids, begin, end)
+        happened = await past.happenings(connection, *ids, begin, end)
+        baselines = await past.baselines(connection, *ids)
+        truth = await past.truth(connection, *ids, begin, end) if singles.begin else None
+    events = [*happened, *_of_alerts(episodes, begin, end)]
     config = request.app[CONFIG]
     model = config.model(version.model)
     labels = tuple(model.labels) if model else ()
     name = "all traffic" if entry.predicate == "true" else entry.slice
+    levels = {metric: one.level for metric, one in baselines.items()}
+    cap = config.budget(version.model).cap
+    divergence_level = levels.get("divergence")
     return render(
         request,
         "slice.html",
         version=version,
         entry=entry,
         name=name,
-        span=span,
+        span=period.span,
         spans=_SPANS,
         traffic=traffic,
+        people=None if people is None else people.get(entry.slice_id, 0),
         flips=charts.line(
-            _points(history, "flip"),
+            _points(chosen.history, "flip"),
             begin,
             end,
             title=f"Changed answers in {plain(name)} over time",
             others=_points(others, "flip"),
             budget=entry.flip_budget,
-            marks=marks,
+            baseline=levels.get("flip"),
+            marks=[_mark(one) for one in events],
         ),
         divergences=charts.line(
-            _points(history, "divergence"),
+            _points(chosen.history, "divergence"),
             begin,
             end,
             title=f"Mean divergence in {plain(name)} over time",
             others=_points(others, "divergence"),
             budget=entry.divergence_budget,
-            marks=marks,
+            baseline=None if divergence_level is None else cap * divergence_level,
+            marks=[_mark(one) for one in events],
             is_share=False,
         ),
         bars=charts.bars(before, after, title="Divergence of the exchanges before and after")
         if before or after
         else "",
+        margins=_margins(singles.margins or ()),
         split=split,
         is_onset=onset is not None,
-        history=history,
+        history=chosen.history,
+        events=sorted(events, key=lambda one: one.at),
+        baselines=baselines,
+        cap=cap,
         episodes=episodes,
-        looked=looked,
-        worst=worst,
-        directions=directions,
+        singles=singles,
+        looked=None if singles.begin is None else end - singles.begin,
         truth=labelled(truth) if truth else None,
         label=lambda index: (
             labels[index] if 0 <= index < len(labels) else f"class {index}" if index >= 0 else "no class"
@@ -283,8 +347,33 @@ async def slice_page(request: web.Request) -> web.Response:
         trace_url=config.telemetry.trace_url,
         measure=config.measure(version.model),
         now=datetime.now(UTC),
-        sql=_sql(version_id, slice_id),
-        link=lambda **more: _link(request.path, {"span": span} | more),
+        sql=_sql(chosen, of_bars, singles.begin or end - timedelta(hours=2)),
+        notebook=_link(f"{request.path}/notebook", {"span": period.span}),
+        link=lambda **more: _link(request.path, {"span": period.span} | more),
+    )
+
+
+async def slice_notebook(request: web.Request) -> web.Response:
+    """Send the notebook of a slice as a file."""
+    async with present.reading(request.app[DATABASE]) as connection:
+        chosen = await _chosen_slice(request, connection)
+    version, entry, period = chosen.version, chosen.entry, chosen.period
+    written = notebook(
+        Chosen(
+            model=version.model,
+            version=version.version,
+            slice=entry.slice,
+            begin=period.begin,
+            end=period.end,
+            step="hour" if period.width < _DAY else "day",
+            margins=_sql(chosen, (period.begin, period.begin, period.end), period.begin)["margins"],
+        )
+    )
+    name = f"quantdrift-slice-{version.id}-{entry.slice_id}.ipynb"
+    return web.Response(
+        body=written,
+        content_type="application/x-ipynb+json",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )
 
 
@@ -292,7 +381,7 @@ async def alerts(request: web.Request) -> web.Response:
     """Show the alerts, open ones first."""
     async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alerts(connection)
-    return render(request, "alerts.html", alerts=found, now=datetime.now(UTC))
+    return render(request, "alerts.html", alerts=found, now=datetime.now(UTC), sql=queries.ALERTS.strip())
 
 
 async def alert_page(request: web.Request) -> web.Response:
@@ -445,7 +534,17 @@ async def system(request: web.Request) -> web.Response:
         found = await flow(connection, now - timedelta(hours=1))
     async with present.reading(request.app[DATABASE]) as connection:
         changes = await past.audit(connection, 50)
-    return render(request, "system.html", flow=found, changes=changes, now=now)
+        replays = await present.replays(connection, now - timedelta(hours=1))
+    return render(
+        request,
+        "system.html",
+        flow=found,
+        changes=changes,
+        replays=replays,
+        replays_sql=queries.REPLAYS.strip(),
+        changes_sql=queries.CHANGES.strip(),
+        now=now,
+    )
 
 
 class Feed:
@@ -563,12 +662,76 @@ def _compared(pair: past.Pair) -> Compared:
     )
 
 
-def _sql(version_id: int, slice_id: int) -> str:
-    return (
-        "select captured_at, exchange_id, item, flip, tie, divergence, weight\nfrom slice_item\n"
-        f"where model_version_id = {version_id} and slice_id = {slice_id}\n"
-        "  and captured_at > now() - interval '7 days'\norder by flip desc nulls last, divergence desc nulls last\nlimit 20;"
+def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:
+    """Return the onsets and the openings of alerts in a time."""
+    found = [
+        past.Event(
+            at=at,
+            kind=kind,
+            subject=f"alert {one.id}",
+            who="monitor",
+            why="",
+            old_value=None,
+            new_value=None,
+        )
+        for one in episodes
+        for kind, at in (("onset", one.onset_at), ("alert", one.opened_at))
+    ]
+    return [one for one in found if begin <= one.at < end]
+
+
+def _mark(event: past.Event) -> charts.Mark:
+    kind = event.kind if event.kind in {"release", "onset", "alert"} else "decision"
+    return charts.Mark(at=event.at, kind=kind, text=plain(words.event(event)))
+
+
+def _margins(found: Iterable[past.MarginBar]) -> Markup | str:
+    """Return the plot of the margins, empty where no item has one."""
+    sums = {False: [0.0] * _MARGIN_BARS, True: [0.0] * _MARGIN_BARS}
+    for one in found:
+        sums[one.flip][min(max(one.bar, 1), _MARGIN_BARS) - 1] += one.weight
+    if not any(map(any, sums.values())):
+        return ""
+    return charts.margin_bars(
+        sums[False],
+        sums[True],
+        title="Margins of the unquantised model: of answers that stayed, and of answers that changed",
     )
+
+
+def _sql(
+    chosen: ChosenSlice, of_bars: tuple[datetime, datetime, datetime], looked_from: datetime
+) -> dict[str, str]:
+    """Return, by the name of each plot and table, the query that gives its rows.
+
+    Parameters
+    ----------
+    of_bars
+        Begin, split and end of the two histograms.
+    looked_from
+        From when single exchanges are shown.
+    """
+    period = chosen.period
+    ids = {"version": chosen.version.id, "slice": chosen.entry.slice_id}
+    shown: dict[str, int | datetime] = {**ids, "begin": period.begin, "end": period.end}
+    single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
+    begin, split, end = of_bars
+    hours = int(period.width / timedelta(hours=1))
+    history = (
+        queries.filled(queries.DAYS, **shown)
+        if period.width >= _DAY
+        else queries.filled(queries.HOURS, width=hours, **shown)
+    )
+    return {
+        "state": queries.filled(queries.STATE, **ids),
+        "history": history,
+        "events": queries.filled(queries.EVENTS, **shown),
+        "baselines": queries.filled(queries.BASELINES, **ids),
+        "spread": queries.filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),
+        "directions": queries.filled(queries.DIRECTIONS, **single),
+        "margins": queries.filled(queries.MARGINS, **single),
+        "worst": queries.filled(queries.WORST, **single),
+    }
 
 
 def _asked(request: web.Request, name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from quantdrift.core.notation import percent
 from quantdrift.report.labels import LabelledSlice
+from quantdrift.storage.page.history import Event
 
 VERDICTS: Final = MappingProxyType(
     {
@@ -21,6 +22,8 @@ ACTIONS: Final = MappingProxyType(
     {"ack": "acknowledged", "unack": "not acknowledged any more", "note": "note", "escalate": "escalated"}
 )
 """What was done about an alert."""
+METRICS: Final = MappingProxyType({"flip": "changed answers", "divergence": "divergence"})
+"""What the metrics are."""
 _UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -57,6 +60,24 @@ def about(n: float) -> str:
     return f"about {round(n / size) * size:,}"
 
 
+def event(found: Event) -> str:
+    """Return in a few words what happened: `int8-7 released`, `budget.flip 0.01 to 0.02`."""
+    if found.kind == "release":
+        return f"{found.subject} released"
+    if found.kind == "onset":
+        return "onset (estimated)"
+    if found.kind == "alert":
+        return f"{found.subject} opened"
+    if found.kind == "budget":
+        option = found.subject.rpartition(".budget.")[2]
+        return f"budget {option}: {found.old_value or 'default'} to {found.new_value or 'default'}"
+    what, _, how = found.kind.partition(" ")
+    if what == "alert":
+        return f"{found.subject} {ACTIONS.get(how, how)}"
+    metric = METRICS.get(found.subject.partition(" ")[0], found.subject)
+    return f"baseline {how}: {metric}"
+
+
 def accuracy(found: LabelledSlice) -> str:
     """Return what true labels say: `a loss of accuracy of 4.1 % (2 % to 6 %)`."""
     loss = found.loss
@@ -68,6 +89,15 @@ def accuracy(found: LabelledSlice) -> str:
     return (
         f"a {kind} of accuracy of {percent(abs(loss.mean))} ({percent(ends[0])} to {percent(ends[1])}){clear}"
     )
+
+
+def labels(found: LabelledSlice) -> str:
+    """Return what true labels say in a few words, for a cell of a table."""
+    if found.loss.low is None or found.loss.high is None:
+        return "too few labels"
+    if found.loss.low > 0:
+        return "labels: less accurate"
+    return "labels: more accurate" if found.loss.high < 0 else "labels: no clear difference"
 
 
 def scores(given: Any, label: Callable[[int], str]) -> str:

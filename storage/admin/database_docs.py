@@ -90,7 +90,7 @@ limit 10;
 ## How did it develop?
 
 ```sql
-select hour, n_groups, flip, all_flip, divergence, all_divergence, traffic_ratio
+select hour, n_groups, flip, flip_low, flip_high, flip_budget, all_flip, divergence, all_divergence, traffic_ratio
 from slice_history
 where model = 'digits' and slice = 'scanner=faint' and hour >= now() - interval '7 days'
 order by hour;
@@ -145,10 +145,25 @@ where model = 'digits' and slice = 'scanner=faint'
 order by day;
 ```
 
+Today, and how many people, where `sampling.sticky_header` says who sends a request:
+
+```sql
+select slice, verdict, requests_day, changed_day, people_day, flip_n, window_days
+from slice_now
+where model = 'digits'
+order by changed_day desc nulls last;
+```
+
 ## What did nobody look at?
 
 ```sql
 select what, reason, model, slice, stratum, requests, share from not_observed order by requests desc nulls last;
+```
+
+The same of the last week, or any other time until now:
+
+```sql
+select what, reason, model, slice, stratum, requests, share from not_observed_in('7 days') order by requests desc nulls last;
 ```
 
 ## Who changed what?

@@ -9,12 +9,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.labels import Outcome, outcomes
+from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import Fact, in_time, rows
 
 # The end of a period is up to an hour after the last exchange.
-_LOOKED: Final = (timedelta(days=7), timedelta(days=1), timedelta(hours=2))
+# The less is read, the less time it may take: together with what follows, some seconds at worst.
+_LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
 _PATIENCE_S: Final = 2.0
-"""Longest query of single exchanges: at most five of them on a page."""
+"""Longest query of single exchanges."""
 _COLUMNS: Final = """sum(n_groups)::bigint as n, sum(weight) as weight, sum(weight_sq) as weight_sq, sum(flip) as flip,
     sum(flip_weight) as flip_weight, sum(divergence) as divergence, sum(divergence_weight) as divergence_weight,
     sum(tie) as tie"""
@@ -44,16 +46,10 @@ _WORST: Final = text("""
         and c.slice_ids @> array[cast(:slice as integer)]
     order by c.flip desc nulls last, c.divergence desc nulls last limit :most
 """)
-_DIRECTIONS: Final = text(
-    """
-    select (c.detail ->> 'reference_top')::int as reference, (c.detail ->> 'candidate_top')::int as candidate,
-        coalesce(c.tie, false) as tie, count(*) as n, sum(1 / (c.pi1 * c.pi2) / c.n_items) as weight
-    from comparison c
-    where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
-        and c.slice_ids @> array[cast(:slice as integer)] and c.flip and c.detail ? 'reference_top'
-    group by 1, 2, 3 order by 5 desc limit 12
-""".replace("::", "\\:\\:")
-)
+_DIRECTIONS: Final = text(queries.DIRECTIONS)
+_MARGINS: Final = text(queries.MARGINS)
+_EVENTS: Final = text(queries.EVENTS)
+_BASELINES: Final = text(queries.BASELINES)
 _ALERTS: Final = """
     select a.id, a.model_version_id as version_id, a.slice_id, v.model, v.candidate_version as version, s.name as slice,
         s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, a.resolved_at, a.details
@@ -133,6 +129,71 @@ class Direction(Fact, frozen=True, kw_only=True):
     tie: bool
     n: int
     weight: float
+
+
+class MarginBar(Fact, frozen=True, kw_only=True):
+    """Items whose unquantised margin lies in one of twenty equal parts of [0, 1]: `bar` is its number, from 1."""
+
+    flip: bool
+    bar: int
+    n: int
+    weight: float
+
+
+class Event(Fact, frozen=True, kw_only=True):
+    """A release or a decision: what happened, to what, who did it and why; values are those of a budget."""
+
+    at: datetime
+    kind: str
+    subject: str
+    who: str
+    why: str
+    old_value: str | None
+    new_value: str | None
+
+
+class BaselineNow(Fact, frozen=True, kw_only=True):
+    """The baseline of one metric that applies now.
+
+    Parameters
+    ----------
+    total, share
+        Sums over its groups: their quotient is its mean, divided by the metric's cap.
+    """
+
+    metric: str
+    source: str
+    made_by: str
+    made_at: datetime
+    from_at: datetime | None
+    to_at: datetime | None
+    n_groups: int
+    total: float | None
+    share: float | None
+
+    @property
+    def level(self) -> float | None:
+        """Its mean, divided by the metric's cap; None: it has no groups."""
+        return self.total / self.share if self.total is not None and self.share else None
+
+
+class Singles(Fact, frozen=True, kw_only=True):
+    """What single exchanges show of a slice, over the longest time that can be read while a person waits.
+
+    Parameters
+    ----------
+    begin
+        Of that time; None: even the shortest takes too long.
+    worst
+        The items whose answer changed or that diverged most.
+    directions, margins
+        None: they take too long.
+    """
+
+    begin: datetime | None = None
+    worst: tuple[Exchange, ...] = ()
+    directions: tuple[Direction, ...] | None = None
+    margins: tuple[MarginBar, ...] | None = None
 
 
 class AlertRow(Fact, frozen=True, kw_only=True):
@@ -246,34 +307,44 @@ async def worst(
     return await rows(connection, Exchange, _WORST, **parameters)
 
 
-async def directions(
-    connection: AsyncConnection, version_id: int, slice_id: int, period: tuple[datetime, datetime]
-) -> list[Direction]:
-    """Return which answers became which, the most frequent first; ties are apart."""
-    parameters = {"version": version_id, "slice": slice_id, "begin": period[0], "end": period[1]}
-    return await rows(connection, Direction, _DIRECTIONS, **parameters)
-
-
-async def worst_and_directions(
+async def singles(
     connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
-) -> tuple[timedelta | None, list[Exchange], list[Direction] | None]:
-    """Return the worst exchanges and the directions of the longest time that can be read while a person waits.
-
-    The time comes first, None if even the shortest cannot be read; directions are None if they take too long.
-    """
-    for longest in _LOOKED:
+) -> Singles:
+    """Return the worst exchanges, which answers became which, and the margins."""
+    for longest, patience_s in _LOOKED:
         period = (max(begin, end - longest), end)
-        found = await in_time(
-            connection,
-            partial(worst, connection, version_id, slice_id, period, most=20),
-            _PATIENCE_S,
+        read = partial(worst, connection, version_id, slice_id, period, most=20)
+        found = await in_time(connection, read, patience_s)
+        if found is None:
+            continue
+        wanted = {"version": version_id, "slice": slice_id, "begin": period[0], "end": period[1]}
+        changed = await in_time(
+            connection, partial(rows, connection, Direction, _DIRECTIONS, **wanted), _PATIENCE_S
         )
-        if found is not None:
-            changed = await in_time(
-                connection, partial(directions, connection, version_id, slice_id, period), _PATIENCE_S
-            )
-            return min(longest, period[1] - period[0]), found, changed
-    return None, [], None
+        margins = await in_time(
+            connection, partial(rows, connection, MarginBar, _MARGINS, **wanted), _PATIENCE_S
+        )
+        return Singles(
+            begin=period[0],
+            worst=tuple(found),
+            directions=None if changed is None else tuple(changed),
+            margins=None if margins is None else tuple(margins),
+        )
+    return Singles()
+
+
+async def happenings(
+    connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
+) -> list[Event]:
+    """Return the releases of the model and the decisions about the slice in a time, in order; the first 200."""
+    wanted = {"version": version_id, "slice": slice_id, "begin": begin, "end": end}
+    return await rows(connection, Event, _EVENTS, **wanted)
+
+
+async def baselines(connection: AsyncConnection, version_id: int, slice_id: int) -> dict[str, BaselineNow]:
+    """Return the learned or accepted baseline that applies now, by metric."""
+    found = await rows(connection, BaselineNow, _BASELINES, version=version_id, slice=slice_id)
+    return {one.metric: one for one in found}
 
 
 async def truth(

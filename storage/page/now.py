@@ -1,8 +1,9 @@
 """The present state: versions, their slices with verdicts and traffic, and what is not looked at."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -11,8 +12,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.database import Database
+from quantdrift.storage.labels import Outcome, outcomes
 
+Connection = AsyncConnection
+"""A transaction that `reading` opens."""
 _T = TypeVar("_T")
+_PATIENCE_S: Final = 0.4
+"""Longest query of single exchanges on the overview, which has two of them."""
 _CANCELED: Final = "57014"  # SQLSTATE query_canceled
 # Worst first: what pages, what may, what nobody knows, then the rest by evidence.
 ORDER: Final = "array_position(array['firing', 'warning', 'unknown', 'ok'], n.verdict), n.evidence_ratio desc nulls last, n.slice"
@@ -57,6 +63,34 @@ _CHANGES: Final = text("""
 _REASONS: Final = text("""
     select n.reason, count(*) as n, (array_agg(n.slice order by n.n_groups desc))[1:3] as slices from slice_now n
     where n.model_version_id = :version and n.verdict = 'unknown' group by 1 order by 2 desc limit 5
+""")
+
+_PEOPLE: Final = text("""
+    select slice_id, people_day from slice_now
+    where model_version_id = :version and slice_id = any(cast(:slices as int[])) and people_day > 0
+""")
+# Whether the newest requests name the person who sends them: without `sampling.sticky_header` none does.
+_NAMES_PEOPLE: Final = text("""
+    select exists (
+        select from (
+            select group_key from comparison where model_version_id = :version order by captured_at desc limit 1000
+        ) as newest where group_key <> ''
+    )
+""")
+_REPLAYS: Final = text("""
+    with minute as (
+        select provenance ->> 'runtime' as runtime, provenance ->> 'version' as version, provenance ->> 'provider' as provider,
+            provenance ->> 'device' as device, date_trunc('minute', stored_at) as at, sum(n_rows) as n,
+            array_agg(distinct worker) as workers, max(extract(epoch from stored_at - captured_from)) as longest_s
+        from batch where kind = 'comparison' and stored_at >= :begin and n_rows > 0 group by 1, 2, 3, 4, 5
+    )
+    select coalesce(runtime, '') as runtime, coalesce(version, '') as version, coalesce(provider, '') as provider,
+        coalesce(device, '') as device, cast(sum(n) as bigint) as n, cast(max(n) as bigint) as n_busiest,
+        max(longest_s) as longest_s,
+        (select count(distinct w) from minute m cross join unnest(m.workers) as w
+         where (m.runtime, m.version, m.provider, m.device) is not distinct from
+             (minute.runtime, minute.version, minute.provider, minute.device)) as n_workers
+    from minute group by minute.runtime, minute.version, minute.provider, minute.device order by 5 desc
 """)
 
 
@@ -146,6 +180,49 @@ class SliceNow(Fact, frozen=True, kw_only=True):
     last_at: datetime | None
     flip_missing: int | None
     n_found: int
+
+
+class SingleFacts(Fact, frozen=True, kw_only=True):
+    """What single exchanges say of slices of one version.
+
+    Parameters
+    ----------
+    people
+        At least so many got a changed answer on the last day, by slice; zero is left out. None: not known.
+    outcomes
+        What true labels say of the last seven days, by slice; no entry without labels.
+    unread
+        What took too long to read: `people`, `labels`.
+    """
+
+    people: dict[int, int] | None = None
+    outcomes: dict[int, Outcome] = {}
+    unread: tuple[str, ...] = ()
+
+
+class Replays(Fact, frozen=True, kw_only=True):
+    """What one kind of replica of the references did in a time.
+
+    Parameters
+    ----------
+    runtime, version, provider, device
+        What ran the references; empty: the batches do not say it.
+    n, n_busiest
+        Items replayed and stored, in the whole time and in its busiest minute.
+    longest_s
+        Longest time from a capture to the stored comparison, seconds.
+    n_workers
+        Workers that stored them.
+    """
+
+    runtime: str
+    version: str
+    provider: str
+    device: str
+    n: int
+    n_busiest: int
+    longest_s: float
+    n_workers: int
 
 
 class Change(Fact, frozen=True, kw_only=True):
@@ -271,3 +348,50 @@ async def changes(
 async def unknowns(connection: AsyncConnection, version_id: int) -> list[Unknown]:
     """Return why the health of slices is not known, the most frequent reasons first."""
     return await rows(connection, Unknown, _REASONS, version=version_id)
+
+
+async def affected(
+    connection: AsyncConnection, version: VersionNow, slice_ids: Sequence[int]
+) -> tuple[dict[int, int] | None, bool]:
+    """Return at least how many people got a changed answer on the last day, by slice, and whether it was read in time.
+
+    None: it took too long, or no request names its person.
+    """
+    read = partial(_affected, connection, version.id, slice_ids)
+    found = await in_time(connection, read, _PATIENCE_S)
+    return (None, False) if found is None else (found[0], True)
+
+
+async def _affected(
+    connection: AsyncConnection, version_id: int, slice_ids: Sequence[int]
+) -> tuple[dict[int, int] | None]:
+    values = {"version": version_id, "slices": list(slice_ids)}
+    found = {row.slice_id: row.people_day for row in await connection.execute(_PEOPLE, values)}
+    if not found and not await connection.scalar(_NAMES_PEOPLE, {"version": version_id}):
+        return (None,)
+    return (found,)
+
+
+async def single_facts(
+    connection: AsyncConnection, version: VersionNow, slice_ids: Sequence[int]
+) -> SingleFacts:
+    """Return what single exchanges say of slices of a version, as far as it can be read quickly."""
+    if version.last_at is None:
+        return SingleFacts()
+    end = version.last_at + timedelta(microseconds=1)
+    only = slice_ids[0] if len(slice_ids) == 1 else 0
+    people, is_read = await affected(connection, version, slice_ids)
+    outcome = partial(outcomes, connection, [version.id], end - timedelta(days=7), end, slice_id=only)
+    labels = await in_time(connection, outcome, _PATIENCE_S)
+    return SingleFacts(
+        people=people,
+        outcomes={found.slice_id: found for found in labels or ()},
+        unread=tuple(
+            name for name, read in (("people", is_read), ("labels", labels is not None)) if not read
+        ),
+    )
+
+
+async def replays(connection: AsyncConnection, begin: datetime) -> list[Replays]:
+    """Return what was replayed since `begin`, by runtime and device, the busiest first."""
+    return await rows(connection, Replays, _REPLAYS, begin=begin)

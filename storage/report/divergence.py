@@ -48,14 +48,16 @@ _COUNT = text("""
 """)
 
 # A group is one exchange: its items in the slice share one inclusion probability, and its weight in equal parts. The
-# exchanges of a session are correlated, at worst all alike: in the square of the weights they count as one.
+# exchanges of a session are correlated, at worst all alike: in the square of the weights they count as one. A value that is
+# NaN is none, as in the roll-ups.
 GROUPS = """
     with item as (
         select c.model_version_id, s.slice_id, c.exchange_id, date_bin(:width, c.captured_at, :begin) as at,
-            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.tie::int as tie, c.js,
+            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.tie::int as tie, nullif(c.js, 'NaN') as js,
             case when c.group_key = '' then c.exchange_id::text else c.policy_id || ' ' || c.group_key end as session,
-            case when c.divergence is not null then least(c.divergence, m.cap) end as divergence, c.divergence as raw_divergence
+            case when d.value is not null then least(d.value, m.cap) end as divergence, d.value as raw_divergence
         from comparison c
+        cross join lateral (select nullif(c.divergence, 'NaN') as value) d
         join unnest(cast(:versions as int[]), cast(:caps as double precision[])) as m (id, cap) on m.id = c.model_version_id
         cross join unnest(c.slice_ids) as s (slice_id)
         where c.captured_at >= :begin and c.captured_at < :end and s.slice_id = any(cast(:slices as int[]))

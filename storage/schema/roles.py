@@ -320,4 +320,8 @@ def _reader() -> list[str]:
         for table, hidden in _HIDDEN.items()
         if (columns := [name for name in Base.metadata.tables[table].columns.keys() if name != hidden])  # noqa: SIM118
     ]
-    return [f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}", *parts]
+    return [
+        f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}",
+        f"grant execute on function not_observed_in to {READER}, {MONITOR}",
+        *parts,
+    ]

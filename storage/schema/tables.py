@@ -210,6 +210,7 @@ class Comparison(Base):
             text("(attributes ->> 'header.x-request-id')"),
             postgresql_where=text("(attributes ->> 'header.x-request-id') is not null"),
         ),
+        Index("ix_comparison_flip", "captured_at", postgresql_where=text("flip and group_key <> ''")),
         CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
         {
             "comment": "The divergence of one item: candidate output against reference output. One row per item.",

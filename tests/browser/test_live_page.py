@@ -2,16 +2,20 @@
 
 import asyncio
 import hashlib
+import os
 import re
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
+from uuid import uuid4
 
 import asyncpg
+import nbformat
 import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
@@ -20,9 +24,18 @@ from quantdrift.core.config.schema import Config, Model, Notify, Web
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
-from tests.support.storage.report_rows import write_short_story
+from tests.support.storage.report_rows import (
+    MINUTE,
+    PARTS,
+    START,
+    Item,
+    Story,
+    write_frame,
+    write_short_story,
+)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -63,6 +76,15 @@ _CHECKS: Final = """() => {
   if (document.documentElement.scrollWidth > innerWidth) wrong.push(`scrolls sideways: ${document.documentElement.scrollWidth}`);
   return wrong;
 }"""
+_FOCUSABLE: Final = """() => [...document.querySelectorAll("a[href], button, summary, input, select, textarea, [tabindex='0']")]
+  .filter((each) => each.type !== "hidden" && each.checkVisibility())"""
+_REACHED: Final = """() => {
+  const active = document.activeElement;
+  if (!active || active === document.body) return -1;
+  const style = getComputedStyle(active);
+  if (style.outlineStyle === "none" || parseFloat(style.outlineWidth) < 2) throw new Error(`no focus is seen: ${active.outerHTML}`);
+  return FOCUSABLE().indexOf(active);
+}""".replace("FOCUSABLE", f"({_FOCUSABLE})")
 _NASTY: Final = "</td><script>alert(1)</script>\u202e\u001b[31m{:d}"
 
 
@@ -348,3 +370,251 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
             seen = await _look(browser, base, paths[:2], 390, "light")
         assert "too busy, to find the worst ones" in seen[paths[0]]
         assert "Answers that changed" in seen[paths[0]]
+
+
+async def _tell_more(record: asyncpg.Connection, story: Story) -> None:
+    """Give the short story people, margins, labels, a baseline, an acknowledgement and another budget."""
+    faint = story.slice_ids[1]
+    await record.execute("""
+        update comparison set group_key = 'person ' || (extract(epoch from captured_at)::bigint / 60),
+            reference_margin = case when flip then 0.04 else 0.8 end, candidate_margin = 0.1,
+            detail = jsonb_build_object('reference_top', 0, 'candidate_top', flip::int)
+    """)
+    await record.execute("""
+        insert into label (captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right)
+        select captured_at, exchange_id, item, model_version_id, '1', not coalesce(flip, false), true from comparison
+    """)
+    await record.execute(
+        "insert into baseline (model_version_id, slice_id, metric, kind, source, made_by, made_at, reason, n_groups, content, fold_seq)"
+        " values ($1, $2, 'flip', 'change', 'accepted', 'ana', $3, 'the new scanner </b>', 600, $4, 1)",
+        story.version_id,
+        faint,
+        START + 20 * MINUTE,
+        '{"total": [1.5, 1.5], "share": [200, 400]}',
+    )
+    await record.execute(
+        "insert into alert_action (alert_id, action, identity, made_at, reason) values ($1, 'ack', 'ben', $2, 'on it')",
+        story.alert_id,
+        START + 70 * MINUTE,
+    )
+    for flip in ("0.01", "0.02"):
+        await record.execute(
+            "select audit_add('configuration', '', 'monitor', $1, $2, '')",
+            None if flip == "0.01" else '{"options": {"models.digits.budget.flip": 0.01}}',
+            f'{{"changed": ["models.digits.budget.flip"], "options": {{"models.digits.budget.flip": {flip}}}}}',
+        )
+    await record.execute("alter table audit disable trigger user")
+    await record.execute("update audit set at = $1 where action = 'configuration'", START + 30 * MINUTE)
+
+
+async def test_a_slice_shows_its_decisions_its_baseline_and_its_margins_and_the_overview_its_people(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Plots mark what people decided, with who and why beside them; figures of people and labels stand beside the verdict."""
+    story = await write_short_story(postgres_dsn)
+    await _tell_more(record, story)
+    paths = [f"/slice/{story.version_id}/{story.slice_ids[1]}", "/?model=digits"]
+    async with _served(await login_in(postgres_dsn, READER)) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
+        page, _, complaints = await _open(browser, 1280, "light")
+        await page.goto(f"{base}{paths[0]}")
+        marks = await page.locator(".chart").first.locator(".mark title").all_text_contents()
+        plots = [
+            await page.locator("figure .baseline").count(),
+            await page.locator("#margins ~ figure rect").count(),
+        ]
+        assert complaints == []
+    assert "baseline accepted: changed answers by ana" in seen[paths[0]]
+    assert "the new scanner </b>" in seen[paths[0]]
+    assert f"alert {story.alert_id} acknowledged by ben" in seen[paths[0]]
+    assert "budget flip: 0.01 to 0.02" in seen[paths[0]]
+    assert "Baseline of changed answers: 0.5 %, accepted" in seen[paths[0]]
+    assert {"baseline accepted: changed answers", "budget flip: 0.01 to 0.02"} <= set(marks)
+    assert plots[0] >= 1
+    assert plots[1] == 40
+    changed = {item.at.timestamp() // 60 for item in story.items if item.flip}
+    assert f"People affected, last day\nat least {len(changed)}\n" in seen[paths[1]]
+    assert "a loss of accuracy of" in seen[paths[1]]
+    assert "labels: no clear difference" in seen[paths[1]]
+
+
+async def _nasty_story(dsn: str, record: asyncpg.Connection) -> Story:
+    """Write the short story with all that people decided; the slice that fires has a name that could be code."""
+    story = await write_short_story(dsn)
+    await _tell_more(record, story)
+    name = _NASTY.format(1) + "'''\"\n\\"
+    await record.execute("update slice set name = $1 where id = $2", name, story.slice_ids[1])
+    return story
+
+
+def _mean_flip(items: list[Item]) -> float:
+    """Return the share of changed answers, each exchange counted once."""
+    total = sum(one.flip / one.n_items for one in items)
+    return total / len({one.exchange for one in items})
+
+
+async def test_the_query_under_each_plot_and_table_gives_its_rows(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Queries are copied with a button, can be read without a script, and stay open when the page follows the database."""
+    story = await _nasty_story(postgres_dsn, record)
+    dsn = await login_in(postgres_dsn, READER)
+    reader = await asyncpg.connect(dsn)
+    async with _served(dsn) as base:
+        page, _, complaints = await _open(browser, 1280, "light")
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await page.goto(f"{base}/slice/{story.version_id}/{story.slice_ids[1]}?span=7d")
+        await page.get_by_text("Live.").wait_for()
+        rows = {
+            str(await each.get_attribute("id")).removesuffix("-query"): await reader.fetch(
+                str(await each.text_content())
+            )
+            for each in await page.locator("details.sql code").all()
+        }
+        plots = {"flips", "divergence", "spread", "margins"}
+        assert rows.keys() == plots | {"state", "events", "baselines", "directions", "worst"}
+        shown = await page.locator("#worst ~ .scroll td:last-child > code").all_text_contents()
+        directions = await page.locator("#directions ~ .scroll td:nth-child(4)").all_text_contents()
+        drawn = await page.locator("#flips ~ figure .mean:is(polyline, circle)").count()
+        # With the keyboard: open, copy; what is open and has the focus stays so when the database changes.
+        await page.locator("#margins-summary").focus()
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Tab")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Copied").wait_for()
+        copied = await page.evaluate("navigator.clipboard.readText()")
+        assert copied == await page.locator("#margins-query").text_content()
+        await page.get_by_role("link", name="Open in a notebook").focus()
+        async with asyncio.timeout(30):
+            while await page.locator(".model .badge").inner_text() != "OK":
+                await record.execute(
+                    "update verdict set verdict = 'ok' where slice_id = $1", story.slice_ids[1]
+                )
+                await record.execute("update fold set fold_seq = fold_seq + 1")
+                await page.wait_for_timeout(300)
+        assert await page.locator("#margins-sql").get_attribute("open") is not None
+        assert await page.evaluate("document.activeElement.textContent") == "Open in a notebook"
+        for path in ("/", "/alerts"):
+            await page.goto(f"{base}{path}")
+            sql = str(await page.locator("details.sql code").text_content())
+            assert len(await reader.fetch(sql)) == await page.locator("tbody tr").count() > 0
+        assert complaints == []
+        plain = await browser.new_context(java_script_enabled=False)
+        without = await plain.new_page()
+        await without.goto(f"{base}/slice/{story.version_id}/{story.slice_ids[1]}")
+        await without.locator("#worst-summary").click()
+        assert await without.locator("#worst-query").is_visible()
+    await reader.close()
+    assert shown == [str(row["exchange_id"]) for row in rows["worst"]]
+    assert directions == [f"{row['n']:,}" for row in rows["directions"]]
+    assert drawn == len(rows["flips"]) == 1
+    faint = [one for one in story.items if one.part == 1]
+    in_bars = {
+        flip: sum(row["n"] for row in rows["margins"] if row["flip"] is flip) for flip in (True, False)
+    }
+    assert in_bars == {flip: sum(one.flip is flip for one in faint) for flip in (True, False)}
+    assert {row["kind"] for row in rows["events"]} == {"baseline accepted", "alert ack", "budget"}
+    assert rows["flips"][0]["flip"] == pytest.approx(_mean_flip(faint))
+
+
+async def test_a_slice_opens_in_a_notebook_that_runs(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """The file is a valid notebook; names from the wire stand in it as literals of Python alone, and its figures are the page's."""
+    story = await _nasty_story(postgres_dsn, record)
+    dsn = await login_in(postgres_dsn, READER)
+    async with _served(dsn) as base:
+        page, _, complaints = await _open(browser, 390, "light")
+        await page.goto(f"{base}/slice/{story.version_id}/{story.slice_ids[1]}?span=7d")
+        async with page.expect_download() as download:
+            await page.get_by_role("link", name="Open in a notebook").click()
+        file = tmp_path / "slice.ipynb"
+        await (await download.value).save_as(file)
+        assert complaints == []
+    document = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
+    nbformat.validate(document)
+    assert all("alert(1)" not in cell.source for cell in document.cells if cell.cell_type == "markdown")
+    code = "\n".join(cell.source for cell in document.cells if cell.cell_type == "code")
+    assert code.isascii()
+    ended = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env={**os.environ, "QUANTDRIFT_DSN": dsn}, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await ended.communicate()
+    assert ended.returncode == 0
+    assert float(out.split()[0]) == pytest.approx(_mean_flip([one for one in story.items if one.part == 1]))
+
+
+async def test_the_system_page_says_how_much_is_replayed_where_and_for_how_many_requests(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Replays a second by device, and replays per million requests; what the database does not have is said to be missing."""
+    now = datetime.now(UTC)
+    version, everything, _ = await write_frame(record, PARTS)
+    await make_partitions(record, [(now - 10 * MINUTE).date()])
+    batches = [
+        await record.fetchval(
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance)"
+            " values ('comparison', $1, $2, $3, $3, 1800, $4) returning id",
+            worker,
+            now - 9 * MINUTE,
+            now - 10 * MINUTE,
+            '{"runtime": "onnxruntime", "version": "1.2", "provider": "CPU", "device": "<b>EPYC</b>"}',
+        )
+        for worker in ("shadow-1", "shadow-2")
+    ]
+    await store_comparisons(
+        record,
+        [
+            Comparison(
+                captured_at=now - 10 * MINUTE,
+                exchange_id=uuid4(),
+                batch_id=batches[0],
+                model_version_id=version,
+                slice_ids=(everything,),
+            )
+            for _ in range(30)
+        ],
+    )
+    await record.execute(
+        "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published, lost,"
+        " blind_connections, models) values ('pod-1', $1, 'default', 1, $2, $3, 600, 300, 0, 300, '{}', 0, $4)",
+        uuid4(),
+        now - MINUTE,
+        batches[0],
+        '{"digits": {"taken": 300, "thinned": 0, "published": 300, "lost": {}}}',
+    )
+    async with _served(await login_in(postgres_dsn, READER)) as base:
+        seen = [
+            (await _look(browser, base, ["/system"], width, scheme))["/system"]  # type: ignore[arg-type]
+            for width, scheme in ((390, "dark"), (1280, "light"))
+        ][-1]
+    assert "<b>EPYC</b>\nonnxruntime 1.2, CPU\n\t2\t3,600\t1\t60\t60 s" in seen
+    assert "digits\t600\t30\tabout 50,000" in seen
+    assert "The database has no processor or GPU seconds" in seen
+
+
+async def test_every_link_and_button_is_reached_by_the_keyboard_and_has_a_name(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """With Tab alone, in the order of the page; the focus is seen, and a screen reader says what each thing is."""
+    story = await write_short_story(postgres_dsn)
+    await _tell_more(record, story)
+    paths = ["/", "/alerts", f"/alert/{story.alert_id}", f"/slice/{story.version_id}/{story.slice_ids[1]}"]
+    async with _served(postgres_dsn) as base:
+        page, _, complaints = await _open(browser, 1280, "dark")
+        for path in [*paths, "/compare", "/system"]:
+            await page.goto(f"{base}{path}")
+            n = await page.evaluate(f"({_FOCUSABLE})().length")
+            assert n > 5
+            reached = []
+            for _ in range(n):
+                await page.keyboard.press("Tab")
+                reached.append(await page.evaluate(_REACHED))
+            assert reached == list(range(n)), path
+            tree = await page.locator("body").aria_snapshot()
+            nameless = re.findall(
+                r"^\s*- (?:link|button|textbox|combobox|img|region)(?=:|$| \[)", tree, re.MULTILINE
+            )
+            assert nameless == [], path
+        assert complaints == []

@@ -109,6 +109,18 @@ def test_every_table_can_be_read(dsn: str) -> None:
     assert all(table.num_columns > 3 for table in tables.values())
 
 
+async def test_what_was_not_observed_can_be_asked_of_a_week(dsn: str, record: asyncpg.Connection) -> None:
+    """The last 24 hours by default, or the time that is given."""
+    await record.execute(
+        "insert into quarantine (stream_sequence, digest, model, quarantined_at, reason, detail, payload)"
+        " values (1, 'a', 'digits', now() - interval '3 days', 'schema', '', '')"
+    )
+    with frames.arrow(dsn) as drift:
+        assert drift.not_observed(model="digits").num_rows == 0
+        week = columns_of(drift.not_observed(model="digits", period=timedelta(days=7)))
+    assert (week["what"], week["requests"]) == (["not comparable"], [1])
+
+
 def test_a_query_of_ones_own_reads_and_changes_nothing(dsn: str) -> None:
     """Parameters are no text of the query; the message is the server's, and the connection goes on."""
     with frames.arrow(dsn) as drift:

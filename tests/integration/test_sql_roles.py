@@ -250,6 +250,7 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
         assert not await connection.fetchval(
             "select has_table_privilege($1, 'insert, update, delete, truncate')", name
         )
+    await connection.execute("select * from not_observed_in('7 days')")
     await connection.execute("select id, reason, detail from quarantine")
     await connection.execute("select exchange_id, space from embedding")
     await connection.close()

@@ -1,12 +1,14 @@
 """The SQL views for the common questions."""
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import pytest
 
+from quantdrift.report.interval import mean_of_bins, share
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import Grain, Window
 from quantdrift.storage.report.reading import reading
@@ -89,6 +91,12 @@ async def test_slice_now_shows_a_slice_with_its_aggregate(record: asyncpg.Connec
         "slice_id": 2,
         "flip_missing": None,
         "divergence_missing": None,
+        "flip_n": None,
+        "divergence_n": None,
+        "window_days": None,
+        "requests_day": None,
+        "changed_day": None,
+        "people_day": None,
     }
     assert (aggregate["slice"], aggregate["all_flip_mean"], aggregate["alert_id"]) == ("all", 0.002, None)
 
@@ -107,6 +115,56 @@ async def test_slice_now_shows_how_much_evidence_an_interval_lacks(record: async
     row = await record.fetchrow("select * from slice_now")
     assert row is not None
     assert (row["flip_mean"], row["flip_low"], row["flip_high"], row["flip_missing"]) == (0.0, None, None, 5)
+
+
+async def test_slice_now_shows_the_window_and_the_day(record: asyncpg.Connection) -> None:
+    """Of 400 requests of the last 24 hours 40 changed; the window has 60 exchanges, of 30 a day; two sessions had a changed answer.
+
+    Hours before, answers that stayed the same, requests without a session and other slices count for nothing.
+    """
+    await make_partitions(record, [HOUR.date() - timedelta(days=1), HOUR.date()])
+    estimate = {"flip": {"mean": 0.1, "budget": 0.01, "n": 60}, "divergence": {"budget": 0.05, "n": 40}}
+    await verdict(record, 2, "ok", estimate, None)
+    hourly = ROLLUP.replace("rollup_day (day", "rollup_hour (hour").replace("100, 100", "15, 15")
+    for hours, weight, flip in ((0, 100.0, 10.0), (23, 300.0, 30.0), (24, 5000.0, 5000.0)):
+        await record.execute(hourly, HOUR - timedelta(hours=hours), 1, 2, weight, weight, flip, 0.0)
+    keys = (
+        ("ann", 1, True, 2),
+        ("ann", 2, True, 2),
+        ("bob", 23 * 60, True, 2),
+        ("cleo", 23 * 60 + 1, True, 2),
+    )
+    keys += (("dan", 3, False, 2), ("", 4, True, 2), ("eve", 5, True, 1))
+    rows = [
+        Comparison(
+            captured_at=HOUR - timedelta(minutes=minutes),
+            exchange_id=f"00000000-0000-0000-0000-{number:012d}",
+            batch_id=1,
+            model_version_id=1,
+            slice_ids=(slice_id,),
+            group_key=key,
+            flip=flip,
+        )
+        for number, (key, minutes, flip, slice_id) in enumerate(keys)
+    ]
+    await store_comparisons(record, rows)
+    row = await record.fetchrow("select * from slice_now")
+    assert row is not None
+    names = ("flip_n", "divergence_n", "window_days", "requests_day", "changed_day", "people_day")
+    assert [row[name] for name in names] == [60, 40, 2.0, 400.0, 40.0, 2]
+
+
+async def test_slice_now_reads_no_traffic_for_a_query_that_needs_none(record: asyncpg.Connection) -> None:
+    """A query of verdicts reads neither roll-ups nor comparisons: the joins for the day are left out."""
+    plan = "\n".join(
+        line[0]
+        for line in await record.fetch(
+            "explain select slice, verdict, flip_mean, flip_n, alert_id from slice_now"
+        )
+    )
+    assert "verdict" in plan
+    assert "rollup_hour" not in plan
+    assert "comparison" not in plan
 
 
 async def test_slice_item_weighs_an_exchange_once_in_each_of_its_slices(
@@ -181,6 +239,61 @@ async def test_the_report_counts_a_session_once_in_what_its_intervals_rest_on(
     assert entry.sums.n_effective == pytest.approx(20**2 / 110)
 
 
+async def test_the_report_gives_a_value_that_is_not_a_number_no_part(
+    record: asyncpg.Connection, database: Database
+) -> None:
+    """Of two exchanges with a divergence and a JS of 0.5 and NaN the sums are those of the first alone, as in the roll-ups."""
+    await make_partitions(record, [HOUR.date()])
+    rows = [
+        Comparison(
+            captured_at=HOUR,
+            exchange_id=f"00000000-0000-0000-0000-{number:012d}",
+            batch_id=1,
+            model_version_id=1,
+            flip=True,
+            js=value,
+            divergence=value,
+        )
+        for number, value in enumerate((0.5, math.nan))
+    ]
+    await store_comparisons(record, rows)
+    window = Window(begin=HOUR, end=HOUR + timedelta(hours=1), grain=Grain.ITEM)
+    async with reading(database) as reader:
+        (entry,) = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1])
+        (bins,) = await reader.divergence.bins(window, {1: 2.0}, [1])
+    assert (entry.sums.divergence, entry.sums.divergence_weight) == (0.5, 1.0)
+    assert (entry.sums.js, entry.sums.js_weight) == (0.5, 1.0)
+    assert (entry.sums.flip, entry.sums.n_items, entry.sums.n_infinite) == (2.0, 2, 0)
+    assert sum(bins.bins) == 1.0
+
+
+async def test_slice_history_has_the_intervals_of_the_report(record: asyncpg.Connection) -> None:
+    """Wilson's interval of the flips and the histogram's of the divergence, each at the exchanges that have a value, and the budgets.
+
+    Only half of the weight has an answer, a quarter a divergence.
+    """
+    bins = [0.0] * 64
+    bins[30], bins[45] = 30.0, 10.0
+    await record.execute(
+        "insert into rollup_hour (hour, model_version_id, slice_id, n_items, n_groups, weight, weight_sq, flip, topk, js, divergence,"
+        " margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
+        " values ($1, 1, 2, 160, 160, 160, 160, 8, 0, 0, 0.4, 0, 80, 0, 0, 40, 0, 0, $2)",
+        HOUR,
+        bins,
+    )
+    await verdict(record, 2, "ok", ESTIMATE, None)
+    row = await record.fetchrow("select * from slice_history")
+    assert row is not None
+    flip, divergence = share(0.1, 80.0), mean_of_bins(0.01, bins, 40.0, cap=100.0)
+    assert flip is not None
+    assert divergence is not None
+    assert (row["flip_low"], row["flip_high"]) == pytest.approx((flip.low, flip.high), abs=1e-5)
+    assert (row["divergence_low"], row["divergence_high"]) == pytest.approx(
+        (divergence.low, divergence.high), rel=1e-6
+    )
+    assert (row["flip_budget"], row["divergence_budget"]) == (0.01, 0.05)
+
+
 async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.Connection) -> None:
     """Means are sums over weights; the aggregate of the same hour and the slice's share stand beside them."""
     insert = (
@@ -221,6 +334,12 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
         "slice_id": 2,
         "tie": 0.0125,
         "all_tie": None,
+        "flip_low": pytest.approx(0.00756, abs=1e-5),
+        "flip_high": pytest.approx(0.26669, abs=1e-5),
+        "divergence_low": None,
+        "divergence_high": None,
+        "flip_budget": None,
+        "divergence_budget": None,
     }
     empty = await record.fetchrow("select * from slice_history order by hour desc limit 1")
     assert empty is not None
@@ -291,6 +410,7 @@ async def test_item_has_all_that_is_known_of_an_item_in_each_slice(record: async
     rows = [
         Comparison(captured_at=HOUR, exchange_id=one, item=item, batch_id=1, model_version_id=1,
                    slice_ids=(1, 2) if item < 2 else (1,), n_items=3, pi1=0.2, pi2=0.5, flip=True, divergence=0.1,
+                   topk=True, js=0.02, margin=0.3,
                    group_key="user", attributes='{"header.x-request-id": "r1"}', detail=json.dumps(detail),
                    trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
         for item in range(3)
@@ -315,6 +435,7 @@ async def test_item_has_all_that_is_known_of_an_item_in_each_slice(record: async
         8,
         3,
     )
+    assert (first["topk"], first["js"], first["margin"]) == (True, 0.02, 0.3)
     assert (first["request_id"], first["trace_id"]) == ("r1", "4bf92f3577b34da6a3ce929d0e0e4736")
     assert (first["candidate_scores"], first["group_key"]) == ("[[8, 0.6]]", "user")
     assert (last["request_id"], last["trace_id"], last["candidate_class"], last["reference_class"]) == (
@@ -349,6 +470,29 @@ async def test_slice_day_has_the_interval_the_budget_and_the_requests(record: as
     )
     assert (row["flip_budget"], row["divergence"], row["divergence_budget"]) == (0.01, 0.01, 0.05)
     assert (row["all_flip"], row["all_divergence"]) == (0.01, 0.005)
+
+
+@pytest.mark.parametrize("flipped", [0.0, 5.0, 50.0])
+async def test_the_interval_of_a_day_rests_on_the_items_that_have_an_answer(
+    record: asyncpg.Connection, flipped: float
+) -> None:
+    """Of 1,000 exchanges 50 have an answer: mean, interval and changed answers are of these, within 0 and 1, also at the ends."""
+    day = HOUR.replace(hour=0)
+    await record.execute(ROLLUP, day, 1, 2, 1000.0, 1000.0, flipped, 10.0)
+    await record.execute("update rollup_day set flip_weight = 50")
+    row = await record.fetchrow("select * from slice_day")
+    wanted = share(flipped / 50, 50.0)
+    assert row is not None
+    assert wanted is not None
+    assert (row["n_eff"], row["flip"], row["changed"]) == (1000.0, flipped / 50, flipped)
+    assert (row["flip_low"], row["flip_high"]) == pytest.approx((wanted.low, wanted.high), abs=1e-4)
+    assert 0 <= row["flip_low"] <= row["flip"] <= row["flip_high"] <= 1
+    await record.execute("update rollup_day set flip_weight = 0, flip = 0, weight_sq = 0")
+    row = await record.fetchrow("select * from slice_day")
+    assert row is not None
+    assert [row[name] for name in ("changed", "flip", "flip_low", "flip_high", "divergence_low")] == [
+        None
+    ] * 5
 
 
 async def test_release_compare_sets_each_version_beside_the_one_before(record: asyncpg.Connection) -> None:
@@ -399,6 +543,91 @@ async def test_not_observed_names_what_nobody_looked_at(record: asyncpg.Connecti
         ("digits", "scanner=faint", None, "no verdict", "because", None, None),
         ("digits", None, None, "not comparable", "schema", 2, None),
         (None, None, "default", "not sampled", "the sampling rate", 800, 0.8),
+    ]
+
+
+async def test_not_observed_names_the_model_and_a_time_of_ones_own(record: asyncpg.Connection) -> None:
+    """What was lost or left out once its model was known has its name; `not_observed_in` counts what was added in the time asked for.
+
+    One sidecar has run for three days: of its 1,000 requests 400 came in the last 24 hours. 10 were lost then, 4 of them of `digits`.
+    """
+    await record.execute(
+        "insert into batch (id, kind, worker, captured_from, captured_to, n_rows) overriding system value"
+        " values (1, 'tally', 'w', now(), now(), 1), (2, 'tally', 'w', now(), now(), 1);"
+        " update batch set stored_at = now() - interval '2 days' where id = 1"
+    )
+    insert = (
+        "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published, lost, models,"
+        " blind_connections) values ('pod', $1, 'default', $2, now() - make_interval(hours => $3), $4, $5, $5, $6, 0, $7, $8, 0)"
+    )
+    boot = "a" * 32
+    for sequence, hours, batch, offered, thinned, lost, models in (
+        (1, 48, 1, 600, 20, {"decode": 5}, {"digits": {"taken": 500, "thinned": 20, "lost": {"decode": 3}}}),
+        (
+            2,
+            1,
+            2,
+            1000,
+            50,
+            {"decode": 15, "publish": 2},
+            {
+                "digits": {"taken": 900, "thinned": 40, "lost": {"decode": 7, "publish": 2}},
+                "cats": {"unknown": 3},
+            },
+        ),
+    ):
+        await record.execute(
+            insert, boot, sequence, hours, batch, offered, thinned, json.dumps(lost), json.dumps(models)
+        )
+    await record.execute(
+        "insert into expiry (batch_id, boot, counts_row, source, stratum, model, n)"
+        " values (1, $1, 0, 'pod', 'default', 'digits', 7), (2, $1, 0, 'pod', 'default', 'digits', 1)",
+        boot,
+    )
+
+    async def counted(source: str) -> list[tuple[Any, ...]]:
+        rows = await record.fetch(
+            f"select what, reason, model, requests, share from {source} order by what, reason, model"
+        )
+        return [tuple(row) for row in rows]
+
+    assert await counted("not_observed") == [
+        ("expired", "no worker replayed it in time", "digits", 1, 1 / 400),
+        ("left out", "the sampling policy", "digits", 20, 20 / 400),
+        ("left out", "the sampling policy", None, 10, 10 / 400),
+        ("lost", "decode", "digits", 4, 4 / 400),
+        ("lost", "decode", None, 6, 6 / 400),
+        ("lost", "publish", "digits", 2, 2 / 400),
+    ]
+    assert await counted("not_observed_in('7 days')") == [
+        ("expired", "no worker replayed it in time", "digits", 8, 8 / 1000),
+        ("left out", "the sampling policy", "digits", 40, 40 / 1000),
+        ("left out", "the sampling policy", None, 10, 10 / 1000),
+        ("lost", "decode", "digits", 7, 7 / 1000),
+        ("lost", "decode", None, 8, 8 / 1000),
+        ("lost", "publish", "digits", 2, 2 / 1000),
+    ]
+    assert await counted("not_observed_in('1 minute')") == [
+        ("expired", "no worker replayed it in time", "digits", 1, None)
+    ]
+
+
+async def test_change_log_has_escalations_and_policies(record: asyncpg.Connection) -> None:
+    """An acknowledgement that ended because the alert became worse is there with the reason, and sampling rates with those before."""
+    await record.execute(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " values (1, 2, 'firing', 'flip', now(), now(), '{}');"
+        " insert into alert_action (alert_id, action, reason) values (1, 'ack', 'known'), (1, 'escalate', 'it pages now');"
+        """ insert into policy (epoch, definition) values ('e1', '{"rate": 1}'), ('e2', '{"rate": 2}')"""
+    )
+    rows = await record.fetch(
+        "select who, what, model, subject, before, after, why from change_log"
+        " where what in ('alert escalate', 'policy') order by what, subject"
+    )
+    assert [tuple(row) for row in rows] == [
+        ("monitor", "alert escalate", "digits", "alert 1", None, None, "it pages now"),
+        ("traffic", "policy", "", "epoch e1", None, '{"rate": 1}', ""),
+        ("traffic", "policy", "", "epoch e2", '{"rate": 1}', '{"rate": 2}', ""),
     ]
 
 

@@ -23,6 +23,15 @@
     return (active && active.matches("input, textarea, select")) || areas.some((each) => each.value !== each.defaultValue);
   }
 
+  // What the focus is on: its id, or its kind and text and how many like it stand before it.
+  function placeOf(main, active) {
+    if (!active || !main.contains(active) || active === main) return null;
+    if (active.id) return (next) => document.getElementById(active.id);
+    const alike = (root) => [...root.querySelectorAll(active.tagName)].filter((each) => each.textContent === active.textContent);
+    const number = alike(main).indexOf(active);
+    return (next) => alike(next)[number];
+  }
+
   async function refresh() {
     if (isUsed()) return void (stale = true);
     if (busy) return void (stale = true);
@@ -37,11 +46,12 @@
       const active = document.activeElement;
       if (!next || next.innerHTML === main.innerHTML) return;
       const open = new Set([...main.querySelectorAll("details[open][id]")].map((each) => each.id));
-      const focus = active && active.id;
+      const place = placeOf(main, active);
       const top = scrollY;
       main.replaceChildren(...next.childNodes);
       for (const each of main.querySelectorAll("details[id]")) if (open.has(each.id)) each.open = true;
-      if (focus && document.getElementById(focus)) document.getElementById(focus).focus({ preventScroll: true });
+      const again = place && place(main);
+      if (again) again.focus({ preventScroll: true });
       scrollTo(0, top);
       local();
     } catch {

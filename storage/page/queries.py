@@ -1,0 +1,135 @@
+"""The SQL of the slice page: each text stands under its table or plot with the values filled in, to be copied.
+
+Their only values are numbers and times, so a text with values needs no quoting of anything from the wire.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+STATE: Final = """
+select verdict, reason, since, n_groups, flip_mean, flip_low, flip_high, flip_budget, divergence_mean, divergence_budget, requests_day,
+  changed_day, people_day, alert_id
+from slice_now
+where model_version_id = :version and slice_id = :slice;
+"""
+SLICES: Final = """
+select slice, verdict, reason, since, flip_mean, flip_low, flip_high, flip_budget, changed_day, people_day, alert_id
+from slice_now
+where model_version_id = :version
+order by array_position(array['firing', 'warning', 'unknown', 'ok'], verdict), evidence_ratio desc nulls last, slice
+limit 100;
+"""
+ALERTS: Final = """
+select alert.id, severity, slice.name as slice, slice.model, candidate_version, opened_at, resolved_at
+from alert join model_version on model_version.id = model_version_id join slice on slice.id = slice_id
+order by resolved_at is not null, severity, opened_at desc, alert.id desc
+limit 100;
+"""
+HOURS: Final = """
+select date_bin(make_interval(hours => :width), hour, timestamptz '2000-01-01 00:00:00+00') as at, sum(n_groups) as n_groups,
+  sum(weight * flip) / sum(weight) filter (where flip is not null) as flip,
+  sum(weight * divergence) / sum(weight) filter (where divergence is not null) as divergence
+from slice_history
+where model_version_id = :version and slice_id = :slice
+  and hour >= :begin and hour < :end
+group by at
+order by at;
+"""
+DAYS: Final = """
+select day as at, n_groups, flip, flip_low, flip_high, flip_budget, divergence, divergence_budget, all_flip, all_divergence
+from slice_day
+where model_version_id = :version and slice_id = :slice
+  and day >= :begin and day < :end
+order by day;
+"""
+SPREAD: Final = """
+select hour < :split as is_before, (bin.n - 1) / 4 as bar, sum(bin.weight) as weight
+from rollup_hour cross join unnest(divergence_bins) with ordinality as bin (weight, n)
+where model_version_id = :version and slice_id = :slice
+  and hour >= :begin and hour < :end
+group by is_before, bar
+order by is_before desc, bar;
+"""
+DIRECTIONS: Final = """
+select coalesce(reference_class, -1) as reference, coalesce(candidate_class, -1) as candidate, coalesce(tie, false) as tie,
+  count(*) as n, sum(weight) as weight
+from item
+where model_version_id = :version and slice_id = :slice
+  and captured_at >= :begin and captured_at < :end
+  and flip and detail ? 'reference_top'
+group by 1, 2, 3
+order by weight desc, 1, 2, 3
+limit 12;
+"""
+MARGINS: Final = """
+select flip, least(width_bucket(reference_margin, 0, 1, 20), 20) as bar, count(*) as n, sum(weight) as weight
+from item
+where model_version_id = :version and slice_id = :slice
+  and captured_at >= :begin and captured_at < :end
+  and flip is not null and reference_margin >= 0
+group by flip, bar
+order by flip, bar;
+"""
+WORST: Final = """
+select captured_at, exchange_id, item, flip, tie, divergence, reference_class, candidate_class, reference_scores, candidate_scores,
+  reference_margin, candidate_margin, request_id, trace_id, attributes, weight
+from item
+where model_version_id = :version and slice_id = :slice
+  and captured_at >= :begin and captured_at < :end
+order by flip desc nulls last, divergence desc nulls last
+limit 20;
+"""
+EVENTS: Final = """
+select first_seen_at as at, 'release' as kind, candidate_version as subject, 'traffic' as who, '' as why,
+  null as old_value, null as new_value
+from model_version
+where model = (select model from model_version where id = :version) and first_seen_at >= :begin and first_seen_at < :end
+union all
+select made_at, 'baseline ' || source, metric || ' ' || kind, made_by, reason, null, null
+from baseline
+where model_version_id = :version and slice_id = :slice and made_at >= :begin and made_at < :end
+union all
+select made_at, 'alert ' || action, 'alert ' || alert_id, coalesce(nullif(identity, ''), made_by), reason, null, null
+from alert_action join alert on alert.id = alert_id
+where model_version_id = :version and slice_id = :slice and made_at >= :begin and made_at < :end
+union all
+select at, 'budget', name, actor, note, before -> 'options' ->> name, after -> 'options' ->> name
+from audit cross join jsonb_array_elements_text(after -> 'changed') as name
+where action = 'configuration' and subject = 'monitor' and before is not null and at >= :begin and at < :end
+  and starts_with(name, 'models.' || (select model from model_version where id = :version) || '.budget.')
+order by at, kind, subject
+limit 200;
+"""
+BASELINES: Final = """
+select distinct on (metric) metric, source, made_by, made_at, from_at, to_at, n_groups,
+  (select sum(cast(value as float)) from jsonb_array_elements_text(content -> 'total')) as total,
+  (select sum(cast(value as float)) from jsonb_array_elements_text(content -> 'share')) as share
+from baseline
+where model_version_id = :version and slice_id = :slice and kind = 'change' and content is not null and fold_seq is not null
+order by metric, id desc;
+"""
+REPLAYS: Final = """
+select provenance ->> 'runtime' as runtime, provenance ->> 'device' as device, sum(n_rows) as items, sum(n_rows) / 3600.0 as per_second
+from batch
+where kind = 'comparison' and stored_at >= now() - interval '1 hour'
+group by 1, 2
+order by items desc;
+"""
+CHANGES: Final = """
+select at, actor as who, action as what, model, subject, note as why
+from audit
+order by seq desc
+limit 50;
+"""
+_NAME: Final = re.compile(r"(?<!:):([a-z]+)")
+
+
+def filled(query: str, **values: int | datetime) -> str:
+    """Return a query with its values, as somebody types it."""
+
+    def written(found: re.Match[str]) -> str:
+        value = values[found[1]]
+        return f"'{value.astimezone(UTC).isoformat()}'" if isinstance(value, datetime) else str(int(value))
+
+    return _NAME.sub(written, query.strip())
