@@ -154,14 +154,17 @@ async def test_slice_now_shows_the_window_and_the_day(record: asyncpg.Connection
     assert [row[name] for name in names] == [60, 40, 2.0, 400.0, 40.0, 2]
 
 
-async def test_slice_now_reads_no_traffic_for_a_query_that_needs_none(record: asyncpg.Connection) -> None:
+@pytest.mark.parametrize(
+    "where", ["", "where model_version_id = 1", "where model_version_id = 1 and slice_id = 2"]
+)
+async def test_slice_now_reads_no_traffic_for_a_query_that_needs_none(
+    record: asyncpg.Connection, where: str
+) -> None:
     """A query of verdicts reads neither roll-ups nor comparisons: the joins for the day are left out."""
-    plan = "\n".join(
-        line[0]
-        for line in await record.fetch(
-            "explain select slice, verdict, flip_mean, flip_n, alert_id from slice_now"
-        )
+    lines = await record.fetch(
+        f"explain select slice, verdict, flip_mean, flip_n, alert_id from slice_now {where}"
     )
+    plan = "\n".join(line[0] for line in lines)
     assert "verdict" in plan
     assert "rollup_hour" not in plan
     assert "comparison" not in plan
