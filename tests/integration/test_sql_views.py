@@ -128,13 +128,15 @@ async def test_slice_now_shows_the_window_and_the_day(record: asyncpg.Connection
     hourly = ROLLUP.replace("rollup_day (day", "rollup_hour (hour").replace("100, 100", "15, 15")
     for hours, weight, flip in ((0, 100.0, 10.0), (23, 300.0, 30.0), (24, 5000.0, 5000.0)):
         await record.execute(hourly, HOUR - timedelta(hours=hours), 1, 2, weight, weight, flip, 0.0)
-    keys = (
+    keys = [
         ("ann", 1, True, 2),
         ("ann", 2, True, 2),
         ("bob", 23 * 60, True, 2),
         ("cleo", 23 * 60 + 1, True, 2),
-    )
-    keys += (("dan", 3, False, 2), ("", 4, True, 2), ("eve", 5, True, 1))
+        ("dan", 3, False, 2),
+        ("", 4, True, 2),
+        ("eve", 5, True, 1),
+    ]
     rows = [
         Comparison(
             captured_at=HOUR - timedelta(minutes=minutes),
