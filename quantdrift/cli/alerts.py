@@ -110,8 +110,8 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     Example:
       quantdrift alerts show 12
     """
+    from quantdrift.core.links import alert_page, runbook
     from quantdrift.monitor.fold.alert_text import page
-    from quantdrift.monitor.notify.links import page_link, runbook
     from quantdrift.storage.monitor.alerts import actions_of, count_people, find_alert
     from quantdrift.storage.monitor.events import event_of
 
@@ -123,7 +123,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     alert, actions, people = _run(config_path, data, ask)
     event = event_of(alert.details)
     text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
-    link = page_link(config, alert.id)
+    link = alert_page(config, alert.id)
     if as_json:
         facts = msgspec.to_builtins(alert)
         emit(
@@ -145,7 +145,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     lines += [_said(action) for action in actions]
     lines.append(f"Runbook: {runbook(config)}")
     if link:
-        lines.append(f"Page: {link}")
+        lines.append(f"Live page: {link}")
     if alert.resolved_at is None and alert.acknowledged is None:
         lines.append(f'Acknowledge: quantdrift alerts ack {alert.id} --reason "..."')
     click.echo("\n".join(lines))

@@ -13,6 +13,7 @@ up. If that one fails too, the collector counts as unreachable, and all events w
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Protocol
 
@@ -84,19 +85,28 @@ class OtlpEvents:
         Headers (tokens) for the collector.
     resource
         Attributes of this process.
+    page
+        Returns the address of an alert's page; empty if there is none.
     """
 
-    def __init__(self, telemetry: Telemetry, secrets: Secrets, resource: Resource) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        secrets: Secrets,
+        resource: Resource,
+        page: Callable[[int], str] = lambda _: "",
+    ) -> None:
         self._endpoint = telemetry.otlp_endpoint
         is_encrypted = read_server_url(telemetry.otlp_endpoint, "https", "http").is_encrypted
         self._tls = Tls.of_telemetry(telemetry) if is_encrypted else None
         self._resource = resource
+        self._page = page
         self._scope = InstrumentationScope("quantdrift")
         self._exporter = otlp_exporter(OTLPLogExporter, telemetry, secrets, timeout_s=TIMEOUT_S)
 
     def send(self, event: WaitingEvent) -> str:
         """Return an empty string if the collector accepted the event, else the reason."""
-        return self.export(log_record(event))
+        return self.export(log_record(event, "" if event.alert_id is None else self._page(event.alert_id)))
 
     def export(self, log_record: LogRecord) -> str:
         """Send one record; return as `send`."""
@@ -171,8 +181,19 @@ class OutboxSender:
         return error
 
 
-def log_record(event: WaitingEvent) -> LogRecord:
-    """Return the OpenTelemetry event: a name without dynamic parts, flat attributes, and a body for display only."""
+def log_record(event: WaitingEvent, url: str = "") -> LogRecord:
+    """Return the OpenTelemetry event: a name without dynamic parts, flat attributes, and a body for display only.
+
+    Parameters
+    ----------
+    url
+        The address of its alert on the live page; empty: there is none.
+    """
+    attributes = {f"quantdrift.{name}": value for name, value in event.details.items()}
+    if event.alert_id is not None:
+        attributes["quantdrift.alert_id"] = event.alert_id
+    if url:
+        attributes["quantdrift.url"] = url
     if event.exceeds is not None:
         severity = SeverityNumber.WARN if event.exceeds else SeverityNumber.INFO
     else:
@@ -183,8 +204,8 @@ def log_record(event: WaitingEvent) -> LogRecord:
         observed_timestamp=time.time_ns(),
         severity_number=severity,
         severity_text=severity.name,
-        body=_text(event),
-        attributes={f"quantdrift.{name}": value for name, value in event.details.items()},
+        body=f"{_text(event)}\nLive page: {url}" if url else _text(event),
+        attributes=attributes,
         event_name=EVENT_NAME if event.exceeds is None else NOISE_EVENT_NAME,
     )
 

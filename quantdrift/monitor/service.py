@@ -15,6 +15,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.links import alert_page
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.backoff import Backoff
@@ -74,7 +75,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     readers = _readers(config, secrets)
     telemetry = Telemetry("quantdrift-monitor", readers)
     exporter = (
-        OtlpEvents(config.telemetry, secrets, telemetry.resource)
+        OtlpEvents(config.telemetry, secrets, telemetry.resource, partial(alert_page, config))
         if config.telemetry.otlp_endpoint
         else NoCollector()
     )

@@ -54,6 +54,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         whole period.
     per_day
         Estimated exchanges a day while the version served; None where that time is not known.
+    page_url
+        Its address on the live page; empty if `web.url` is not set.
     """
 
     slice_id: int
@@ -78,6 +80,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     tie: float | None = None
     decided: str = ""
     per_day: float | None = None
+    page_url: str = ""
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
@@ -153,6 +156,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         Which answers became which, the most frequent first.
     spread
         The distribution of the divergence before and after the onset.
+    page_url
+        The address of the alert on the live page; empty if `web.url` is not set.
     """
 
     alert_id: int
@@ -189,6 +194,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     advice: tuple[str, ...]
     directions: tuple[Direction, ...] = ()
     spread: tuple[SpreadRow, ...] = ()
+    page_url: str = ""
 
     @property
     def whole(self) -> Aggregate:

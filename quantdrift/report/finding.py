@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.links import alert_page, slice_page
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
@@ -305,6 +306,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         per_day=sums.weight / days if (days := facts.days.get(version.id)) else None,
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
+        page_url=slice_page(config, *key),
     )
 
 
@@ -352,6 +354,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     )
     return EpisodeFigures(
         alert_id=episode.id,
+        page_url=alert_page(config, episode.id),
         model=version.model,
         version=version.candidate_version,
         slice_id=episode.slice_id,

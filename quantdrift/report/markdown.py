@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import quote
 
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric
@@ -79,6 +80,8 @@ def _alerts(figures: ReportFigures) -> list[str]:
             ),
             "\n".join(f"{number}. {_text(step)}" for number, step in enumerate(episode.advice, 1)),
         ]
+        if episode.page_url:
+            parts.append(f"[This alert on the live page]({quote(episode.page_url, safe='/:')})")
     return parts
 
 

@@ -16,7 +16,7 @@ from quantdrift.storage.monitor.rows import to_us
 
 _UNSENT: Final = text("""
     select o.id, o.attempts, coalesce(t.at, n.at) as at, t.from_verdict, t.to_verdict,
-        coalesce(t.details, n.details) as details, n.exceeds
+        coalesce(t.details, n.details) as details, n.exceeds, t.alert_id
     from outbox o
     left join transition t on t.id = o.transition_id
     left join noise_change n on n.id = o.noise_change_id
@@ -42,6 +42,8 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
         Attributes of the event, without their prefix.
     exceeds
         Whether noise is too high from now on; None for a change of verdict.
+    alert_id
+        The alert that the change of verdict opens, changes or ends; None for a change of noise.
     """
 
     id: int
@@ -51,6 +53,7 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
     to_verdict: Verdict | None
     details: dict[str, Any]
     exceeds: bool | None = None
+    alert_id: int | None = None
 
 
 async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
@@ -64,6 +67,7 @@ async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
             to_verdict=Verdict(row["to_verdict"]) if row["to_verdict"] else None,
             details=row["details"],
             exceeds=row["exceeds"],
+            alert_id=row["alert_id"],
         )
         for row in (await connection.execute(_UNSENT, {"most": most})).mappings()
     ]

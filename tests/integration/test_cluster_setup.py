@@ -90,7 +90,8 @@ def test_the_commands_make_every_secret_and_a_second_run_changes_none(manifests:
     secrets = manifests / "secrets"
     made = {one["metadata"]["name"]: one for one in render(secrets) if one["kind"] == "Secret"}
     assert made.keys() == {
-        f"quantdrift-{role}" for role in ["sidecar", "intake", "shadow", "monitor", "report", "migrate"]
+        f"quantdrift-{role}"
+        for role in ["sidecar", "intake", "shadow", "monitor", "report", "web", "migrate"]
     }
     salts = {one["data"]["sampling-salt"] for one in made.values() if "sampling-salt" in one["data"]}
     (salt,) = salts
@@ -117,7 +118,7 @@ def test_the_key_that_a_pod_mounts_is_that_of_its_role(manifests: Path) -> None:
                 public = nkeys.from_seed(bytearray(content.strip())).public_key.decode()
                 assert roles[public] == {"intake": "sidecar", "migrate": "admin"}.get(role, role)
             elif path == "dsn":
-                user = "OWNER" if role == "migrate" else f"quantdrift_{role}"
+                user = {"migrate": "OWNER", "web": "quantdrift_reader"}.get(role, f"quantdrift_{role}")
                 assert f"://{user}:".encode() in content
                 assert content.strip().endswith(
                     b"?sslmode=verify-full&sslrootcert=/etc/quantdrift/secrets/ca.crt"

@@ -6,6 +6,9 @@ import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Config
+from quantdrift.core.config.web import Web
+from quantdrift.core.links import alert_page
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
 from quantdrift.monitor.gauges import SliceGauges
@@ -146,3 +149,24 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
     assert record.observed_timestamp is not None
     assert record.timestamp is not None
     assert record.observed_timestamp > record.timestamp  # when it is sent, beside when it happened
+
+
+def test_an_event_has_a_link_to_its_alert_where_the_page_has_an_address() -> None:
+    """Attributes to route by, and the last line of the text; without `web.url` there is the number alone."""
+    event = WaitingEvent(
+        id=1,
+        attempts=0,
+        at_us=BEGIN_US,
+        from_verdict=Verdict.OK,
+        to_verdict=Verdict.FIRING,
+        details=event_with().attributes(),
+        alert_id=12,
+    )
+    url = alert_page(Config(web=Web(url="https://drift.example.com/")), 12)
+    linked, plain = log_record(event, url), log_record(event, alert_page(Config(), 12))
+    assert linked.attributes is not None
+    assert plain.attributes is not None
+    assert linked.attributes["quantdrift.url"] == "https://drift.example.com/alert/12"
+    assert linked.attributes["quantdrift.alert_id"] == plain.attributes["quantdrift.alert_id"] == 12
+    assert linked.body == f"{plain.body}\nLive page: https://drift.example.com/alert/12"
+    assert "quantdrift.url" not in plain.attributes

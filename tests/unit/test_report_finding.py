@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Budget, Config, Model
+from quantdrift.core.config.web import Web
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
@@ -231,3 +232,15 @@ def test_what_is_explained_follows_what_explains_it() -> None:
         (5, False),
     ]
     assert sorted(one.alert_id for one in grouped([told(1, by=2), told(2, by=1)])) == [1, 2]
+
+
+def test_slices_and_alerts_have_their_addresses_on_the_live_page() -> None:
+    """Of numbers alone, so that no name from the wire is part of a link; without `web.url` there is none."""
+    facts = _facts(_said(2, Verdict.FIRING), told=(_alert(None, None),))
+    addressed = msgspec.structs.replace(CONFIG, web=Web(url="https://drift.example.com"))
+    for config, of_slice, of_alert in (
+        (addressed, "https://drift.example.com/slice/1/2", "https://drift.example.com/alert/1"),
+        (CONFIG, "", ""),
+    ):
+        (model,), (episode,) = models(config, facts), episodes(config, facts)
+        assert (model.slices[0].page_url, episode.page_url) == (of_slice, of_alert)

@@ -21,12 +21,12 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
+from quantdrift.core.links import alert_page, runbook
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
 from quantdrift.monitor.fold.alert_text import page
-from quantdrift.monitor.notify.links import page_link, runbook
 from quantdrift.monitor.notify.receiver import Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
@@ -135,7 +135,7 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
     name, kind = _NAMES[state.severity]
     event = event_of(alert.details)
     text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
-    made, link = alert.acknowledged, page_link(config, alert.id)
+    made, link = alert.acknowledged, alert_page(config, alert.id)
     labels = {
         "alertname": name,
         "severity": kind,

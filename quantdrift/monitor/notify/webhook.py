@@ -18,11 +18,11 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import Key, KeyFile
+from quantdrift.core.links import alert_page, runbook
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.tls import Tls
 from quantdrift.monitor.fold.alert_text import page
-from quantdrift.monitor.notify.links import page_link, runbook
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
@@ -133,7 +133,7 @@ def document(delivery: Delivery, config: Config) -> bytes:
         "summary": text.partition("\n")[0],
         "text": text,
         "runbook": runbook(config),
-        "page": page_link(config, alert.id),
+        "page": alert_page(config, alert.id),
         "details": delivery.details,
     }
     return msgspec.json.encode(facts)

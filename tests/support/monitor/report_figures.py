@@ -62,6 +62,7 @@ def make_episode(
 ) -> EpisodeFigures:
     """Return an alert that opened an hour after its onset."""
     return EpisodeFigures(
+        page_url="https://drift.example.com/alert/1",
         alert_id=1,
         model="digits",
         version="int8-7",
