@@ -128,13 +128,15 @@ async def test_slice_now_shows_the_window_and_the_day(record: asyncpg.Connection
     hourly = ROLLUP.replace("rollup_day (day", "rollup_hour (hour").replace("100, 100", "15, 15")
     for hours, weight, flip in ((0, 100.0, 10.0), (23, 300.0, 30.0), (24, 5000.0, 5000.0)):
         await record.execute(hourly, HOUR - timedelta(hours=hours), 1, 2, weight, weight, flip, 0.0)
-    keys = (
+    keys = [
         ("ann", 1, True, 2),
         ("ann", 2, True, 2),
         ("bob", 23 * 60, True, 2),
         ("cleo", 23 * 60 + 1, True, 2),
-    )
-    keys += (("dan", 3, False, 2), ("", 4, True, 2), ("eve", 5, True, 1))
+        ("dan", 3, False, 2),
+        ("", 4, True, 2),
+        ("eve", 5, True, 1),
+    ]
     rows = [
         Comparison(
             captured_at=HOUR - timedelta(minutes=minutes),
@@ -154,14 +156,17 @@ async def test_slice_now_shows_the_window_and_the_day(record: asyncpg.Connection
     assert [row[name] for name in names] == [60, 40, 2.0, 400.0, 40.0, 2]
 
 
-async def test_slice_now_reads_no_traffic_for_a_query_that_needs_none(record: asyncpg.Connection) -> None:
+@pytest.mark.parametrize(
+    "where", ["", "where model_version_id = 1", "where model_version_id = 1 and slice_id = 2"]
+)
+async def test_slice_now_reads_no_traffic_for_a_query_that_needs_none(
+    record: asyncpg.Connection, where: str
+) -> None:
     """A query of verdicts reads neither roll-ups nor comparisons: the joins for the day are left out."""
-    plan = "\n".join(
-        line[0]
-        for line in await record.fetch(
-            "explain select slice, verdict, flip_mean, flip_n, alert_id from slice_now"
-        )
+    lines = await record.fetch(
+        f"explain select slice, verdict, flip_mean, flip_n, alert_id from slice_now {where}"
     )
+    plan = "\n".join(line[0] for line in lines)
     assert "verdict" in plan
     assert "rollup_hour" not in plan
     assert "comparison" not in plan
