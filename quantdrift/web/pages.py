@@ -475,6 +475,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
             budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
             marks=marks,
         ),
+        sql=_history_sql(width, version=found.version_id, slice=found.slice_id, begin=begin, end=end),
         event=event,
         trace_url=config.telemetry.trace_url,
         now=datetime.now(UTC),
@@ -512,9 +513,8 @@ async def compare(request: web.Request) -> web.Response:
         new = next((one for one in versions if one.id == new_id), versions[0] if versions else None)
         rest = [one for one in versions if new is not None and one.id != new.id]
         old = next((one for one in rest if one.id == old_id), rest[0] if rest else None)
-        pairs = (
-            await past.pairs(connection, old.id, new.id, datetime.now(UTC) - _HISTORY) if new and old else []
-        )
+        begin = datetime.now(UTC) - _HISTORY
+        pairs = await past.pairs(connection, old.id, new.id, begin) if new and old else []
     return render(
         request,
         "compare.html",
@@ -524,6 +524,7 @@ async def compare(request: web.Request) -> web.Response:
         old=old,
         new=new,
         rows=[_compared(pair) for pair in pairs[:1000]],
+        sql=queries.filled(queries.COMPARED, old=old.id, new=new.id, begin=begin) if new and old else "",
     )
 
 
@@ -699,6 +700,13 @@ def _margins(found: Iterable[past.MarginBar]) -> Markup | str:
     )
 
 
+def _history_sql(width: timedelta, **values: int | datetime) -> str:
+    """Return the query of a slice over time, in points of a width."""
+    if width >= _DAY:
+        return queries.filled(queries.DAYS, **values)
+    return queries.filled(queries.HOURS, width=int(width / timedelta(hours=1)), **values)
+
+
 def _sql(
     chosen: ChosenSlice, of_bars: tuple[datetime, datetime, datetime], looked_from: datetime
 ) -> dict[str, str]:
@@ -716,12 +724,7 @@ def _sql(
     shown: dict[str, int | datetime] = {**ids, "begin": period.begin, "end": period.end}
     single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
     begin, split, end = of_bars
-    hours = int(period.width / timedelta(hours=1))
-    history = (
-        queries.filled(queries.DAYS, **shown)
-        if period.width >= _DAY
-        else queries.filled(queries.HOURS, width=hours, **shown)
-    )
+    history = _history_sql(period.width, **shown)
     return {
         "state": queries.filled(queries.STATE, **ids),
         "history": history,

@@ -21,6 +21,7 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Web
+from quantdrift.core.notation import percent
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
@@ -177,7 +178,13 @@ async def test_pages_with_a_firing_alert_lead_with_it(
             assert "Too many answers changed in </td><script>" in seen["/"]
             assert "trace 4bf92f35" in seen[paths[-1]]
         page, _, _ = await _open(browser, 390, "dark")
+        await page.goto(f"{base}/compare")
+        compared = await record.fetch(str(await page.locator("#pairs-query").text_content()))
+        shares = [one for row in compared for one in (row["old_flip"], row["new_flip"]) if one is not None]
+        assert len(compared) == await page.locator("tbody tr").count()
+        assert {percent(one) for one in shares} <= set(seen["/compare"].split("\t"))
         await page.goto(f"{base}/alert/{alert}")
+        assert len(await record.fetch(str(await page.locator("#chart-query").text_content()))) > 0
         box = await page.locator(".qa.first").bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 844
@@ -366,7 +373,10 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
         assert "Runbook" in seen[paths[1]]
         assert "scanner=faint" in seen[paths[2]]
         async with record.transaction():  # whoever reads single exchanges waits for this
-            await record.execute("lock table comparison in access exclusive mode")
+            for (name,) in await record.fetch(
+                "select inhrelid::regclass::text from pg_inherits where inhparent = 'comparison'::regclass"
+            ):
+                await record.execute(f"lock table {name} in access exclusive mode")
             seen = await _look(browser, base, paths[:2], 390, "light")
         assert "too busy, to find the worst ones" in seen[paths[0]]
         assert "Answers that changed" in seen[paths[0]]
