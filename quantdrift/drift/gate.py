@@ -342,7 +342,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     slices
         The answers.
     more
-        About how many more groups the slice needs that needs the most; None: more than anybody can wait for.
+        About how many more groups the slice needs that needs the most: 0 where it is decided, None: more than anybody can wait for.
     checked_at
         When it was judged; aware, UTC.
     """
@@ -371,12 +371,13 @@ def decision(trials: Iterable[tuple[str, Trial]], *, model: str, candidate: str,
         )
         for name, trial in trials
     )
+    verdict = outcome_of(answer.verdict for answer in answers)
     return Decision(
-        verdict=outcome_of(answer.verdict for answer in answers),
+        verdict=verdict,
         model=model,
         candidate=candidate,
         slices=answers,
-        more=more_of(answer.more for answer in answers),
+        more=more_of(answer.more for answer in answers) if verdict is Outcome.INSUFFICIENT else 0,
         checked_at=at,
     )
 

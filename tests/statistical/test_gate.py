@@ -126,8 +126,9 @@ def test_sound_slices_are_rarely_called_broken_however_many_there_are() -> None:
 def test_the_answer_is_the_same_to_the_bit_wherever_batches_are_cut(question: Question) -> None:
     """One call, calls at random places, and one call for each group."""
     rng = np.random.default_rng(5)
-    chances = (0.955, 0.04, 0.005) if len(question.values) == 3 else (0.9, 0.1)
-    chances = (0.02, 0.03, 0.005, 0.945) if len(question.values) == 4 else chances
+    chances: tuple[float, ...] = {2: (0.9, 0.1), 3: (0.955, 0.04, 0.005), 4: (0.02, 0.03, 0.005, 0.945)}[
+        len(question.values)
+    ]
     groups = drawn(rng, chances, 700, rng.choice([0.3, 0.7, 1.0], 700)) / np.float64(1.0)
     whole = trial(question).after(groups)
     for cuts in ([], sorted(rng.choice(700, 9)), list(range(1, 700))):
