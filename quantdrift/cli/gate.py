@@ -1,5 +1,7 @@
 """The command `quantdrift gate`, which judges a candidate on every slice."""
 
+import asyncio
+import math
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -10,10 +12,11 @@ from xml.etree import ElementTree as ET
 import click
 import msgspec
 
-from quantdrift.cli.options import CONFIG, JSON, emit
-from quantdrift.cli.output import columns
+from quantdrift.cli.embedded_nats import at_data
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
+from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.reference import chosen_reference, model_named, opened_reference
-from quantdrift.core.config.load import load
+from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import ALL
@@ -21,6 +24,7 @@ from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.drift.gate import Decision, SliceAnswer
+    from quantdrift.shadow.gate.follow import Followed
     from quantdrift.shadow.gate.judge import Asked
     from quantdrift.shadow.gate.offline import Compared, Sides
 
@@ -37,15 +41,24 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--model", "name", default="", help="The model.  [default: the only one of the configuration]")
 @click.option(
     "--inputs",
-    required=True,
     type=click.Path(exists=True, path_type=Path),
     help="Recorded inputs: a .npz or .safetensors file, or a folder of them.",
 )
+@click.option("--live", is_flag=True, help="Judge on the live traffic from now on, in place of --inputs.")
+@click.option("--wait", default="1h", show_default=True, help="With --live: longest time: 30m, 2h, 1d.")
+@click.option(
+    "--route",
+    "routes",
+    multiple=True,
+    metavar="SLICE=FILE",
+    help="With --live: FILE serves this slice, and CANDIDATE the rest. Repeatable.",
+)
+@DATA
 @click.option("--against", type=_FILE, help="The model that is serving: the candidate must not be worse.")
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="With --against: most flips, new minus healed, as a share.  [default: half of the budget]",
+    help="With --against or --live: most flips, new minus healed, as a share.  [default: half of the budget]",
 )
 @click.option(
     "--mlperf",
@@ -83,7 +96,11 @@ def gate(
     candidate: Path,
     config_path: Path,
     name: str,
-    inputs: Path,
+    inputs: Path | None,
+    live: bool,
+    wait: str,
+    routes: tuple[str, ...],
+    data: Path | None,
     against: Path | None,
     margin: float | None,
     mlperf: str | None,
@@ -100,6 +117,9 @@ def gate(
     It runs the reference and the candidate on recorded inputs, compares their outputs like the shadow, and asks whether each slice
     is within the budget of the model. Inputs that the candidate was calibrated with do not count as evidence: leave them out.
 
+    With --live it records the candidate in the database, and judges it on samples that are captured from then on. It is compared with
+    what was served, too. `GET /gate/ID` at the monitor's admin port has the verdict.
+
     Exit code 0 if every slice passes, 3 if one fails, 4 if there is not enough evidence, with how many inputs are missing; 1 and 2 are
     errors.
 
@@ -108,9 +128,35 @@ def gate(
       quantdrift gate digits-int8.onnx --inputs recorded.npz
       quantdrift gate repaired.onnx --inputs recorded/ --against digits-int8.onnx --junit gate.xml
       quantdrift gate digits-int8.onnx --inputs recorded.npz --mlperf 99.9 --labels class
+      quantdrift gate repaired.onnx --live --wait 2h --route scanner=archive=archive-int8.onnx
     """
     from quantdrift.shadow.gate.judge import judge, observed
 
+    if live == (inputs is not None):
+        raise OperatorError("give either --inputs, recorded inputs, or --live")
+    if live:
+        given = {"--against": against, "--mlperf": mlperf, "--slice": chosen, "--reference": number}
+        if unused := [option for option, value in given.items() if value]:
+            raise OperatorError(
+                f"{unused[0]} is for --inputs: live traffic is judged on all watched slices, against what serves"
+            )
+        sys.exit(
+            _live(
+                config_path,
+                data,
+                candidate,
+                name=name,
+                routes=routes,
+                margin=margin,
+                alpha=alpha,
+                wait=wait,
+                junit=junit,
+                as_json=as_json,
+            )
+        )
+    if routes:
+        raise OperatorError("--route is for --live")
+    assert inputs is not None
     config = load(config_path)
     model = _model(config, name)
     _check_options(
@@ -144,8 +190,126 @@ def gate(
     sys.exit(_EXIT[made.verdict.value])
 
 
-def text_of(made: "Decision") -> str:
-    """Return the decision for the terminal: a sentence, and a table with a row for each question of each slice."""
+def _live(
+    config_path: Path,
+    data: Path | None,
+    candidate: Path,
+    *,
+    name: str,
+    routes: Sequence[str],
+    margin: float | None,
+    alpha: float,
+    wait: str,
+    junit: Path | None,
+    as_json: bool,
+) -> int:
+    """Judge a candidate on live traffic, and return the exit code."""
+    from quantdrift.core.clock import SystemClock
+    from quantdrift.core.stream.connection import Queue
+    from quantdrift.core.stream.rights import NatsRole
+    from quantdrift.drift.gate import Question
+    from quantdrift.shadow.gate.follow import Followed, Job, follow
+    from quantdrift.shadow.gate.offline import open_candidate
+    from quantdrift.shadow.replay.references import References
+    from quantdrift.storage.database import Database
+
+    longest = span_of("--wait", wait)
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    config = at_data(config, data, NatsRole.SHADOW)
+    model = _model(config, name)
+    _check_options(model, against=candidate, margin=margin, mlperf=None, labels="", accuracy=None)
+    provider, threads = config.shadow.provider, config.shadow.threads
+    files = [_route(route) for route in routes]
+    job = Job(
+        config=config,
+        model=model,
+        references=References([model], lambda model, reference: opened_reference(config, model, reference)),
+        candidate=open_candidate(candidate, what="candidate", provider=provider, threads=threads),
+        routes=tuple(
+            (of, open_candidate(file, what="candidate", provider=provider, threads=threads))
+            for of, file in files
+        ),
+        questions=(
+            Question.flips(model.budget.flip),
+            Question.harm(model.budget.flip / 2 if margin is None else margin),
+        ),
+        alpha=alpha,
+        wait=longest,
+    )
+
+    async def run() -> Followed:
+        async with Database(secrets.dsn) as database:
+            queue = await Queue.connect(config.stream, client_name="gate", role=NatsRole.SHADOW)
+            try:
+                with Steps(quiet=as_json) as step:
+                    step(f"waiting for exchanges of model {model.name}")
+                    return await follow(
+                        job,
+                        database=database,
+                        queue=queue,
+                        clock=SystemClock(),
+                        look=lambda found: step(_progress(found)),
+                    )
+            finally:
+                await queue.close()
+
+    found = asyncio.run(run())
+    made = found.decision
+    if junit is not None:
+        _write(junit, junit_of(made))
+    if as_json:
+        emit(
+            {
+                "id": found.id,
+                "exchanges": found.seen,
+                "unusable": found.unusable,
+                **msgspec.structs.asdict(made),
+            }
+        )
+    else:
+        unusable = f", {found.unusable} that could not be compared" if found.unusable else ""
+        click.echo(f"gate {found.id}: {found.seen:,} exchanges in {_span(found.elapsed_s)}{unusable}")
+        click.echo(text_of(made, found.elapsed_s))
+    return _EXIT[made.verdict.value]
+
+
+def _route(route: str) -> tuple[str, Path]:
+    """Return the slice and the file of `--route`; names of slices have equals signs, too."""
+    name, _, file = route.rpartition("=")
+    if not name or not Path(file).is_file():
+        raise OperatorError(
+            f"--route {route}: write SLICE=FILE, such as scanner=archive=archive.onnx, with a file that is there"
+        )
+    return name, Path(file)
+
+
+def _progress(found: "Followed") -> str:
+    waiting = [answer for answer in found.decision.slices if answer.verdict.value == "insufficient"]
+    lacks = max(waiting, key=lambda answer: math.inf if answer.more is None else answer.more)
+    n_asked = len(found.decision.slices)
+    return (
+        f"gate {found.id}: {found.seen:,} exchanges, {n_asked - len(waiting)} of {n_asked} questions decided; {lacks.slice}:"
+        f" {_missing(lacks, found.elapsed_s)}"
+    )
+
+
+def _span(seconds: float) -> str:
+    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def text_of(made: "Decision", elapsed_s: float | None = None) -> str:
+    """Return the decision for the terminal: a table with a row for each question of each slice, and a sentence.
+
+    Parameters
+    ----------
+    made
+        The decision.
+    elapsed_s
+        Time in which the exchanges came, for the time that is missing; None: they were recorded.
+    """
     rows = [
         (
             answer.slice,
@@ -154,7 +318,7 @@ def text_of(made: "Decision") -> str:
             f"{answer.n:,}",
             _mean(answer),
             f"< {_share(answer.limit)}",
-            _missing(answer),
+            _missing(answer, elapsed_s),
         )
         for answer in made.slices
     ]
@@ -200,9 +364,7 @@ def _sentence(made: "Decision") -> str:
         return f"pass: {made.model} may be replaced by {made.candidate}"
     if made.verdict.value == "fail":
         return f"fail: above the limit in {named['fail']}"
-    more = (
-        "more inputs than anybody can wait for" if made.more is None else f"about {made.more:,} more inputs"
-    )
+    more = "more than anybody can wait for" if made.more is None else f"about {made.more:,} more"
     return f"insufficient evidence: {named['insufficient']}; the slice that lacks most needs {more}"
 
 
@@ -211,12 +373,17 @@ def _named(made: "Decision", verdict: str) -> str:
     return ", ".join(names)
 
 
-def _missing(answer: "SliceAnswer") -> str:
+def _missing(answer: "SliceAnswer", elapsed_s: float | None = None) -> str:
     if answer.verdict.value != "insufficient":
         return ""
     if answer.more is None:
         return "cannot be told: the mean is at the limit"
-    return f"about {answer.more:,} more"
+    time = ""
+    if elapsed_s is not None:
+        time = (
+            f", {_span(answer.more * elapsed_s / answer.n)} at this rate" if answer.n else ", and none came"
+        )
+    return f"about {answer.more:,} more{time}"
 
 
 def _mean(answer: "SliceAnswer") -> str:
@@ -252,7 +419,7 @@ def _check_options(
             " recorded inputs cannot show them"
         )
     if margin is not None and against is None:
-        raise OperatorError("--margin needs --against: the model that is serving")
+        raise OperatorError("--margin needs --against, the model that is serving, or --live")
     if mlperf is None and (labels or accuracy is not None):
         raise OperatorError("--labels and --reference-accuracy need --mlperf 99 or --mlperf 99.9")
     if mlperf is not None and bool(labels) == (accuracy is not None):

@@ -167,15 +167,15 @@ def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice]) -> _S
     arrays = {name: array[rows] for name, array in items.inputs.items()}
     try:
         entry = _prepared(sides.reference, arrays)
-        outputs = _computed(entry, where, "reference", step=rows.stop - rows.start)
-        answered = _answered(entry, sides.candidate, arrays, where, "candidate")
-        flip = _flips(answered, outputs, where)
+        outputs = computed(entry, where, "reference", step=rows.stop - rows.start)
+        judged = answered(entry, sides.candidate, arrays, where, "candidate")
+        flip = _flips(judged, outputs, where)
         served = None
         if sides.served is not None:
-            served = _flips(_answered(entry, sides.served, arrays, where, "served model"), outputs, where)
+            served = _flips(answered(entry, sides.served, arrays, where, "served model"), outputs, where)
         right = None
         if items.labels is not None:
-            right = _right(answered, outputs, _classes(items.labels[rows], model, items.path))
+            right = _right(judged, outputs, _classes(items.labels[rows], model, items.path))
     except QuarantineError as error:
         raise OperatorError(f"{where}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
@@ -212,7 +212,7 @@ def _prepared(version_reference: VersionReference, arrays: dict[str, Array]) -> 
     )
 
 
-def _answered(
+def answered(
     entry: PreparedExchange, runtime: ReferenceRuntime, arrays: dict[str, Array], where: str, what: str
 ) -> PreparedExchange:
     """Return the exchange with the answer of a candidate."""
@@ -220,12 +220,12 @@ def _answered(
     candidate = VersionReference(
         model=of_reference.model, runtime=runtime, comparator=of_reference.comparator
     )
-    outputs = _computed(_prepared(candidate, arrays), where, what, step=entry.n_items)
+    outputs = computed(_prepared(candidate, arrays), where, what, step=entry.n_items)
     answer = tuple(_tensor(name, _wire(array, of_reference.model)) for name, array in outputs.items())
     return msgspec.structs.replace(entry, exchange=msgspec.structs.replace(entry.exchange, outputs=answer))
 
 
-def _computed(entry: PreparedExchange, where: str, what: str, *, step: int) -> dict[str, Array]:
+def computed(entry: PreparedExchange, where: str, what: str, *, step: int) -> dict[str, Array]:
     """Return the outputs of a model."""
     (outputs,) = replay(assemble([entry]), most_items=step)
     if isinstance(outputs, QuarantineError):
@@ -234,16 +234,16 @@ def _computed(entry: PreparedExchange, where: str, what: str, *, step: int) -> d
     return outputs
 
 
-def _flips(answered: PreparedExchange, outputs: Answer, where: str) -> Values:
-    (outcome,) = compare([answered], [outputs])
+def _flips(judged: PreparedExchange, outputs: Answer, where: str) -> Values:
+    (outcome,) = compare([judged], [outputs])
     if not isinstance(outcome, ReplayResult):
         raise OperatorError(f"{where}: the outputs cannot be compared: {outcome.detail}")
     return outcome.divergences.flip
 
 
-def _right(answered: PreparedExchange, outputs: Answer, labels: Array) -> Array:
+def _right(judged: PreparedExchange, outputs: Answer, labels: Array) -> Array:
     """Return whether reference and candidate have the true class : (items, 2)."""
-    pair = pair_of(answered, outputs, {})
+    pair = pair_of(judged, outputs, {})
     if isinstance(pair, QuarantineError):
         raise pair
     sides = [next(iter(side.values())) for side in (pair.reference, pair.candidate)]

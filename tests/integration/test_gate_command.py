@@ -120,7 +120,7 @@ def test_too_few_inputs_are_insufficient_with_exit_code_4_and_the_number_that_is
     assert (made["verdict"], made["more"]) == ("insufficient", 320)
     text = _gate(directory, "good.onnx", "--inputs", "rec.npz").stdout
     assert "about 270 more" in text
-    assert "the slice that lacks most needs about 320 more inputs" in text
+    assert "the slice that lacks most needs about 320 more" in text
     _record(directory / "rec.npz", n=100 + 2 * 320)
     assert _gate(directory, "good.onnx", "--inputs", "rec.npz").returncode == 0
 

@@ -8,7 +8,7 @@ import msgspec
 import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
 
 from quantdrift.core.config.connections import stream_problems
 from quantdrift.core.config.schema import MIB, Stream
@@ -31,6 +31,7 @@ _OURS = (
     "max_msgs_per_subject",
     "duplicate_window",
     "num_replicas",
+    "republish",
 )
 
 
@@ -57,7 +58,14 @@ def exchange_stream(stream: Stream) -> StreamConfig:
         max_bytes=stream.max_bytes,
         duplicate_window=min(_DUPLICATE_WINDOW_S, stream.max_age_s),
         num_replicas=stream.replicas,
+        # A work queue lets nobody but its workers read. The server keeps no copies: without a subscriber they are gone.
+        republish=RePublish(src=f"{stream.name}.exchange.>", dest=copies(stream.name, ">")),
     )
+
+
+def copies(name: str, token: str) -> str:
+    """Return the subject at which the server sends copies of stored exchanges; `token` is that of a model, or `>`."""
+    return f"{name}.copy.{token}"
 
 
 def tally_stream(stream: Stream) -> StreamConfig:

@@ -1,0 +1,274 @@
+"""The gate on live traffic: exchanges that were captured after the candidate was recorded, one after the other.
+
+The served outputs come with the exchange. The reference and the candidate compute theirs here; both answers are compared with the
+reference's. An exchange is one observation; with a session key, all of its exchanges within `monitor.session_s` are. Each is weighted
+by c / pi, c being the smallest inclusion probability of the slice under the policy that the exchange was sampled with, so the means are
+those of the traffic, however it is sampled (`quantdrift.drift.evidence.group`).
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.core.errors import OperatorError, QuarantineError
+from quantdrift.core.records import Policy
+from quantdrift.core.sampling.inclusion import (
+    known_at_capture,
+    of_model,
+    reachable_strata,
+    smallest_rate,
+    sure_rate,
+)
+from quantdrift.core.slices import ALL, TIME, SliceKey, holds, time_attributes
+from quantdrift.drift.evidence.group import ROUNDING
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
+from quantdrift.shadow.comparators.protocol import Values
+from quantdrift.shadow.gate.offline import answered, computed
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.replay import ReplayResult, compare
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.tensors.codec import decode
+from quantdrift.shadow.tensors.features import features_of
+
+_WATCHED: Final = ("header.", "parameter.", "json.", "feature.", TIME)
+_MOST_SESSIONS: Final = 100_000
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice that is served by a model of its own.
+
+    Parameters
+    ----------
+    slice
+        The slice; it can be told from what is known at capture.
+    runtime
+        The model.
+    """
+
+    slice: SliceKey
+    runtime: ReferenceRuntime
+
+
+class _Session(msgspec.Struct, kw_only=True):
+    """An open session: when it began, and for each trial the weights of its parts."""
+
+    began_at: datetime
+    parts: list[dict[float, list[FloatArray]]]
+    least: list[float]
+
+
+class LiveGate:
+    """The trials of one candidate, advanced by exchanges. One thread calls it.
+
+    Parameters
+    ----------
+    config, model
+        With the slices by feature, and the time zone.
+    slices
+        The slices that are judged; those that only a clustering tells are left out.
+    questions
+        To each slice: kinds `flips` and `harm`.
+    candidate, routes
+        The models that are judged: the first route whose slice an exchange is in, else the candidate.
+    begun_at
+        Exchanges that were captured before do not count.
+
+    Attributes
+    ----------
+    seen, unusable
+        Exchanges that were counted, and those that could not be compared.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: Model,
+        *,
+        slices: Sequence[SliceKey],
+        questions: Sequence[Question],
+        candidate: ReferenceRuntime,
+        routes: Sequence[Route],
+        begun_at: datetime,
+        alpha: float,
+    ) -> None:
+        self.seen = self.unusable = 0
+        self._model = model
+        self._rules: list[Slice] = [
+            rule for rule in config.slices if rule.feature and rule.model in ("", model.name)
+        ]
+        self._zone = ZoneInfo(config.capture.time_zone)
+        self._session_s = timedelta(seconds=config.monitor.session_s)
+        self._slices = [key for key in slices if is_judged(key)]
+        self._candidate, self._routes, self._begun_at = candidate, tuple(routes), begun_at
+        asked = [(key, question) for key in self._slices for question in questions]
+        begun = trials([question for _, question in asked], alpha)
+        self._trials = [(key, trial) for (key, _), trial in zip(asked, begun, strict=True)]
+        self._sessions: dict[str, _Session] = {}
+        self._rates: dict[tuple[str, str], tuple[float, float, float]] = {}
+
+    @property
+    def trials(self) -> list[tuple[str, Trial]]:
+        """The trials, each with the name of its slice."""
+        return [(key.name, trial) for key, trial in self._trials]
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict so far."""
+        if any(trial.failed for _, trial in self._trials):
+            return Outcome.FAIL
+        return Outcome.PASS if all(trial.passed for _, trial in self._trials) else Outcome.INSUFFICIENT
+
+    def see(self, entry: PreparedExchange) -> None:
+        """Count one exchange, if it was captured after the gate began."""
+        exchange = entry.exchange
+        if exchange.captured_at <= self._begun_at or not exchange.is_verified:
+            return
+        try:
+            flips, served = self._compared(entry)
+        except (QuarantineError, OperatorError):  # of this exchange; another one may do
+            self.unusable += 1
+            return
+        self.seen += 1
+        attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._zone)}
+        features = features_of(self._rules, entry.inputs) if self._rules else [{}] * entry.n_items
+        inside = {
+            key.predicate: np.array([all(holds(p, attributes, one) for p in key.where) for one in features])
+            for key in self._slices
+        }
+        sampling = exchange.sampling
+        if exchange.group:
+            self._close(exchange.captured_at)
+        for number, (key, trial) in enumerate(self._trials):
+            shares = _shares(trial.question, flips, served, inside[key.predicate])
+            if shares is None:
+                continue
+            smallest, sure, session = self._rates_of(key, sampling.policy)
+            if exchange.group:
+                part = min(sampling.pi1, sure)
+                self._of_session(
+                    exchange.group, exchange.captured_at, number, part=part, least=session, shares=shares
+                )
+                continue
+            weight = smallest / sampling.pi
+            if weight <= 1 + ROUNDING:  # else it was sampled under another policy than it says
+                self._add(number, min(weight, 1.0) * shares)
+
+    def finish(self) -> None:
+        """Count the sessions that are still open."""
+        self._close(None)
+
+    def _add(self, number: int, shares: FloatArray) -> None:
+        key, trial = self._trials[number]
+        self._trials[number] = (key, trial.after(shares[None]))
+
+    def _compared(self, entry: PreparedExchange) -> tuple[Values, Values]:
+        """Return the flips of the candidate, and of what was served : (items,) each."""
+        outputs = computed(entry, "an exchange", "reference", step=entry.n_items)
+        attributes = entry.exchange.attributes
+        runtime = next(
+            (
+                route.runtime
+                for route in self._routes
+                if all(holds(p, attributes, {}) for p in route.slice.where)
+            ),
+            self._candidate,
+        )
+        arrays = {tensor.name: decode(tensor) for tensor in entry.exchange.inputs}
+        if not self._model.batched:
+            arrays = {name: array[np.newaxis] for name, array in arrays.items()}
+        judged = answered(entry, runtime, arrays, "an exchange", "candidate")
+        found = []
+        for one in (judged, entry):
+            (outcome,) = compare([one], [outputs])
+            if not isinstance(outcome, ReplayResult):
+                raise outcome
+            found.append(outcome.divergences.flip)
+        return found[0], found[1]
+
+    def _rates_of(self, key: SliceKey, policy: Policy) -> tuple[float, float, float]:
+        """Return c of the slice's exchanges, the lower bound of its body rates, and c of a session's parts."""
+        known = self._rates.get((key.predicate, policy.epoch))
+        if known is None:
+            where = of_model(key.where, key.model)
+            sure = sure_rate(where, policy)
+            parts = sorted(
+                {min(stratum.rate, sure) for stratum in reachable_strata(where, policy) if stratum.rate > 0}
+            )
+            session = (
+                parts[0] if len(parts) == 1 else 1.0 / sum(1.0 / part for part in parts) if parts else 1.0
+            )
+            known = self._rates[key.predicate, policy.epoch] = (smallest_rate(where, policy), sure, session)
+        return known
+
+    def _of_session(
+        self, group: str, at: datetime, number: int, *, part: float, least: float, shares: FloatArray
+    ) -> None:
+        session = self._sessions.get(group)
+        if session is None:
+            session = self._sessions[group] = _Session(
+                began_at=at, parts=[{} for _ in self._trials], least=[1.0] * len(self._trials)
+            )
+        session.parts[number].setdefault(part, []).append(shares)
+        session.least[number] = least
+
+    def _close(self, at: datetime | None) -> None:
+        """Count the sessions that are over at `at`; None: all of them."""
+        while self._sessions:
+            group, oldest = next(iter(self._sessions.items()))
+            is_over = at is None or at - oldest.began_at > self._session_s
+            if not is_over and len(self._sessions) <= _MOST_SESSIONS:
+                return
+            session = self._sessions.pop(group)
+            for number, parts in enumerate(session.parts):
+                shares = [
+                    session.least[number] / part * np.mean(of_part, axis=0)
+                    for part, of_part in sorted(parts.items())
+                ]
+                if not shares:
+                    continue
+                total = np.sum(shares, axis=0)
+                if total.sum() <= 1 + ROUNDING:
+                    self._add(number, total)
+
+
+def is_judged(key: SliceKey) -> bool:
+    """Return whether a slice can be told here: neither learned, nor `(other)`, which depends on what has a place."""
+    return all(
+        one.key.startswith(_WATCHED) and (one.equals, one.low, one.high) != (None, None, None)
+        for one in key.where
+    )
+
+
+def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
+    """Return the slice that `--route` names.
+
+    Raises
+    ------
+    OperatorError
+        There is none, or a request cannot be routed by it.
+    """
+    found = next((key for key in slices if key.name == name), None)
+    if found is None or name == ALL:
+        known = ", ".join(f"`{key.name}`" for key in slices if key.name != ALL) or "none"
+        raise OperatorError(f"--route {name}: there is no such slice; known are {known}")
+    if not all(known_at_capture(one) and not one.key.startswith(TIME) for one in found.where):
+        raise OperatorError(
+            f"--route {name}: a request cannot be routed by it, because only its headers, parameters and JSON are known before it is"
+            " computed"
+        )
+    return found
+
+
+def _shares(question: Question, flips: Values, served: Values, inside: FloatArray) -> FloatArray | None:
+    """Return the shares of the items in the slice by value; None where none is known."""
+    value = flips if question.kind is Kind.FLIPS else flips - served
+    value = value[inside.astype(bool) & ~np.isnan(value)]
+    if not len(value):
+        return None
+    return np.array([np.mean(value == one) for one in question.values])
