@@ -134,6 +134,25 @@ async def test_limits_that_are_changed_reach_an_existing_stream(stream: Stream, 
         await impossible.ensure()
 
 
+async def test_a_stream_of_an_earlier_release_sends_copies_once_it_is_ensured(
+    stream: Stream, connect: Connect
+) -> None:
+    """Copies of the model's exchanges alone, and the workers still get each exchange."""
+    client = await nats.connect(stream.url)
+    before = exchange_stream(stream)
+    before.republish = None
+    await client.jetstream().add_stream(before)
+    await client.close()
+    queue = await connect(stream)
+    await queue.ensure()
+    async with queue.copies("m.1") as copies:
+        await queue.publish_exchange("other", "a", b"other")
+        await queue.publish_exchange("m.1", "b", b"mine")
+        assert await copies.next(10.0) == b"mine"
+        assert await copies.next(0.05) is None
+    assert (await read_backlog(queue)).n_messages == 2
+
+
 async def test_two_processes_may_create_the_streams_at_once(stream: Stream, connect: Connect) -> None:
     """However many start together with slightly different limits, each finds the streams afterwards."""
     queues = [await connect(msgspec.structs.replace(stream, max_bytes=1_000_000 + i % 2)) for i in range(6)]
