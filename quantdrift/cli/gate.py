@@ -262,13 +262,20 @@ def _live(
             {
                 "id": found.id,
                 "exchanges": found.seen,
+                "refused": found.refused,
                 "unusable": found.unusable,
+                "problem": found.problem,
                 **msgspec.structs.asdict(made),
             }
         )
     else:
-        unusable = f", {found.unusable} that could not be compared" if found.unusable else ""
-        click.echo(f"gate {found.id}: {found.seen:,} exchanges in {_span(found.elapsed_s)}{unusable}")
+        click.echo(f"gate {found.id}: {found.seen:,} exchanges in {_span(found.elapsed_s)}")
+        if found.refused:
+            click.echo(
+                f"{found.refused:,} of them the candidate could not answer; they count as flips ({found.problem})"
+            )
+        if found.unusable:
+            click.echo(f"{found.unusable:,} more could not be used and do not count ({found.problem})")
         click.echo(text_of(made, found.elapsed_s))
     return _EXIT[made.verdict.value]
 

@@ -23,6 +23,7 @@ from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage import gate as stored
 from quantdrift.storage.database import Database
+from quantdrift.storage.shadow.rows import Quarantined
 
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
@@ -37,8 +38,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
         Number of the gate.
     decision
         The decision so far.
-    seen, unusable
-        Exchanges that were counted, and those that could not be compared.
+    seen, refused, unusable, problem
+        As of `LiveGate`.
     elapsed_s
         Time since it began.
     """
@@ -46,7 +47,9 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     decision: Decision
     seen: int
+    refused: int
     unusable: int
+    problem: str
     elapsed_s: float
 
 
@@ -105,12 +108,14 @@ async def follow(
         Postgres or NATS is unavailable. What was recorded before stays.
     """
     watched = await stored.watched_slices(database, job.model.name)
-    slices = [key for key in watched if is_judged(key)]
+    slices = [key for key in watched if is_judged(job.config, key)]
     if not slices:
         raise OperatorError(
             f"no slice of model `{job.model.name}` had traffic within the last day: the gate judges the slices that are watched."
             " Check `quantdrift status`, or judge recorded inputs with --inputs"
         )
+    for runtime in (job.candidate, *(runtime for _, runtime in job.routes)):
+        _check_names(job, runtime)
     routes = tuple(Route(slice=route_slice(slices, name), runtime=runtime) for name, runtime in job.routes)
     digests = [f"sha256:{job.candidate.artefact.digest}"]
     digests += [f"{route.slice.name}=sha256:{route.runtime.artefact.digest}" for route in routes]
@@ -129,6 +134,19 @@ async def follow(
         )
         follower = _Follower(job, gate, number=begun.id, candidate=candidate, database=database, clock=clock)
         return await follower.run(copies, look)
+
+
+def _check_names(job: Job, runtime: ReferenceRuntime) -> None:
+    """Check that requests have the inputs of a candidate: those that a reference is given."""
+    known = set[str]()
+    for version_reference in job.references.of(job.model.name):
+        mapped = {entry.name: entry.captured or entry.name for entry in version_reference.reference.inputs}
+        known |= {mapped.get(spec.name, spec.name) for spec in version_reference.runtime.inputs}
+    if absent := sorted({spec.name for spec in runtime.inputs} - known):
+        raise OperatorError(
+            f"the candidate {runtime.artefact.path} takes `{absent[0]}`, but requests have {sorted(known)}, as the reference takes"
+            " them: export it with these names"
+        )
 
 
 class _Follower:
@@ -173,6 +191,8 @@ class _Follower:
         case = self._classify(data, envelope=envelope)
         if isinstance(case, PreparedExchange):
             self._gate.see(case)
+        elif isinstance(case, Quarantined):
+            self._gate.skip(f"{case.reason.value}: {case.detail}")
 
     def _opened(self, payload: bytes) -> bytes:
         if not is_sealed(payload):
@@ -193,7 +213,9 @@ class _Follower:
             id=self._number,
             decision=made,
             seen=self._gate.seen,
+            refused=self._gate.refused,
             unusable=self._gate.unusable,
+            problem=self._gate.problem,
             elapsed_s=self._clock.monotonic_s() - self._began_s,
         )
 

@@ -24,7 +24,7 @@ from quantdrift.core.sampling.inclusion import (
     smallest_rate,
     sure_rate,
 )
-from quantdrift.core.slices import ALL, TIME, SliceKey, holds, time_attributes
+from quantdrift.core.slices import ALL, TIME, SliceKey, feature_key, holds, time_attributes
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
@@ -33,10 +33,11 @@ from quantdrift.shadow.gate.offline import answered, computed
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import ReplayResult, compare
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.features import features_of
 
-_WATCHED: Final = ("header.", "parameter.", "json.", "feature.", TIME)
+_CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
 _MOST_SESSIONS: Final = 100_000
 
 
@@ -71,7 +72,7 @@ class LiveGate:
     config, model
         With the slices by feature, and the time zone.
     slices
-        The slices that are judged; those that only a clustering tells are left out.
+        The slices that are judged, of which `is_judged` is true.
     questions
         To each slice: kinds `flips` and `harm`.
     candidate, routes
@@ -81,8 +82,11 @@ class LiveGate:
 
     Attributes
     ----------
-    seen, unusable
-        Exchanges that were counted, and those that could not be compared.
+    seen, refused, unusable
+        Exchanges that were counted; those of them that the candidate could not answer, which count as flips: else it would pass by
+        failing on what is hard; and those that were not counted, because the reference or the served answer cannot be used.
+    problem
+        The last reason for one of the latter two; empty: there was none.
     """
 
     def __init__(
@@ -97,14 +101,15 @@ class LiveGate:
         begun_at: datetime,
         alpha: float,
     ) -> None:
-        self.seen = self.unusable = 0
+        self.seen = self.refused = self.unusable = 0
+        self.problem = ""
         self._model = model
         self._rules: list[Slice] = [
             rule for rule in config.slices if rule.feature and rule.model in ("", model.name)
         ]
         self._zone = ZoneInfo(config.capture.time_zone)
         self._session_s = timedelta(seconds=config.monitor.session_s)
-        self._slices = [key for key in slices if is_judged(key)]
+        self._slices = list(slices)
         self._candidate, self._routes, self._begun_at = candidate, tuple(routes), begun_at
         asked = [(key, question) for key in self._slices for question in questions]
         begun = trials([question for _, question in asked], alpha)
@@ -130,10 +135,17 @@ class LiveGate:
         if exchange.captured_at <= self._begun_at or not exchange.is_verified:
             return
         try:
-            flips, served = self._compared(entry)
-        except (QuarantineError, OperatorError):  # of this exchange; another one may do
-            self.unusable += 1
+            outputs = computed(entry, "an exchange", "reference", step=entry.n_items)
+            served = _flips(entry, outputs)
+        except (QuarantineError, OperatorError) as error:  # of this exchange; another one may do
+            self.skip(str(error))
             return
+        try:
+            flips = _flips(self._answered(entry), outputs)
+        except (QuarantineError, OperatorError) as error:
+            self.refused += 1
+            self.problem = str(error)
+            flips = np.where(np.isnan(served), np.nan, 1.0)
         self.seen += 1
         attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._zone)}
         features = features_of(self._rules, entry.inputs) if self._rules else [{}] * entry.n_items
@@ -159,6 +171,11 @@ class LiveGate:
             if weight <= 1 + ROUNDING:  # else it was sampled under another policy than it says
                 self._add(number, min(weight, 1.0) * shares)
 
+    def skip(self, problem: str) -> None:
+        """Note an exchange that cannot be used, and why."""
+        self.unusable += 1
+        self.problem = problem
+
     def finish(self) -> None:
         """Count the sessions that are still open."""
         self._close(None)
@@ -167,9 +184,8 @@ class LiveGate:
         key, trial = self._trials[number]
         self._trials[number] = (key, trial.after(shares[None]))
 
-    def _compared(self, entry: PreparedExchange) -> tuple[Values, Values]:
-        """Return the flips of the candidate, and of what was served : (items,) each."""
-        outputs = computed(entry, "an exchange", "reference", step=entry.n_items)
+    def _answered(self, entry: PreparedExchange) -> PreparedExchange:
+        """Return the exchange with the answer of the candidate, or of the model of its route."""
         attributes = entry.exchange.attributes
         runtime = next(
             (
@@ -182,14 +198,7 @@ class LiveGate:
         arrays = {tensor.name: decode(tensor) for tensor in entry.exchange.inputs}
         if not self._model.batched:
             arrays = {name: array[np.newaxis] for name, array in arrays.items()}
-        judged = answered(entry, runtime, arrays, "an exchange", "candidate")
-        found = []
-        for one in (judged, entry):
-            (outcome,) = compare([one], [outputs])
-            if not isinstance(outcome, ReplayResult):
-                raise outcome
-            found.append(outcome.divergences.flip)
-        return found[0], found[1]
+        return answered(entry, runtime, arrays, "an exchange", "candidate")
 
     def _rates_of(self, key: SliceKey, policy: Policy) -> tuple[float, float, float]:
         """Return c of the slice's exchanges, the lower bound of its body rates, and c of a session's parts."""
@@ -237,10 +246,12 @@ class LiveGate:
                     self._add(number, total)
 
 
-def is_judged(key: SliceKey) -> bool:
+def is_judged(config: Config, key: SliceKey) -> bool:
     """Return whether a slice can be told here: neither learned, nor `(other)`, which depends on what has a place."""
+    features = {feature_key(rule) for rule in config.slices if rule.feature}
     return all(
-        one.key.startswith(_WATCHED) and (one.equals, one.low, one.high) != (None, None, None)
+        (one.key.startswith(_CAPTURED) or one.key in features)
+        and (one.equals, one.low, one.high) != (None, None, None)
         for one in key.where
     )
 
@@ -263,6 +274,13 @@ def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
             " computed"
         )
     return found
+
+
+def _flips(entry: PreparedExchange, outputs: dict[str, Array]) -> Values:
+    (outcome,) = compare([entry], [outputs])
+    if not isinstance(outcome, ReplayResult):
+        raise outcome
+    return outcome.divergences.flip
 
 
 def _shares(question: Question, flips: Values, served: Values, inside: FloatArray) -> FloatArray | None:

@@ -15,11 +15,14 @@ from typing import Any
 import asyncpg
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Model, Reference, Stream
+from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
+from quantdrift.core.sealing import seal
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.gate import Outcome, Question
@@ -42,6 +45,7 @@ headers = ["x-scanner"]
 [stream]
 url = "{url}"
 name = "{name}"
+{keys}
 [[models]]
 name = "digits"
 [[models.references]]
@@ -49,7 +53,6 @@ path = "fp32.onnx"
 [[slices]]
 name = "scanner"
 header = "x-scanner"
-{more}
 """
 SLICE = "insert into slice (model, name, predicate, definition) values ('digits', $1, $2, $3) returning id"
 SUMS = (
@@ -82,7 +85,7 @@ class Site:
         return asyncio.run(read())
 
     @contextlib.contextmanager
-    def traffic(self, make: Callable[[int], Exchange]) -> Iterator[None]:
+    def traffic(self, make: Callable[[int], Exchange], sealed: Key | None = None) -> Iterator[None]:
         """Publish exchanges inside the block, one after the other, from before the gate begins until it has ended."""
         over = threading.Event()
 
@@ -93,7 +96,10 @@ class Site:
                 if over.is_set():
                     break
                 exchange = make(number)
-                await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
+                wire = encode(exchange)
+                if sealed is not None:
+                    wire = seal(wire, sealed, model=exchange.model, exchange_id=exchange.id)
+                await queue.publish_exchange(exchange.model, exchange.id, wire)
             await queue.close()
 
         thread = threading.Thread(target=lambda: asyncio.run(publish()))
@@ -140,10 +146,10 @@ def site(tmp_path: Path, nats_url: str, postgres_dsn: str) -> Site:
     return Site(tmp_path, postgres_dsn, stream)
 
 
-def configure(directory: Path, stream: Stream, more: str = "") -> None:
+def configure(directory: Path, stream: Stream, keys: str = "") -> None:
     """Write the configuration."""
     (directory / "config.toml").write_text(
-        CONFIG.format(url=stream.url, name=stream.name, more=more), encoding="utf-8"
+        CONFIG.format(url=stream.url, name=stream.name, keys=keys), encoding="utf-8"
     )
 
 
@@ -260,6 +266,58 @@ def test_a_session_is_one_observation(site: Site) -> None:
     answers = {(one["slice"], one["question"]): one for one in printed["slices"]}
     assert printed["exchanges"] > 400
     assert answers["all", "flips"]["n"] == 40
+
+
+def test_what_the_candidate_cannot_answer_counts_as_flips(site: Site) -> None:
+    """It takes five features, and requests have four: it fails, because failing on what is hard must not pass."""
+    saved(other_model(5, "x"), site.directory / "wide.onnx")
+    with site.traffic(served):
+        done = site.gate("wide.onnx", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    assert "of them the candidate could not answer; they count as flips (" in done.stdout
+    assert "takes x: float32[?, 5]" in done.stdout
+
+
+def test_what_the_reference_cannot_answer_does_not_count(site: Site) -> None:
+    """A request with five features: it is skipped with the reason, and nothing is seen."""
+    wide = np.zeros((1, 5), np.float32)
+    logits = np.zeros((1, 3), np.float32)
+    with site.traffic(lambda _: exchange_of(wide, logits, attributes={"header.x-scanner": "office"})):
+        done = site.gate("good.onnx", "--wait", "1s", "--json")
+    assert done.returncode == 4, done.stderr
+    printed = json.loads(done.stdout)
+    assert (printed["exchanges"], printed["unusable"] > 0) == (0, True)
+    assert "FP32[1, 5]" in printed["problem"]
+
+
+def test_encrypted_exchanges_need_the_key_and_say_so(site: Site) -> None:
+    """Without a key none counts, with it they do."""
+    path, key = site.directory / "payload.keys", Key.create(datetime.now(UTC))
+    write_keys(path, KeyRing(keys=(key,)), is_new=True)
+    with site.traffic(served, sealed=key):
+        done = site.gate("good.onnx", "--wait", "1s", "--json")
+        assert "it is encrypted: set stream.payload_key_file" in json.loads(done.stdout)["problem"]
+        configure(site.directory, site.stream, keys=f'payload_key_file = "{path}"')
+        done = site.gate("good.onnx", "--wait", "1s", "--json")
+    assert json.loads(done.stdout)["exchanges"] > 0, done.stdout
+
+
+def other_model(n_features: int, name: str) -> onnx.ModelProto:
+    """Return a linear model of so many features, whose input has this name."""
+    model = linear_model(weight=np.zeros((n_features, 3), np.float32))
+    model.graph.input[0].name = name
+    model.graph.node[0].input[0] = name
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = n_features
+    return model
+
+
+def test_a_candidate_whose_inputs_have_other_names_is_an_error(site: Site) -> None:
+    """At once, and not a failure of each exchange."""
+    saved(other_model(4, "pixels"), site.directory / "named.onnx")
+    done = site.gate("named.onnx", "--wait", "1m")
+    assert done.returncode == 2
+    assert "takes `pixels`, but requests have ['x'], as the reference takes them" in done.stderr
+    assert site.rows() == []
 
 
 @pytest.mark.parametrize(
