@@ -31,7 +31,6 @@ _OURS = (
     "max_msgs_per_subject",
     "duplicate_window",
     "num_replicas",
-    "republish",
 )
 
 
@@ -58,8 +57,6 @@ def exchange_stream(stream: Stream) -> StreamConfig:
         max_bytes=stream.max_bytes,
         duplicate_window=min(_DUPLICATE_WINDOW_S, stream.max_age_s),
         num_replicas=stream.replicas,
-        # A work queue lets nobody but its workers read. The server keeps no copies: without a subscriber they are gone.
-        republish=RePublish(src=f"{stream.name}.exchange.>", dest=copies(stream.name, ">")),
     )
 
 
@@ -105,6 +102,22 @@ def current_stream(stream: Stream) -> Stream:
     for problem in stream_problems(current, f"stream.url_file ({stream.url_file})"):
         raise OperatorError(problem)
     return current
+
+
+async def send_copies(jetstream: JetStreamContext, stream: Stream) -> None:
+    """Let the server send copies of stored exchanges; from then on it always does.
+
+    A work queue lets nobody but its workers read. The server keeps no copies: without a subscriber they are gone.
+
+    Raises
+    ------
+    nats.js.errors.NotFoundError
+        There is no stream.
+    """
+    wanted = RePublish(src=f"{stream.name}.exchange.>", dest=copies(stream.name, ">"))
+    info = await jetstream.stream_info(stream.name)
+    if info.config.republish != wanted:
+        await jetstream.update_stream(info.config, republish=wanted)
 
 
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:

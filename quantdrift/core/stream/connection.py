@@ -31,6 +31,7 @@ from quantdrift.core.stream.config import (
     current_stream,
     exchange_stream,
     model_of,
+    send_copies,
     subject_token,
     tally_stream,
 )
@@ -362,6 +363,7 @@ class Queue:
             The server is unavailable.
         """
         client = await self.live()
+        await self._send_copies(client)
         subject = copies(self._stream.name, subject_token(model))
         subscription = await client.subscribe(subject, pending_bytes_limit=COPIED_BYTES)
         try:
@@ -371,6 +373,15 @@ class Queue:
         finally:
             with contextlib.suppress(nats.errors.Error):
                 await subscription.unsubscribe()
+
+    async def _send_copies(self, client: Client) -> None:
+        jetstream = client.jetstream(timeout=REQUEST_S)
+        async with mapped():
+            try:
+                await send_copies(jetstream, self._stream)
+            except nats.js.errors.NotFoundError:
+                await self.ensure()
+                await send_copies(jetstream, self._stream)
 
     async def models(self) -> frozenset[str]:
         """Return the names of the models whose exchanges wait in the stream.
