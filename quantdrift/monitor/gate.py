@@ -10,6 +10,7 @@ What cannot be told, an unknown number or a database that does not answer, is `i
 body of a request is read.
 """
 
+import asyncio
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
@@ -21,6 +22,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.database import Database
 from quantdrift.storage.gate import GateRun, read
 
+_ANSWER_S: Final = 5.0  # both programs wait ten seconds by default
 _MOST_ID: Final = 2**63 - 1
 _PASS: Final = "pass"  # noqa: S105 - no password
 _FAIL: Final = "fail"
@@ -87,8 +89,9 @@ def body_of(run: GateRun) -> GateBody:
 async def _found(database: Database, request: web.Request) -> GateBody:
     number = int(request.match_info["id"])
     try:
-        run = await read(database, number) if number <= _MOST_ID else None
-    except (RetryError, OperatorError):
+        async with asyncio.timeout(_ANSWER_S):
+            run = await read(database, number) if number <= _MOST_ID else None
+    except (RetryError, OperatorError, TimeoutError):
         return GateBody(verdict=_INSUFFICIENT, reason="the database does not answer: ask again")
     if run is None:
         return GateBody(

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import yaml
 
+import quantdrift.monitor.gate
 from quantdrift.core.process.admin import Admin
 from quantdrift.monitor.gate import gate_routes
 from quantdrift.storage.database import Database
@@ -98,6 +99,21 @@ async def test_what_is_not_known_is_insufficient_and_never_a_verdict(
                 assert posted.status == 403
         async with session.get(f"{address}/gate/one") as got:
             assert got.status == 404
+
+
+async def test_a_database_that_hangs_does_not_hang_a_rollout(
+    address: str, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody holds a lock on the table: the answer comes all the same, and is insufficient."""
+    monkeypatch.setattr(quantdrift.monitor.gate, "_ANSWER_S", 0.2)
+    async with aiohttp.ClientSession() as session, record.transaction():
+        await record.execute("lock table gate_run in access exclusive mode")
+        async with session.get(f"{address}/gate/1") as got:
+            body = await got.json()
+            assert (got.status, body["verdict"]) == (200, "insufficient")
+            assert body["reason"] == "the database does not answer: ask again"
+    async with aiohttp.ClientSession() as session, session.get(f"{address}/gate/1") as got:
+        assert (await got.json())["verdict"] == "pass"
 
 
 def test_the_examples_ask_what_is_served() -> None:
