@@ -19,7 +19,7 @@ from quantdrift.cli.reference import chosen_reference, model_named, opened_refer
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.slices import ALL
+from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
 from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     "routes",
     multiple=True,
     metavar="SLICE=FILE",
-    help="With --live: FILE serves this slice, and CANDIDATE the rest. Repeatable.",
+    help="FILE serves this slice, and CANDIDATE the rest. Repeatable.",
 )
 @DATA
 @click.option("--against", type=_FILE, help="The model that is serving: the candidate must not be worse.")
@@ -154,8 +154,6 @@ def gate(
                 as_json=as_json,
             )
         )
-    if routes:
-        raise OperatorError("--route is for --live")
     assert inputs is not None
     config = load(config_path)
     model = _model(config, name)
@@ -166,7 +164,7 @@ def gate(
     asked = _asked(
         model, against=against, margin=margin, mlperf=mlperf, labels=labels, accuracy=reference_accuracy
     )
-    sides = _sides(config, model, number, candidate, against)
+    sides = _sides(config, model, rules, routes, number=number, candidate=candidate, against=against)
     try:
         found = _compared(config, sides, inputs, rules, labels, quiet=as_json)
     finally:
@@ -177,7 +175,7 @@ def gate(
         asked,
         observed(sliced, model.name, found),
         model=model.name,
-        candidate=f"sha256:{sides.candidate.artefact.digest}",
+        candidate=sides.digest,
         at=datetime.now(UTC),
         alpha=alpha,
     )
@@ -478,13 +476,24 @@ def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
 
 
 def _sides(
-    config: Config, model: Model, number: int | None, candidate: Path, against: Path | None
+    config: Config,
+    model: Model,
+    rules: Sequence[Slice],
+    routes: Sequence[str],
+    *,
+    number: int | None,
+    candidate: Path,
+    against: Path | None,
 ) -> "Sides":
     from quantdrift.shadow.comparators.registry import comparator_of
-    from quantdrift.shadow.gate.offline import Sides, open_candidate
+    from quantdrift.shadow.gate.offline import Route, Sides, open_candidate, route_slice
     from quantdrift.shadow.replay.references import VersionReference
     from quantdrift.shadow.runtimes.registry import check_mapping
 
+    named = [
+        (route_slice(_slices_named(config, model, rules, name), name), file)
+        for name, file in map(_route, routes)
+    ]
     if not model.references:
         raise OperatorError(
             f"model `{model.name}` has no [[models.references]]: there is nothing to compare with"
@@ -501,7 +510,23 @@ def _sides(
         reference=VersionReference(model=model, runtime=runtime, comparator=comparator, reference=reference),
         candidate=open_candidate(candidate, what="candidate", provider=provider, threads=threads),
         served=served,
+        routes=tuple(
+            Route(
+                slice=key, runtime=open_candidate(file, what="candidate", provider=provider, threads=threads)
+            )
+            for key, file in named
+        ),
     )
+
+
+def _slices_named(config: Config, model: Model, rules: Sequence[Slice], name: str) -> list[SliceKey]:
+    """Return the declared slices of the rules, and that of the value in `name` for a rule without declared values."""
+    assigner = SliceAssigner(msgspec.structs.replace(config, slices=tuple(rules)), model.name)
+    of, _, value = name.partition("=")
+    attributes = {
+        attribute_key(rule): value for rule in rules if rule.name == of and not (rule.feature or rule.cross)
+    }
+    return list(dict.fromkeys([*assigner.declared(), *assigner.assign(attributes, {})]))
 
 
 def _compared(

@@ -15,7 +15,8 @@ from quantdrift.core.keys import KeyFile
 from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.stream.connection import Copies, Queue
 from quantdrift.drift.gate import Decision, Outcome, Question, decision
-from quantdrift.shadow.gate.live import LiveGate, Route, is_judged, route_slice
+from quantdrift.shadow.gate.live import LiveGate, is_judged
+from quantdrift.shadow.gate.offline import Route, route_slice
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
 from quantdrift.shadow.replay.exchange import PreparedExchange

@@ -18,18 +18,17 @@ from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Policy
 from quantdrift.core.sampling.inclusion import (
-    known_at_capture,
     of_model,
     reachable_strata,
     smallest_rate,
     sure_rate,
 )
-from quantdrift.core.slices import ALL, TIME, SliceKey, feature_key, holds, time_attributes
+from quantdrift.core.slices import TIME, SliceKey, feature_key, holds, time_attributes
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
 from quantdrift.shadow.comparators.protocol import Values
-from quantdrift.shadow.gate.offline import answered, computed
+from quantdrift.shadow.gate.offline import Route, answered, computed
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import ReplayResult, compare
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
@@ -39,21 +38,6 @@ from quantdrift.shadow.tensors.features import features_of
 
 _CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
 _MOST_SESSIONS: Final = 100_000
-
-
-class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice that is served by a model of its own.
-
-    Parameters
-    ----------
-    slice
-        The slice; it can be told from what is known at capture.
-    runtime
-        The model.
-    """
-
-    slice: SliceKey
-    runtime: ReferenceRuntime
 
 
 class _Session(msgspec.Struct, kw_only=True):
@@ -254,26 +238,6 @@ def is_judged(config: Config, key: SliceKey) -> bool:
         and (one.equals, one.low, one.high) != (None, None, None)
         for one in key.where
     )
-
-
-def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
-    """Return the slice that `--route` names.
-
-    Raises
-    ------
-    OperatorError
-        There is none, or a request cannot be routed by it.
-    """
-    found = next((key for key in slices if key.name == name), None)
-    if found is None or name == ALL:
-        known = ", ".join(f"`{key.name}`" for key in slices if key.name != ALL) or "none"
-        raise OperatorError(f"--route {name}: there is no such slice; known are {known}")
-    if not all(known_at_capture(one) and not one.key.startswith(TIME) for one in found.where):
-        raise OperatorError(
-            f"--route {name}: a request cannot be routed by it, because only its headers, parameters and JSON are known before it is"
-            " computed"
-        )
-    return found
 
 
 def _flips(entry: PreparedExchange, outputs: dict[str, Array]) -> Values:

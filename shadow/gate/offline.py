@@ -12,9 +12,11 @@ import numpy as np
 from quantdrift.core.config.schema import Model, Provider, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Sampling, Tensor
+from quantdrift.core.sampling.inclusion import known_at_capture
+from quantdrift.core.slices import ALL, TIME, SliceKey, holds
 from quantdrift.core.tasks import Task
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.comparators.protocol import Values
+from quantdrift.shadow.comparators.protocol import Flags, Values
 from quantdrift.shadow.gate.recording import Items, Layout, Part, read
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import pair_of
@@ -39,6 +41,21 @@ _SAMPLING: Final = Sampling(
 _DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
 
 
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice that is served by a model of its own.
+
+    Parameters
+    ----------
+    slice
+        The slice; it can be told from what is known at capture.
+    runtime
+        The model.
+    """
+
+    slice: SliceKey
+    runtime: ReferenceRuntime
+
+
 class Sides(msgspec.Struct, frozen=True, kw_only=True):
     """The models that are compared.
 
@@ -50,26 +67,45 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
         The candidate.
     served
         What is serving; None: not asked for.
+    routes
+        Models that serve a slice of the candidate's traffic; of several that fit the first one counts.
     """
 
     reference: VersionReference
     candidate: ReferenceRuntime
     served: ReferenceRuntime | None = None
+    routes: tuple[Route, ...] = ()
+
+    @property
+    def models(self) -> tuple[tuple[ReferenceRuntime, str], ...]:
+        """All models but the reference, each with what it is."""
+        served = ((self.served, "served model"),) if self.served else ()
+        return (
+            (self.candidate, "candidate"),
+            *((route.runtime, "candidate") for route in self.routes),
+            *served,
+        )
+
+    @property
+    def digest(self) -> str:
+        """The digests of the candidate and of its routes."""
+        digests = [f"sha256:{self.candidate.artefact.digest}"]
+        digests += [f"{route.slice.name}=sha256:{route.runtime.artefact.digest}" for route in self.routes]
+        return " ".join(digests)
 
     @property
     def inputs(self) -> tuple[str, ...]:
         """The names of all inputs, as requests name them."""
         mapped = {entry.name: entry.captured or entry.name for entry in self.reference.reference.inputs}
         names = [mapped.get(spec.name, spec.name) for spec in self.reference.runtime.inputs]
-        for runtime in (self.candidate, self.served):
-            names += [spec.name for spec in runtime.inputs] if runtime else []
+        for runtime, _ in self.models:
+            names += [spec.name for spec in runtime.inputs]
         return tuple(dict.fromkeys(names))
 
     def close(self) -> None:
         """Close all of them."""
-        for runtime in (self.reference.runtime, self.candidate, self.served):
-            if runtime is not None:
-                runtime.close()
+        for runtime in (self.reference.runtime, *(runtime for runtime, _ in self.models)):
+            runtime.close()
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +129,26 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     flip: Values
     served_flip: Values | None
     right: Array | None
+
+
+def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
+    """Return the slice that `--route` names.
+
+    Raises
+    ------
+    OperatorError
+        There is none, or a request cannot be routed by it.
+    """
+    found = next((key for key in slices if key.name == name), None)
+    if found is None or name == ALL:
+        known = ", ".join(f"`{key.name}`" for key in slices if key.name != ALL) or "none"
+        raise OperatorError(f"--route {name}: there is no such slice; known are {known}")
+    if not all(known_at_capture(one) and not one.key.startswith(TIME) for one in found.where):
+        raise OperatorError(
+            f"--route {name}: a request cannot be routed by it, because only its headers, parameters and JSON are known before it is"
+            " computed"
+        )
+    return found
 
 
 def open_candidate(path: Path, *, what: str, provider: Provider, threads: int) -> OnnxRuntime:
@@ -139,9 +195,8 @@ def compared(
     """
     for part in parts:
         items = read(part, layout)
-        for runtime, what in ((sides.candidate, "candidate"), (sides.served, "served model")):
-            if runtime is not None:
-                _check(items, runtime, f"the {what} {runtime.artefact.path}", sides.reference.model)
+        for runtime, what in sides.models:
+            _check(items, runtime, f"the {what} {runtime.artefact.path}", sides.reference.model)
         size = step if sides.reference.model.batched else 1
         found = []
         for begin in range(0, len(items), size):
@@ -168,19 +223,48 @@ def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice]) -> _S
     try:
         entry = _prepared(sides.reference, arrays)
         outputs = computed(entry, where, "reference", step=rows.stop - rows.start)
-        judged = answered(entry, sides.candidate, arrays, where, "candidate")
-        flip = _flips(judged, outputs, where)
+        labels = None if items.labels is None else _classes(items.labels[rows], model, items.path)
+        flip, right = _judged(entry, sides.candidate, arrays, outputs, where=where, labels=labels)
+        for route in reversed(sides.routes):
+            inside = _inside(route.slice, items, rows)
+            if inside.any():
+                own, own_right = _judged(entry, route.runtime, arrays, outputs, where=where, labels=labels)
+                flip = np.where(inside, own, flip)
+                if right is not None and own_right is not None:
+                    right = np.where(inside[:, np.newaxis], own_right, right)
         served = None
         if sides.served is not None:
             served = _flips(answered(entry, sides.served, arrays, where, "served model"), outputs, where)
-        right = None
-        if items.labels is not None:
-            right = _right(judged, outputs, _classes(items.labels[rows], model, items.path))
     except QuarantineError as error:
         raise OperatorError(f"{where}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
     features = features_of(wanted, entry.inputs) if wanted else [{} for _ in range(entry.n_items)]
     return _Step(features=features, flip=flip, served_flip=served, right=right)
+
+
+def _judged(
+    entry: PreparedExchange,
+    runtime: ReferenceRuntime,
+    arrays: dict[str, Array],
+    outputs: dict[str, Array],
+    *,
+    where: str,
+    labels: Array | None,
+) -> tuple[Values, Array | None]:
+    """Return the flips of a candidate, and with labels whether reference and candidate have the true class."""
+    judged = answered(entry, runtime, arrays, where, "candidate")
+    return _flips(judged, outputs, where), None if labels is None else _right(judged, outputs, labels)
+
+
+def _inside(key: SliceKey, items: Items, rows: slice) -> Flags:
+    """Return which rows are in a slice that attributes tell : (rows,)."""
+    given = {name: values[rows] for name, values in items.attributes.items()}
+    return np.array(
+        [
+            all(holds(one, {name: values[row] for name, values in given.items()}, {}) for one in key.where)
+            for row in range(rows.stop - rows.start)
+        ]
+    )
 
 
 def _prepared(version_reference: VersionReference, arrays: dict[str, Array]) -> PreparedExchange:

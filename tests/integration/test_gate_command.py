@@ -295,6 +295,26 @@ def test_junit_has_a_case_for_each_answer(directory: Path) -> None:
     assert names["candidate"].startswith("sha256:")
 
 
+@pytest.mark.parametrize("values", ['values = ["office", "archive"]', ""])
+def test_a_route_serves_its_slice_with_a_file_of_its_own(directory: Path, values: str) -> None:
+    """The archive is served by the good model and the rest by the worse one, in one file with both scanners mixed."""
+    text = (directory / "config.toml").read_text(encoding="utf-8")
+    (directory / "config.toml").write_text(
+        text.replace('values = ["office", "archive"]', values), encoding="utf-8"
+    )
+    truth = logits_of(_record(directory / "rec.npz")).argmax(axis=1)
+    _record(directory / "rec.npz", truth=truth)
+    labelled = ("--inputs", "rec.npz", "--json", "--mlperf", "99", "--labels", "truth")
+    whole = _answers(_gate(directory, "worse.onnx", *labelled))
+    done = _gate(directory, "worse.onnx", *labelled, "--route", "scanner=archive=good.onnx")
+    routed = _answers(done)
+    assert routed["scanner=archive", "flips"]["mean"] == 0.0
+    assert routed["scanner=office", "flips"] == whole["scanner=office", "flips"]
+    assert routed["all", "flips"]["mean"] == pytest.approx(whole["scanner=office", "flips"]["mean"] / 2)
+    assert routed["all", "accuracy"]["mean"] < whole["all", "accuracy"]["mean"]
+    assert " scanner=archive=sha256:" in json.loads(done.stdout)["candidate"]
+
+
 def _other_shape(directory: Path) -> None:
     np.savez(directory / "rec.npz", x=np.zeros((N, 5), np.float32), scanner=np.full(N, "office"))
 
@@ -364,6 +384,12 @@ def _nothing(_: Path) -> None:
         (_nothing, ("--margin", "0.01"), "--margin needs --against"),
         (_nothing, ("--mlperf", "99", "--labels", "truth"), "has no array `truth`, which --labels names"),
         (_nothing, ("--model", "letters"), "no model `letters`"),
+        (
+            _nothing,
+            ("--route", "contrast<1=good.onnx"),
+            "--route contrast<1: there is no such slice; known are `scanner=office`",
+        ),
+        (_nothing, ("--route", "scanner=archive"), "write SLICE=FILE"),
         (_nothing, ("--junit", "absent/gate.xml"), "--junit absent/gate.xml cannot be written"),
     ],
 )

@@ -26,7 +26,8 @@ from quantdrift.core.sealing import seal
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.gate import Outcome, Question
-from quantdrift.shadow.gate.live import LiveGate, Route
+from quantdrift.shadow.gate.live import LiveGate
+from quantdrift.shadow.gate.offline import Route
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References

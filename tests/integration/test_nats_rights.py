@@ -160,7 +160,14 @@ async def test_the_key_of_a_sidecar_reads_and_removes_nothing_that_was_captured(
         heard.append(message)
 
     try:
-        for subject in (">", f"{name}.exchange.>", f"{name}.copy.>", f"_INBOX.{name}.shadow.>", "_INBOX.>", leak):
+        for subject in (
+            ">",
+            f"{name}.exchange.>",
+            f"{name}.copy.>",
+            f"_INBOX.{name}.shadow.>",
+            "_INBOX.>",
+            leak,
+        ):
             await client.subscribe(subject, cb=hear)
         await client.request(f"{name}.exchange.tumour", SECRET, timeout=10.0)
         attacks = {
