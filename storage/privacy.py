@@ -45,6 +45,7 @@ REDACTED: Final = (
     "discovery",
     "discovery_change",
     "doubt",
+    "gate_run",
     "model_version",
     "noise_change",
     "outbox",

@@ -18,6 +18,7 @@ _COMMANDS: Final = {
     "config": "config:config_",
     "db": "db:db",
     "export": "export:export",
+    "gate": "gate:gate",
     "keys": "keys:keys",
     "labels": "labels:labels",
     "monitor": "serve:monitor",
@@ -58,6 +59,7 @@ _EXTRAS: Final = {
     "up": "all",
     "config": "shadow",
     "reference": "shadow",
+    "gate": "shadow",
 }
 
 

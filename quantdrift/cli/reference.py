@@ -123,9 +123,9 @@ def record_(
     from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries
 
     config = load(config_path)
-    model = _model(config, name)
-    number_used, reference = _chosen(model, number)
-    runtime = _opened(config, model, reference)
+    model = model_named(config, name)
+    number_used, reference = chosen_reference(model, number)
+    runtime = opened_reference(config, model, reference)
     try:
         canaries = record(runtime, _given(runtime, inputs, n_items=items, seed=seed))
         about = {
@@ -170,7 +170,7 @@ def check(config_path: Path, name: str | None, number: int | None, as_json: bool
     config = load(config_path)
     if number is not None and name is None:
         raise OperatorError("--reference needs MODEL: it is the number of one of its references")
-    models = [_model(config, name)] if name else config.models
+    models = [model_named(config, name)] if name else config.models
     checked = [
         _checked(config, model, reference, own_number)
         for model in models
@@ -236,14 +236,15 @@ def _deviations(config: Config, model: Model, reference: Reference) -> "list[Dev
     from quantdrift.shadow.runtimes.canaries.canaries import deviations, read_canaries
 
     canaries = read_canaries(Path(reference.canaries))
-    runtime = _opened(config, model, reference)
+    runtime = opened_reference(config, model, reference)
     try:
         return deviations(runtime, canaries)
     finally:
         runtime.close()
 
 
-def _opened(config: Config, model: Model, reference: Reference) -> "ReferenceRuntime":
+def opened_reference(config: Config, model: Model, reference: Reference) -> "ReferenceRuntime":
+    """Return a loaded reference."""
     from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 
     return open_reference(
@@ -251,7 +252,8 @@ def _opened(config: Config, model: Model, reference: Reference) -> "ReferenceRun
     )
 
 
-def _model(config: Config, name: str) -> Model:
+def model_named(config: Config, name: str) -> Model:
+    """Return a model of the configuration by its name."""
     for model in config.models:
         if model.name == name:
             return model
@@ -259,7 +261,8 @@ def _model(config: Config, name: str) -> Model:
     raise OperatorError(f"there is no model `{name}` in the configuration; known are: {names}")
 
 
-def _chosen(model: Model, number: int | None) -> tuple[int, Reference]:
+def chosen_reference(model: Model, number: int | None) -> tuple[int, Reference]:
+    """Return a reference of a model with its number, from 1; without a number the only one."""
     chosen = number or 1
     if chosen > len(model.references) or (number is None and len(model.references) > 1):
         raise OperatorError(

@@ -36,6 +36,7 @@ from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.gate import gate_routes
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.notify.alertmanager import AlertmanagerNotifier
 from quantdrift.monitor.notify.webhook import WebhookSender
@@ -92,7 +93,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 clock=clock,
                 stop=stop,
             )
-            admin = Admin("monitor.admin", config.monitor.admin, monitor.ready, live=monitor.live)
+            admin = Admin(
+                "monitor.admin", config.monitor.admin, monitor.ready, gate_routes(database), live=monitor.live
+            )
             await admin.start()
             try:
                 await compile_loops(stop)

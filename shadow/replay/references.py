@@ -96,6 +96,10 @@ class References:
                 return version_reference
         return None
 
+    def of(self, model: str) -> list[VersionReference]:
+        """Return all open references of `model`, in the order of the configuration."""
+        return [version_reference for _, version_reference in self._by_model.get(model, ())]
+
     def close(self) -> None:
         """Close all references."""
         for runtime in self._loaded.values():

@@ -155,6 +155,11 @@ _OLD_REPORTS: Final = """
         select id from report_run where created_at < :before limit :chunk
     )
 """
+_OLD_GATES: Final = """
+    delete from gate_run where id in (
+        select id from gate_run where begun_at < :before limit :chunk
+    )
+"""
 # An open session whose model gets no traffic any more never closes.
 _OLD_SESSIONS: Final = """
     delete from session where (model_version_id, policy_id, group_key) in (
@@ -321,6 +326,7 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "embedding": "retention_days",
         "expiry": "with its batch",
         "fold": _NEVER_MORE,
+        "gate_run": "history_days",
         "label": "retention_days",
         "leader": _NEVER_MORE,
         "model_version": "history_days after it lost its place; those with a place are limited in number",
@@ -370,8 +376,8 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Sent events, changes of verdict, resolved alerts and changes of noise deleted.
     n_hours, n_days
         Hourly and daily sums deleted.
-    n_reports
-        Records of reports deleted; their files stay.
+    n_reports, n_gates
+        Records of reports, whose files stay, and gates deleted.
     n_sessions, n_vectors, n_labels, n_baselines, n_changes
         Sessions that never closed, vectors, labels, replaced baselines, and replaced changes of slices and discoveries deleted.
     n_processes
@@ -398,6 +404,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_hours: int
     n_days: int
     n_reports: int
+    n_gates: int
     n_sessions: int
     n_vectors: int
     n_labels: int
@@ -468,6 +475,7 @@ async def maintain(
         n_hours=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_hour", column="hour"), history),
         n_days=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_day", column="day"), history),
         n_reports=await in_chunks(database, _OLD_REPORTS, history),
+        n_gates=await in_chunks(database, _OLD_GATES, history),
         n_baselines=await in_chunks(database, _OLD_BASELINES, history),
         n_changes=await in_chunks(
             database, _OLD_CHANGES.format(table="slice_change", column="slice_id"), history

@@ -284,7 +284,7 @@ def _monitor() -> list[str]:
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
         # Retention.
-        f"grant delete on embedding, label, report_run, slice, model_version, doubt to {MONITOR}",
+        f"grant delete on embedding, gate_run, label, report_run, slice, model_version, doubt to {MONITOR}",
         f"grant execute on function {AUDIT_ADD} to {MONITOR}",
     ]
 
@@ -302,6 +302,7 @@ def _operator() -> list[str]:
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant insert, update on label to {OPERATOR}",
+        f"grant insert (model, candidate, alpha), update (verdict, more, answers, checked_at, ended_at) on gate_run to {OPERATOR}",
         f"grant execute on function {AUDIT_ADD} to {OPERATOR}",
     ]
 

@@ -134,6 +134,28 @@ async def test_limits_that_are_changed_reach_an_existing_stream(stream: Stream, 
         await impossible.ensure()
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_copies_of_a_models_exchanges_come_to_who_asks(
+    stream: Stream, connect: Connect, *, is_there: bool
+) -> None:
+    """Of this model alone, from then on, and workers still get each exchange; the limits of the stream stay."""
+    queue = await connect(stream)
+    if is_there:
+        await queue.ensure()
+        await queue.publish_exchange("m.1", "before", b"before")
+    other = await connect(msgspec.structs.replace(stream, max_age_s=60.0))
+    async with (other if is_there else queue).copies("m.1") as copies:
+        await queue.publish_exchange("other", "a", b"other")
+        await queue.publish_exchange("m.1", "b", b"mine")
+        assert await copies.next(10.0) == b"mine"
+        assert await copies.next(0.05) is None
+    assert (await read_backlog(queue)).n_messages == 2 + is_there
+    client = await nats.connect(stream.url)
+    info = await client.jetstream().stream_info(stream.name)
+    await client.close()
+    assert info.config.max_age == stream.max_age_s
+
+
 async def test_two_processes_may_create_the_streams_at_once(stream: Stream, connect: Connect) -> None:
     """However many start together with slightly different limits, each finds the streams afterwards."""
     queues = [await connect(msgspec.structs.replace(stream, max_bytes=1_000_000 + i % 2)) for i in range(6)]

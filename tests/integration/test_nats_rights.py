@@ -88,7 +88,9 @@ async def test_each_role_can_do_its_work(
     sidecar, shadow = queues[NatsRole.SIDECAR], queues[NatsRole.SHADOW]
     monitor, operator = queues[NatsRole.MONITOR], queues[NatsRole.OPERATOR]
     try:
-        await sidecar.publish_exchange("tumour", "e1", SECRET)
+        async with shadow.copies("tumour") as copies:
+            await sidecar.publish_exchange("tumour", "e1", SECRET)
+            assert await copies.next(10.0) == SECRET
         await sidecar.publish_tally("pod", "boot", 1, b"{}")
         assert await are_tallies_read(monitor) is False
         unread = await monitor.consumer("tally", ack_wait_s=10.0)
@@ -158,8 +160,16 @@ async def test_the_key_of_a_sidecar_reads_and_removes_nothing_that_was_captured(
         heard.append(message)
 
     try:
-        for subject in (">", f"{name}.exchange.>", f"_INBOX.{name}.shadow.>", "_INBOX.>", leak):
+        for subject in (
+            ">",
+            f"{name}.exchange.>",
+            f"{name}.copy.>",
+            f"_INBOX.{name}.shadow.>",
+            "_INBOX.>",
+            leak,
+        ):
             await client.subscribe(subject, cb=hear)
+        await client.request(f"{name}.exchange.tumour", SECRET, timeout=10.0)
         attacks = {
             f"$JS.API.STREAM.MSG.GET.{name}": b'{"seq":1}',
             f"$JS.API.DIRECT.GET.{name}": b'{"seq":1}',
@@ -184,7 +194,7 @@ async def test_the_key_of_a_sidecar_reads_and_removes_nothing_that_was_captured(
     monitor = await Queue.connect(
         of(stream, NatsRole.MONITOR, tmp_path), client_name="m", role=NatsRole.MONITOR
     )
-    assert (await read_backlog(monitor)).n_messages == 1
+    assert (await read_backlog(monitor)).n_messages == 2
     await monitor.close()
 
 

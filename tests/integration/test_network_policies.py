@@ -21,6 +21,8 @@ _NAMESPACES: Final[Mapping[str, Mapping[str, str]]] = {
     "observability": {},
     "hooks": {"quantdrift.io/notified": "true"},
     "ingress": {"quantdrift.io/proxy": "true"},
+    "argo-rollouts": {},
+    "flagger-system": {},
     "kube-system": {},
     "istio-system": {},
     "keda": {},
@@ -39,6 +41,8 @@ _OTHERS: Final = {
     "webhook": Peer("hooks", {"quantdrift.io/notified": "true"}),
     "near-webhook": Peer("hooks", {"app": "other"}),
     "proxy": Peer("ingress", {"quantdrift.io/proxy": "true"}),
+    "rollouts": Peer("argo-rollouts", {"app.kubernetes.io/name": "argo-rollouts"}),
+    "flagger": Peer("flagger-system", {"app.kubernetes.io/name": "flagger"}),
     "near-proxy": Peer("ingress", {"app": "other"}),
     "stranger": Peer("default", {"app": "stranger"}),
     "stranger-here": Peer("quantdrift", {"app": "stranger"}),
@@ -114,6 +118,8 @@ def test_the_central_roles_reach_what_they_need_and_nothing_else() -> None:
         ("client", "intake", 9003),
         ("prometheus", "shadow", 9465),
         ("prometheus", "monitor", 9466),
+        ("rollouts", "monitor", 9466),
+        ("flagger", "monitor", 9466),
         ("prometheus", "intake", 9464),
     }
 

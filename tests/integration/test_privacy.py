@@ -226,6 +226,11 @@ class Installation:
             ),
         )
         await record.execute(
+            "insert into gate_run (model, candidate, alpha, answers) values ('digits', $1, 0.05, $2)",
+            f"sha256:aa user={user}=sha256:bb",
+            json.dumps([{"slice": f"user={user}", "verdict": "pass"}, {"slice": "all", "verdict": "pass"}]),
+        )
+        await record.execute(
             "insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2, flip)"
             " values ($1, 0, 'reference', now(), 1, 1, 1, 1, 1, true)",
             one.id,
@@ -357,6 +362,7 @@ async def monitor_applies(record_dsn: str) -> None:
 HOLDING = {
     "alert",
     "comparison",
+    "gate_run",
     "outbox",
     "quarantine",
     "report_run",

@@ -58,7 +58,8 @@ def test_the_page_loads_and_runs_nothing() -> None:
     assert not {"script", "img", "iframe", "link", "object", "embed", "form", "base"} & set(page.tags)
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
     assert [value for name, value in page.attributes if name in {"src", "href", "xlink:href"}] == [
-        "https://tracing.example.com/1"
+        "https://drift.example.com/alert/1",
+        "https://tracing.example.com/1",
     ]
 
 

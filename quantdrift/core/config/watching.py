@@ -162,7 +162,7 @@ class Monitor(Section, frozen=True, kw_only=True):
     stale_after_s: Annotated[
         float, about("A slice with no comparison for this long is `unknown`.", "s", gt=0)
     ] = 21_600.0
-    admin: Annotated[str, about("Address of /livez and /metrics, HOST:PORT.")] = "127.0.0.1:9466"
+    admin: Annotated[str, about("Address of /livez, /metrics and /gate, HOST:PORT.")] = "127.0.0.1:9466"
 
 
 class Notify(Section, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.api import DiscardPolicy, RePublish, RetentionPolicy, StorageType, StreamConfig
 
 from quantdrift.core.config.connections import stream_problems
 from quantdrift.core.config.schema import MIB, Stream
@@ -60,6 +60,11 @@ def exchange_stream(stream: Stream) -> StreamConfig:
     )
 
 
+def copies(name: str, token: str) -> str:
+    """Return the subject at which the server sends copies of stored exchanges; `token` is that of a model, or `>`."""
+    return f"{name}.copy.{token}"
+
+
 def tally_stream(stream: Stream) -> StreamConfig:
     """Return the stream of tallies, which keeps the last one of each sidecar boot."""
     return StreamConfig(
@@ -97,6 +102,22 @@ def current_stream(stream: Stream) -> Stream:
     for problem in stream_problems(current, f"stream.url_file ({stream.url_file})"):
         raise OperatorError(problem)
     return current
+
+
+async def send_copies(jetstream: JetStreamContext, stream: Stream) -> None:
+    """Let the server send copies of stored exchanges; from then on it always does.
+
+    A work queue lets nobody but its workers read. The server keeps no copies: without a subscriber they are gone.
+
+    Raises
+    ------
+    nats.js.errors.NotFoundError
+        There is no stream.
+    """
+    wanted = RePublish(src=f"{stream.name}.exchange.>", dest=copies(stream.name, ">"))
+    info = await jetstream.stream_info(stream.name)
+    if info.config.republish != wanted:
+        await jetstream.update_stream(info.config, republish=wanted)
 
 
 async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -20,15 +20,18 @@ from typing import Any, Literal, Self
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
+from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, Header, StreamConfig
 
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.stream.config import (
+    copies,
     create_or_update,
     current_stream,
     exchange_stream,
     model_of,
+    send_copies,
     subject_token,
     tally_stream,
 )
@@ -159,6 +162,26 @@ class Consumer:
                 await jetstream.add_consumer(self._stream, config)
 
 
+class Copies:
+    """A subscription to copies of exchanges; see `Queue.copies`."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    async def next(self, timeout_s: float) -> bytes | None:
+        """Return the next one as it was published; None: none arrived within `timeout_s`."""
+        try:
+            message = await self._subscription.next_msg(timeout=timeout_s)
+        except nats.errors.TimeoutError:
+            return None
+        except nats.errors.Error as error:
+            raise RetryError(
+                "the subscription to copies of exchanges has ended: NATS closed the connection"
+            ) from error
+        data: bytes = message.data
+        return data
+
+
 def durable_name(subject: str) -> str:
     """Return the name of the consumer of a subject; an empty subject means all."""
     if not subject:
@@ -184,6 +207,8 @@ _LEAST_KEPT_S = 86_400.0
 _DENIED = "permissions violation"
 _SEED = b"SU"
 
+COPIED_BYTES = 64 * MIB
+"""Most bytes of copies that wait for their reader."""
 PUBLISH_TIMEOUT_S = 5.0
 """Longest wait for an acknowledgement: a sidecar's two tries fit into the 20 s that it has left after its drain delay."""
 
@@ -324,6 +349,39 @@ class Queue:
         consumer = Consumer(self, self.stream_name(kind), ack_wait_s, only, kept_s)
         await consumer.bind()
         return consumer
+
+    @contextlib.asynccontextmanager
+    async def copies(self, model: str) -> AsyncIterator["Copies"]:
+        """Subscribe to copies of the exchanges of a model that are stored from now on; workers get the exchanges as well.
+
+        What arrives while more than `COPIED_BYTES` wait is lost, and so is what is stored while the connection is down. Needs the
+        rights of a shadow.
+
+        Raises
+        ------
+        RetryError
+            The server is unavailable.
+        """
+        client = await self.live()
+        await self._send_copies(client)
+        subject = copies(self._stream.name, subject_token(model))
+        subscription = await client.subscribe(subject, pending_bytes_limit=COPIED_BYTES)
+        try:
+            async with mapped():
+                await client.flush(timeout=_CONNECT_S)
+            yield Copies(subscription)
+        finally:
+            with contextlib.suppress(nats.errors.Error):
+                await subscription.unsubscribe()
+
+    async def _send_copies(self, client: Client) -> None:
+        jetstream = client.jetstream(timeout=REQUEST_S)
+        async with mapped():
+            try:
+                await send_copies(jetstream, self._stream)
+            except nats.js.errors.NotFoundError:
+                await self.ensure()
+                await send_copies(jetstream, self._stream)
 
     async def models(self) -> frozenset[str]:
         """Return the names of the models whose exchanges wait in the stream.

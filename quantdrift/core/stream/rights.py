@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.stream.config import subject_token
+from quantdrift.core.stream.config import copies, subject_token
 
 _API = "$JS.API"
 
@@ -36,7 +36,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 PURPOSES: Final[Mapping[NatsRole, str]] = {
     NatsRole.SIDECAR: "publishes exchanges and tallies, reads policy and pause",
-    NatsRole.SHADOW: "reads exchanges and tallies, creates and updates both streams",
+    NatsRole.SHADOW: "reads exchanges, copies of them and tallies, creates and updates both streams",
     NatsRole.MONITOR: "reads how much waits, and tallies while no shadow does; publishes the policy",
     NatsRole.OPERATOR: "people and commands: status, pause and resume",
     NatsRole.ADMIN: "`quantdrift setup nats --apply`: creates streams and buckets",
@@ -79,7 +79,8 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
                 for call in ("CREATE", "UPDATE")
             )
             return Rights(
-                publish=(*known[:2], *streams, *_reading(exchanges), *_reading(tallies)), subscribe=own
+                publish=(*known[:2], *streams, *_reading(exchanges), *_reading(tallies)),
+                subscribe=(*own, copies(name, ">")),
             )
         case NatsRole.MONITOR:
             return Rights(

@@ -41,6 +41,8 @@ _SMALL_INTEGERS = frozenset(
     if name in {"INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"}
 )
 _REDUCED = _REDUCED_FLOATS | _SMALL_INTEGERS
+ANY_PRECISION = tuple(sorted(TensorProto.DataType.Name(value).lower() for value in _REDUCED))
+"""All element types that `findings` can name: with them any graph is accepted, as that of a candidate."""
 _INTEGER_NAMES = frozenset({"int8", "uint8", "int4", "uint4", "int2", "uint2"})
 
 

@@ -21,6 +21,7 @@ from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 3
+_REFERENCE = "reference"
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
@@ -56,6 +57,8 @@ class OnnxRuntime:
         not be fused across it, and other outputs may change in their last bit. Empty: none.
     gpu_bytes, engine_cache
         As of `Engine`.
+    what
+        What the file is, for messages.
 
     Raises
     ------
@@ -74,9 +77,10 @@ class OnnxRuntime:
         embedding: str = "",
         gpu_bytes: int = 0,
         engine_cache: str = "",
+        what: str = _REFERENCE,
     ) -> None:
-        model = _read(path)
-        self.artefact = _artefact(path, model, allow_reduced_precision)
+        model = _read(path, what)
+        self.artefact = _artefact(path, model, allow_reduced_precision, what)
         self.embedding, graph = _embedding(path, model, embedding)
         engine = Engine(
             provider=provider,
@@ -84,7 +88,7 @@ class OnnxRuntime:
             gpu_bytes=gpu_bytes,
             engine_cache=engine_cache,
         )
-        self._session = open_session(path, graph, engine, few_shapes=_has_few_shapes(model))
+        self._session = open_session(path, graph, engine, few_shapes=_has_few_shapes(model), what=what)
         provider_used = self._session.get_providers()[0]
         devices = cuda_devices() if provider_used in ON_GPU else ()
         self.provenance = Provenance(
@@ -94,14 +98,14 @@ class OnnxRuntime:
             device=devices[0] if devices else "cpu",
             driver=driver_version() if devices else "",
         )
-        self.inputs = tuple(_spec(path, node) for node in self._session.get_inputs())
-        self.outputs = tuple(_spec(path, node) for node in self._session.get_outputs())
+        self.inputs = tuple(_spec(path, node, what) for node in self._session.get_inputs())
+        self.outputs = tuple(_spec(path, node, what) for node in self._session.get_outputs())
         for spec in self.outputs:
             if spec.name == self.embedding:
                 check_spec(spec)
         # Text cannot lie on a GPU.
         self._bound = bool(devices) and all(spec.dtype != np.dtype(object) for spec in self.inputs)
-        _LOG.info("reference %s: %s on %s, TF32 off", path.name, provider_used, self.provenance.device)
+        _LOG.info("%s %s: %s on %s, TF32 off", what, path.name, provider_used, self.provenance.device)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name.
@@ -159,28 +163,28 @@ def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
     return _artefact(path, _read(path), allowed)
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def _read(path: Path, what: str = _REFERENCE) -> onnx.ModelProto:
     """Return the graph without its external data."""
     try:
         return onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise OperatorError(f"the reference {path} is not an ONNX model") from error
+        raise OperatorError(f"the {what} {path} is not an ONNX model") from error
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, error, what) from error
 
 
-def _unreadable(path: Path, error: OSError) -> OperatorError:
-    return OperatorError(
-        f"the reference {error.filename or path} cannot be read ({error.strerror}): "
-        "check `models.references.path`"
-    )
+def _unreadable(path: Path, error: OSError, what: str) -> OperatorError:
+    advice = ": check `models.references.path`" if what == _REFERENCE else ""
+    return OperatorError(f"the {what} {error.filename or path} cannot be read ({error.strerror}){advice}")
 
 
-def _artefact(path: Path, model: onnx.ModelProto, allowed: tuple[str, ...]) -> Artefact:
+def _artefact(
+    path: Path, model: onnx.ModelProto, allowed: tuple[str, ...], what: str = _REFERENCE
+) -> Artefact:
     try:
         digest = digest_of(path, external_files(model))
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(path, error, what) from error
     if unfit := findings(model, allowed):
         listed = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
@@ -220,10 +224,10 @@ def _embedding(path: Path, model: onnx.ModelProto, wanted: str) -> tuple[str, by
     return name, None if widened is model else widened.SerializeToString()
 
 
-def _spec(path: Path, node: Any) -> TensorSpec:
+def _spec(path: Path, node: Any, what: str) -> TensorSpec:
     if node.type not in _DTYPES:
         raise OperatorError(
-            f"the reference {path} has `{node.name}` of type {node.type}, which is not supported: export it with float32 "
+            f"the {what} {path} has `{node.name}` of type {node.type}, which is not supported: export it with float32 "
             "inputs and outputs"
         )
     return TensorSpec(

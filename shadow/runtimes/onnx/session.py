@@ -71,7 +71,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     engine_cache: str = ""
 
 
-def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes: bool) -> Any:
+def open_session(
+    path: Path, graph: bytes | None, engine: Engine, *, few_shapes: bool, what: str = "reference"
+) -> Any:
     """Load the file, or `graph` with the external data next to the file.
 
     Parameters
@@ -80,6 +82,8 @@ def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes:
         The file, and the graph to load in its place.
     few_shapes
         Whether the inputs have so few shapes that a memory plan may be kept for each.
+    what
+        What the file is, for messages.
 
     Raises
     ------
@@ -103,7 +107,7 @@ def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes:
             disable_tf32()
         _preload()
         wanted = providers(engine)
-    session = _loaded(path, graph, options, wanted)
+    session = _loaded(path, graph, options, wanted, what)
     _check_taken(session.get_providers()[0], wanted, engine)
     return session
 
@@ -160,13 +164,13 @@ def run_bound(
     return [np.asarray(array) for array in binding.copy_outputs_to_cpu()]
 
 
-def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any]) -> Any:
+def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any], what: str) -> Any:
     try:
         return onnxruntime.InferenceSession(
             str(path) if graph is None else graph, sess_options=options, providers=wanted, enable_fallback=0
         )
     except ERRORS as error:
-        raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {error}".strip()) from error
+        raise OperatorError(f"ONNX Runtime cannot load the {what} {path}: {error}".strip()) from error
 
 
 def _check_taken(provider_used: str, wanted: list[Any], engine: Engine) -> None:

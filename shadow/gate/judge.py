@@ -1,0 +1,183 @@
+"""The judgement of what was compared: the slices of the items, the questions to each, and the decision."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, ValueRules, attribute_key
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.gate import ALPHA, Decision, Kind, Question, Trial, decision, trials
+from quantdrift.shadow.comparators.protocol import Values
+from quantdrift.shadow.gate.offline import Compared
+from quantdrift.shadow.tensors.arrays import Array
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked.
+
+    Parameters
+    ----------
+    slices
+        Questions to every slice.
+    all
+        Further questions, to all items together.
+    """
+
+    slices: tuple[Question, ...]
+    all: tuple[Question, ...] = ()
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """All items, in columns.
+
+    Parameters
+    ----------
+    flip, served_flip, right
+        As of `Compared`.
+    group
+        (items,) number of the observation that each belongs to.
+    members
+        The items of each slice, by its name; a slice that no item belongs to has none.
+    """
+
+    flip: Values
+    served_flip: Values | None
+    right: Array | None
+    group: IntArray
+    members: dict[str, IntArray]
+
+
+def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dict[str, str]:
+    """Return the slice rules that no file has the attribute of, with the key of the attribute."""
+    given = {key for one in found for key in one.items.attributes}
+    return {
+        rule.name: key
+        for rule in rules
+        if not (rule.feature or rule.cross) and (key := attribute_key(rule)) not in given
+    }
+
+
+def observed(config: Config, model: str, found: Sequence[Compared]) -> Observed:
+    """Return the items of all files, with their slices.
+
+    Parameters
+    ----------
+    config
+        With the slices that are judged.
+    model
+        The model's name.
+    found
+        What was found of each file.
+    """
+    assigner = SliceAssigner(config, model)
+    keys = [of_item for one in found for of_item in _slices(assigner, one)]
+    members: dict[str, list[int]] = {key.name: [] for key in assigner.declared()}
+    for item, names in enumerate(_admitted(config, keys)):
+        for name in names:
+            members.setdefault(name, []).append(item)
+    served = [one.served_flip for one in found if one.served_flip is not None]
+    right = [one.right for one in found if one.right is not None]
+    return Observed(
+        flip=np.concatenate([one.flip for one in found]),
+        served_flip=np.concatenate(served) if served else None,
+        right=np.concatenate(right) if right else None,
+        group=_groups(found),
+        members={name: np.array(items, dtype=np.intp) for name, items in members.items()},
+    )
+
+
+def judge(
+    asked: Asked, items: Observed, *, model: str, candidate: str, at: datetime, alpha: float = ALPHA
+) -> Decision:
+    """Return the decision about a candidate.
+
+    Parameters
+    ----------
+    asked, items
+        The questions, and what was observed.
+    model
+        The model's name.
+    candidate
+        Digest of the candidate: `sha256:...`.
+    at
+        When it was judged.
+    alpha
+        Probability of a false pass, and of a false failure, at most.
+    """
+    questions = [
+        (name, question)
+        for name in items.members
+        for question in (*asked.slices, *(asked.all if name == ALL else ()))
+    ]
+    begun = trials([question for _, question in questions], alpha)
+    ended = [
+        (name, _seen(trial, items, items.members[name]))
+        for (name, _), trial in zip(questions, begun, strict=True)
+    ]
+    return decision(ended, model=model, candidate=candidate, at=at)
+
+
+def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
+    """Return a trial after the items of its slice."""
+    chosen, known = _values(trial.question, items)
+    members = members[known[members]]
+    _, group = np.unique(items.group[members], return_inverse=True)
+    sizes = np.bincount(group)
+    groups: FloatArray = np.zeros((len(sizes), len(trial.question.values)))
+    np.add.at(groups, (group, chosen[members]), 1.0 / sizes[group])
+    return trial.at_once(groups)
+
+
+def _values(question: Question, items: Observed) -> tuple[IntArray, BoolArray]:
+    """Return the number of the value that each item has, and whether it is known : (items,) each."""
+    if question.kind is Kind.HARM:
+        assert items.served_flip is not None
+        change = items.flip - items.served_flip
+        known = ~np.isnan(change)
+        return np.where(change == 0, 0, np.where(change > 0, 1, 2)), known
+    if question.kind is Kind.ACCURACY and items.right is not None:
+        reference, candidate = items.right[:, 0].astype(np.intp), items.right[:, 1].astype(np.intp)
+        return reference + 2 * candidate, np.ones(len(reference), dtype=np.bool_)
+    known = ~np.isnan(items.flip)
+    return np.where(known, items.flip, 0).astype(np.intp), known
+
+
+def _slices(assigner: SliceAssigner, one: Compared) -> list[list[SliceKey]]:
+    """Return the slices of each item of a file."""
+    given = one.items.attributes
+    rows = zip(*given.values(), strict=True) if given else (() for _ in range(len(one.items)))
+    return [
+        assigner.assign(dict(zip(given, values, strict=True)), features)
+        for values, features in zip(rows, one.features, strict=True)
+    ]
+
+
+def _admitted(config: Config, keys: Sequence[Sequence[SliceKey]]) -> list[list[str]]:
+    """Return the names of each item's slices: of a rule without declared values only the most frequent ones, and the rest together."""
+    rules = ValueRules(config)
+    counts = Counter(key for of_item in keys for key in of_item)
+    ranks: Counter[str] = Counter()
+    names: dict[SliceKey, str] = {}
+    for key, _ in counts.most_common():
+        rule = rules.of(key)
+        names[key] = key.name
+        if rule is not None:
+            ranks[rule.source] += 1
+            if ranks[rule.source] > rule.most:
+                names[key] = rule.other(key).name
+    return [list(dict.fromkeys(names[key] for key in of_item)) for of_item in keys]
+
+
+def _groups(found: Sequence[Compared]) -> IntArray:
+    """Return the number of each item's observation: its own, or that of all items with the name of its group."""
+    numbers: dict[str, int] = {}
+    group: list[int] = []
+    for one in found:
+        for name in one.items.groups or [""] * len(one.items):
+            # Its own number is negative: it cannot be that of a group.
+            group.append(numbers.setdefault(name, len(numbers)) if name else -1 - len(group))
+    return np.array(group, dtype=np.intp)

@@ -1,0 +1,103 @@
+"""Gates in the database: a candidate's digest before its first exchange, and the verdict on it."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+
+from quantdrift.core.records import Predicate
+from quantdrift.core.slices import SliceKey
+from quantdrift.storage.database import Database
+
+_BEGIN: Final = text("""
+    insert into gate_run (model, candidate, alpha) values (:model, :candidate, :alpha) returning id, begun_at
+""")
+_RECORD: Final = text("""
+    update gate_run set verdict = :verdict, more = :more, answers = cast(:answers as jsonb), checked_at = now(),
+        ended_at = case when :ended then now() end
+    where id = :id
+""")
+_READ: Final = text("select * from gate_run where id = :id")
+# A slice of which nothing was compared in the last day has no traffic, and would never pass.
+_WATCHED: Final = text("""
+    select s.name, s.predicate, s.definition -> 'where' as conditions from slice s
+    where s.model = :model and s.lapsed_at is null and exists (
+        select from rollup_hour r join model_version v on v.id = r.model_version_id
+        where v.model = :model and r.slice_id = s.id and r.hour > now() - interval '25 hours'
+    ) order by s.id
+""")
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A gate that has begun: its number, and the time of the database from which exchanges count."""
+
+    id: int
+    at: datetime
+
+
+class GateRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A gate as it is stored; fields as the columns of `gate_run`."""
+
+    id: int
+    model: str
+    candidate: str
+    made_by: str
+    alpha: float
+    begun_at: datetime
+    checked_at: datetime | None
+    ended_at: datetime | None
+    verdict: str
+    more: int | None
+    answers: list[dict[str, Any]]
+
+
+async def begin(database: Database, *, model: str, candidate: str, alpha: float) -> Begun:
+    """Record a candidate before its first exchange.
+
+    Raises
+    ------
+    OperatorError, RetryError
+        As `Database.begin`.
+    """
+    async with database.begin() as connection:
+        values = {"model": model, "candidate": candidate, "alpha": alpha}
+        row = (await connection.execute(_BEGIN, values)).one()
+    return Begun(id=row.id, at=row.begun_at)
+
+
+async def record(
+    database: Database, number: int, *, verdict: str, more: int | None, answers: bytes, ended: bool
+) -> None:
+    """Record what is known of a gate now; `answers` is a JSON list. Errors as `begin`."""
+    values = {
+        "id": number,
+        "verdict": verdict,
+        "more": more,
+        "answers": answers.decode(),
+        "ended": ended,
+    }
+    async with database.begin() as connection:
+        await connection.execute(_RECORD, values)
+
+
+async def read(database: Database, number: int) -> GateRun | None:
+    """Return a gate, or None. Errors as `begin`."""
+    async with database.begin() as connection:
+        row = (await connection.execute(_READ, {"id": number})).mappings().one_or_none()
+    return None if row is None else GateRun(**row)
+
+
+async def watched_slices(database: Database, model: str) -> list[SliceKey]:
+    """Return the slices of a model that had traffic within the last day. Errors as `begin`."""
+    async with database.begin() as connection:
+        rows = (await connection.execute(_WATCHED, {"model": model})).all()
+    return [
+        SliceKey(
+            model=model,
+            name=row.name,
+            predicate=row.predicate,
+            where=msgspec.convert(row.conditions or (), tuple[Predicate, ...]),
+        )
+        for row in rows
+    ]

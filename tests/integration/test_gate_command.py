@@ -1,0 +1,414 @@
+"""`quantdrift gate` on recorded inputs, as typed, with real ONNX models."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
+
+from tests.support.commands import invoked
+from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, saved
+
+pytestmark = pytest.mark.integration
+
+CONFIG = """
+[shadow]
+provider = "cpu"
+[capture]
+headers = ["x-scanner", "x-user"]
+[[models]]
+name = "digits"
+{model}
+[[models.references]]
+path = "fp32.onnx"
+{reference}
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+values = ["office", "archive"]
+{slices}
+"""
+FEATURE = '[[slices]]\nname = "contrast"\nfeature = "contrast"\nedges = [0.7]\n'
+N = 800
+Numbers = npt.NDArray[Any]
+
+
+def _configure(directory: Path, *, model: str = "", reference: str = "", slices: str = "") -> None:
+    (directory / "config.toml").write_text(
+        CONFIG.format(model=model, reference=reference, slices=slices), encoding="utf-8"
+    )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return a folder with a configuration, a reference, candidates and a recording."""
+    _configure(tmp_path)
+    saved(linear_model(), tmp_path / "fp32.onnx")
+    saved(linear_model(weight=WEIGHT + np.float32(1e-4)), tmp_path / "good.onnx")
+    worse = WEIGHT.copy()
+    worse[0] *= np.float32(1.6)
+    saved(linear_model(weight=worse), tmp_path / "worse.onnx")
+    _record(tmp_path / "rec.npz")
+    return tmp_path
+
+
+def _record(path: Path, *, n: int = N, seed: int = 0, **more: Numbers) -> Numbers:
+    """Record inputs, every other one of the archive."""
+    x = inputs_of(n, seed=seed)
+    scanner = np.where(np.arange(n) % 2, "archive", "office")
+    arrays: dict[str, Any] = {"x": x, "scanner": scanner, **more}
+    np.savez(path, **arrays)
+    return x
+
+
+def _gate(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return invoked("gate", *arguments, directory=directory)
+
+
+def _answers(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    made = json.loads(done.stdout)
+    return {(answer["slice"], answer["question"]): answer for answer in made["slices"]}
+
+
+def test_a_candidate_that_decides_like_its_reference_passes_with_exit_code_0(directory: Path) -> None:
+    """The table has a row for each slice, with the limit and nothing missing."""
+    _configure(directory, slices=FEATURE)
+    _record(directory / "rec.npz", n=1000)
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz")
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    for name in ("all", "scanner=office", "scanner=archive"):
+        assert re.search(r"flips +pass +[\d,]+ +0 % \[0 %, [\d.]+ %\] +< 1 %$", rows[name])
+    assert "insufficient" not in done.stdout.replace("contrast", "")
+    assert done.stdout.splitlines()[-1].startswith("pass: digits may be replaced by sha256:")
+
+
+def test_a_candidate_that_breaks_a_slice_fails_with_exit_code_3(directory: Path) -> None:
+    """It differs in a place where only the archive's inputs are not 0: the archive fails, though all inputs together do not."""
+    x = inputs_of(N)
+    x[::2, 0] = 0.0
+    named: dict[str, Any] = {"header.x-scanner": np.where(np.arange(N) % 2, "archive", "office")}
+    np.savez(directory / "rec.npz", x=x, **named)
+    done = _gate(directory, "worse.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode == 3, done.stderr
+    made, answers = json.loads(done.stdout), _answers(done)
+    assert made["verdict"] == "fail"
+    assert made["more"] == 0
+    assert answers["scanner=archive", "flips"]["verdict"] == "fail"
+    assert answers["scanner=archive", "flips"]["low"] > 0.01
+    assert answers["scanner=office", "flips"]["verdict"] == "pass"
+    assert answers["all", "flips"]["verdict"] == "insufficient"
+    done = _gate(directory, "worse.onnx", "--inputs", "rec.npz")
+    assert done.stdout.splitlines()[-1] == "fail: above the limit in scanner=archive"
+
+
+def test_too_few_inputs_are_insufficient_with_exit_code_4_and_the_number_that_is_missing(
+    directory: Path,
+) -> None:
+    """100 inputs without a flip: 50 of each scanner, each of which needs 370; as many more as said decide it."""
+    _record(directory / "rec.npz", n=100)
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode == 4, done.stderr
+    made = json.loads(done.stdout)
+    assert (made["verdict"], made["more"]) == ("insufficient", 320)
+    text = _gate(directory, "good.onnx", "--inputs", "rec.npz").stdout
+    assert "about 270 more" in text
+    assert "the slice that lacks most needs about 320 more" in text
+    _record(directory / "rec.npz", n=100 + 2 * 320)
+    assert _gate(directory, "good.onnx", "--inputs", "rec.npz").returncode == 0
+
+
+def test_a_slice_without_any_input_holds_up_the_pass(directory: Path) -> None:
+    """Nothing of the archive was recorded: it has no mean, and needs 370."""
+    np.savez(directory / "rec.npz", x=inputs_of(N), scanner=np.full(N, "office"))
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode == 4
+    answer = _answers(done)["scanner=archive", "flips"]
+    assert (answer["n"], answer["mean"], answer["more"]) == (0, None, 370)
+
+
+def test_integers_are_a_candidate_but_no_reference(directory: Path) -> None:
+    """A quantised model is judged, by its own kernels; as a reference it is refused as before."""
+    quantize_dynamic(str(directory / "fp32.onnx"), str(directory / "int8.onnx"), weight_type=QuantType.QUInt8)
+    done = _gate(directory, "int8.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode in {0, 3, 4}, done.stderr
+    flips = _answers(done)["all", "flips"]
+    assert (flips["n"], 0 <= flips["mean"] < 0.1) == (N, True)
+    (directory / "int8.onnx").rename(directory / "fp32.onnx")
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz")
+    assert done.returncode == 2
+    assert "is not full precision" in done.stderr
+
+
+def test_no_harm_is_asked_against_what_serves_and_names_the_slice_that_got_worse(directory: Path) -> None:
+    """The repaired model heals the archive and damages the office: the archive passes both questions, the office neither."""
+    x = inputs_of(N)
+    is_archive = np.arange(N) % 2 == 1
+    x[is_archive, 1] = 0.0
+    x[~is_archive, 0] = 0.0
+    np.savez(directory / "rec.npz", x=x, scanner=np.where(is_archive, "archive", "office"))
+    other = WEIGHT.copy()
+    other[1] *= np.float32(1.6)
+    saved(linear_model(weight=other), directory / "repaired.onnx")
+    done = _gate(directory, "repaired.onnx", "--inputs", "rec.npz", "--against", "worse.onnx", "--json")
+    assert done.returncode == 3, done.stderr
+    answers = _answers(done)
+    assert answers["scanner=archive", "flips"]["verdict"] == "pass"
+    assert answers["scanner=archive", "harm"]["verdict"] == "pass"
+    assert answers["scanner=archive", "harm"]["mean"] < 0
+    assert answers["scanner=office", "harm"]["verdict"] == "fail"
+    assert answers["scanner=office", "harm"]["limit"] == 0.005
+    done = _gate(
+        directory,
+        "repaired.onnx",
+        "--inputs",
+        "rec.npz",
+        "--against",
+        "repaired.onnx",
+        "--margin",
+        "0.01",
+        "--json",
+    )
+    harm = _answers(done)["scanner=office", "harm"]
+    assert (harm["verdict"], harm["mean"], harm["limit"]) == ("pass", 0.0, 0.01)
+
+
+def test_the_accuracy_is_asked_by_labels_or_bounded_by_flips(directory: Path) -> None:
+    """With true classes 99 % pass and a broken candidate fails; without them flips must be few beside the given accuracy."""
+    x = inputs_of(N)
+    _record(directory / "rec.npz", truth=logits_of(x).argmax(axis=1))
+    asked = ("--inputs", "rec.npz", "--json", "--mlperf", "99")
+    done = _gate(directory, "good.onnx", *asked, "--labels", "truth")
+    assert done.returncode == 0, done.stderr
+    assert _answers(done)["all", "accuracy"]["mean"] == pytest.approx(-0.01)
+    assert ("scanner=office", "accuracy") not in _answers(done)
+    done = _gate(directory, "worse.onnx", *asked, "--labels", "truth")
+    assert _answers(done)["all", "accuracy"]["verdict"] == "fail"
+    done = _gate(directory, "good.onnx", *asked, "--reference-accuracy", "0.97")
+    answer = _answers(done)["all", "accuracy"]
+    assert (answer["verdict"], answer["limit"]) == ("pass", pytest.approx(0.0097))
+    done = _gate(directory, "good.onnx", *asked[:-1], "99.9", "--reference-accuracy", "0.97")
+    assert done.returncode == 4
+    assert _answers(done)["all", "accuracy"]["more"] == 3793 - N
+
+
+def test_classes_may_be_given_by_name(directory: Path) -> None:
+    """As `models.labels` names them; an unknown one is an error."""
+    _configure(directory, model='labels = ["zero", "one", "two"]')
+    names = np.array(["zero", "one", "two"])[logits_of(inputs_of(N)).argmax(axis=1)]
+    _record(directory / "rec.npz", truth=names)
+    asked = ("--inputs", "rec.npz", "--mlperf", "99", "--labels", "truth")
+    assert _gate(directory, "good.onnx", *asked).returncode == 0
+    _record(directory / "rec.npz", truth=np.full(N, "ten"))
+    done = _gate(directory, "good.onnx", *asked)
+    assert (done.returncode, "the label `ten` is not in `models.labels`" in done.stderr) == (2, True)
+
+
+def test_a_folder_gives_attributes_by_the_names_of_its_folders(directory: Path) -> None:
+    """The same answers as from one file with an array."""
+    x = inputs_of(N)
+    for name, rows in (("office", x[0::2]), ("archive", x[1::2])):
+        folder = directory / "rec" / f"scanner={name}"
+        folder.mkdir(parents=True)
+        np.savez(folder / "a.npz", x=rows[:150])
+        np.savez(folder / "b.npz", x=rows[150:])
+    from_folder = _answers(_gate(directory, "worse.onnx", "--inputs", "rec", "--json"))
+    from_file = _answers(_gate(directory, "worse.onnx", "--inputs", "rec.npz", "--json"))
+    assert from_folder == from_file
+    (directory / "rec" / "scanner=office").rename(directory / "rec" / "office")
+    done = _gate(directory, "good.onnx", "--inputs", "rec")
+    assert (done.returncode, "name it NAME=VALUE, such as scanner=archive" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("array", ["group", "x-user"])
+def test_items_of_a_session_are_one_observation(directory: Path, array: str) -> None:
+    """Four items each, by the array `group` or by the header that makes sessions: a quarter of the observations."""
+    if array == "x-user":
+        text = (directory / "config.toml").read_text(encoding="utf-8")
+        sticky = '[sampling]\nsticky_header = "x-user"\n[[models]]'
+        (directory / "config.toml").write_text(text.replace("[[models]]", sticky, 1), encoding="utf-8")
+    sessions: dict[str, Any] = {array: np.arange(N) // 4}
+    _record(directory / "rec.npz", **sessions)
+    answers = _answers(_gate(directory, "worse.onnx", "--inputs", "rec.npz", "--json"))
+    assert answers["all", "flips"]["n"] == N // 4
+    _record(directory / "rec.npz")
+    of_items = _answers(_gate(directory, "worse.onnx", "--inputs", "rec.npz", "--json"))
+    assert of_items["all", "flips"]["n"] == N
+    assert answers["all", "flips"]["mean"] == pytest.approx(of_items["all", "flips"]["mean"])
+
+
+def test_a_model_that_takes_a_fixed_number_of_items_and_other_names_is_judged(directory: Path) -> None:
+    """A candidate for batches of 48, and a reference whose input has another name in requests."""
+    model = linear_model()
+    model.graph.input[0].name = "pixels"
+    model.graph.node[0].input[0] = "pixels"
+    saved(model, directory / "fp32.onnx")
+    saved(linear_model(batch=48), directory / "good.onnx")
+    _configure(directory, reference='inputs = [{ name = "pixels", captured = "x" }]')
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    assert _answers(done)["all", "flips"]["n"] == N
+
+
+def test_a_model_without_a_dimension_of_items_is_run_item_by_item(directory: Path) -> None:
+    """Each row of the recording is one exchange."""
+    for name in ("fp32", "good"):
+        saved(linear_model(batch=1), directory / f"{name}.onnx")
+    _configure(directory, model="batched = false")
+    x = _record(directory / "rec.npz")
+    np.savez(
+        directory / "rec.npz", x=x[:, np.newaxis], scanner=np.where(np.arange(N) % 2, "archive", "office")
+    )
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode == 0, done.stderr
+    assert _answers(done)["all", "flips"]["n"] == N
+
+
+def test_values_that_nobody_declared_are_slices_and_the_rare_ones_share_one(directory: Path) -> None:
+    """Of a rule without values the most frequent ones, as many as `max_values`, and `(other)`."""
+    user = '[[slices]]\nname = "user"\nheader = "x-user"\nmax_values = 2\n'
+    _configure(directory, slices=user)
+    _record(directory / "rec.npz", user=np.repeat(["a", "b", "c", "d"], [400, 300, 60, 40]))
+    names = {name for name, _ in _answers(_gate(directory, "good.onnx", "--inputs", "rec.npz", "--json"))}
+    assert names == {"all", "scanner=office", "scanner=archive", "user=a", "user=b", "user=(other)"}
+
+
+def test_junit_has_a_case_for_each_answer(directory: Path) -> None:
+    """A failure is a failure, and what is insufficient an error, so that no CI takes it for a success."""
+    _record(directory / "rec.npz", n=100)
+    assert _gate(directory, "worse.onnx", "--inputs", "rec.npz", "--junit", "gate.xml").returncode in {3, 4}
+    suite = ET.parse(directory / "gate.xml").getroot()
+    kinds = [[child.tag for child in case] for case in suite.iter("testcase")]
+    assert len(kinds) == int(suite.attrib["tests"]) == 3
+    assert sum(kind == ["failure"] for kind in kinds) == int(suite.attrib["failures"])
+    assert sum(kind == ["error"] for kind in kinds) == int(suite.attrib["errors"])
+    assert int(suite.attrib["failures"]) + int(suite.attrib["errors"]) > 0
+    names = {entry.attrib["name"]: entry.attrib["value"] for entry in suite.iter("property")}
+    assert names["model"] == "digits"
+    assert names["candidate"].startswith("sha256:")
+
+
+@pytest.mark.parametrize("values", ['values = ["office", "archive"]', ""])
+def test_a_route_serves_its_slice_with_a_file_of_its_own(directory: Path, values: str) -> None:
+    """The archive is served by the good model and the rest by the worse one, in one file with both scanners mixed."""
+    text = (directory / "config.toml").read_text(encoding="utf-8")
+    (directory / "config.toml").write_text(
+        text.replace('values = ["office", "archive"]', values), encoding="utf-8"
+    )
+    truth = logits_of(_record(directory / "rec.npz")).argmax(axis=1)
+    _record(directory / "rec.npz", truth=truth)
+    labelled = ("--inputs", "rec.npz", "--json", "--mlperf", "99", "--labels", "truth")
+    whole = _answers(_gate(directory, "worse.onnx", *labelled))
+    done = _gate(directory, "worse.onnx", *labelled, "--route", "scanner=archive=good.onnx")
+    routed = _answers(done)
+    assert routed["scanner=archive", "flips"]["mean"] == 0.0
+    assert routed["scanner=office", "flips"] == whole["scanner=office", "flips"]
+    assert routed["all", "flips"]["mean"] == pytest.approx(whole["scanner=office", "flips"]["mean"] / 2)
+    assert routed["all", "accuracy"]["mean"] < whole["all", "accuracy"]["mean"]
+    assert " scanner=archive=sha256:" in json.loads(done.stdout)["candidate"]
+
+
+def _other_shape(directory: Path) -> None:
+    np.savez(directory / "rec.npz", x=np.zeros((N, 5), np.float32), scanner=np.full(N, "office"))
+
+
+def _other_type(directory: Path) -> None:
+    np.savez(directory / "rec.npz", x=np.zeros((N, 4)), scanner=np.full(N, "office"))
+
+
+def _other_name(directory: Path) -> None:
+    np.savez(directory / "rec.npz", image=inputs_of(N), scanner=np.full(N, "office"))
+
+
+def _other_length(directory: Path) -> None:
+    np.savez(directory / "rec.npz", x=inputs_of(N), scanner=np.full(N - 1, "office"))
+
+
+def _no_attribute(directory: Path) -> None:
+    np.savez(directory / "rec.npz", x=inputs_of(N))
+    _configure(directory, slices=FEATURE)
+
+
+def _more_numbers(directory: Path) -> None:
+    _record(directory / "rec.npz", y=np.zeros((N, 2)))
+
+
+def _no_onnx(directory: Path) -> None:
+    (directory / "good.onnx").write_bytes(b"no model")
+
+
+def _other_output(directory: Path) -> None:
+    model = linear_model()
+    model.graph.output[0].name = "scores"
+    model.graph.node[1].output[0] = "scores"
+    saved(model, directory / "good.onnx")
+
+
+def _nothing(_: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "words"),
+    [
+        (
+            _other_shape,
+            (),
+            r"rec.npz: `x` is float32\[800, 5\], but the candidate good.onnx takes x: float32\[\?, 4\]",
+        ),
+        (
+            _other_type,
+            (),
+            r"rec.npz: `x` is float64\[800, 4\], but the candidate good.onnx takes x: float32\[\?, 4\]",
+        ),
+        (_other_name, (), "rec.npz has no array `x`: it has `image`, `scanner`, and the inputs are `x`"),
+        (_other_length, (), "`x` has 800 rows, but `scanner` has 799"),
+        (_no_attribute, (), "no attribute for the slices `scanner`.*--slice contrast"),
+        (
+            _more_numbers,
+            (),
+            "the array `y`, float64.800, 2., is neither an input of the model nor an attribute",
+        ),
+        (_no_onnx, (), "the candidate good.onnx is not an ONNX model"),
+        (_other_output, (), r"the candidate's outputs are \['scores'\]"),
+        (_nothing, ("--slice", "scaner"), "--slice scaner: .* it has `all`, `scanner`"),
+        (_nothing, ("--mlperf", "99"), "--mlperf needs either --labels.*--reference-accuracy"),
+        (_nothing, ("--labels", "truth"), "need --mlperf 99"),
+        (_nothing, ("--margin", "0.01"), "--margin needs --against"),
+        (_nothing, ("--mlperf", "99", "--labels", "truth"), "has no array `truth`, which --labels names"),
+        (_nothing, ("--model", "letters"), "no model `letters`"),
+        (
+            _nothing,
+            ("--route", "contrast<1=good.onnx"),
+            "--route contrast<1: there is no such slice; known are `scanner=office`",
+        ),
+        (_nothing, ("--route", "scanner=archive"), "write SLICE=FILE"),
+        (_nothing, ("--junit", "absent/gate.xml"), "--junit absent/gate.xml cannot be written"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_says_so(
+    directory: Path, prepare: Callable[[Path], None], arguments: tuple[str, ...], words: str
+) -> None:
+    """Exit code 2, never that of a verdict, and a sentence that names the file and both sides."""
+    prepare(directory)
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", *arguments)
+    assert done.returncode == 2
+    assert re.search(words, done.stderr), done.stderr
+    assert not done.stdout
+
+
+def test_slices_without_an_attribute_are_left_out_only_if_one_says_so(directory: Path) -> None:
+    """With --slice the named rules are judged, and all inputs together."""
+    _no_attribute(directory)
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--slice", "contrast", "--json")
+    assert {name for name, _ in _answers(done)} == {"all", "contrast<0.7", "contrast>=0.7"}
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--slice", "all", "--json")
+    assert done.returncode == 0
+    assert {name for name, _ in _answers(done)} == {"all"}

@@ -1,0 +1,358 @@
+"""`quantdrift gate --live`, as typed, with a real stream and a real database."""
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Config, Model, Reference, Stream
+from quantdrift.core.keys import Key, KeyRing, write_keys
+from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
+from quantdrift.core.sealing import seal
+from quantdrift.core.slices import SliceKey, everything
+from quantdrift.core.stream.connection import Queue
+from quantdrift.drift.gate import Outcome, Question
+from quantdrift.shadow.gate.live import LiveGate
+from quantdrift.shadow.gate.offline import Route
+from quantdrift.shadow.pipeline.classify import classify
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from tests.support.commands import invoked
+from tests.support.shadow.onnx_models import WEIGHT, exchange_of, inputs_of, linear_model, saved
+
+pytestmark = pytest.mark.integration
+
+CONFIG = """
+[shadow]
+provider = "cpu"
+threads = 1
+[capture]
+headers = ["x-scanner"]
+[stream]
+url = "{url}"
+name = "{name}"
+{keys}
+[[models]]
+name = "digits"
+[[models.references]]
+path = "fp32.onnx"
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+"""
+SLICE = "insert into slice (model, name, predicate, definition) values ('digits', $1, $2, $3) returning id"
+SUMS = (
+    "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight, weight_sq, flip, topk, js,"
+    " divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
+    " values ($1, $2, date_trunc('hour', now()), 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, '{}')"
+)
+
+
+class Site:
+    """A configuration with models, a stream, and a database in which two scanners were compared today."""
+
+    def __init__(self, directory: Path, dsn: str, stream: Stream) -> None:
+        self.directory, self.dsn, self.stream = directory, dsn, stream
+
+    def gate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run the command, with --live."""
+        return invoked("gate", *arguments, "--live", directory=self.directory, QUANTDRIFT_DSN=self.dsn)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the gates in the database."""
+
+        async def read() -> list[dict[str, Any]]:
+            connection = await asyncpg.connect(self.dsn)
+            try:
+                return [dict(row) for row in await connection.fetch("select * from gate_run order by id")]
+            finally:
+                await connection.close()
+
+        return asyncio.run(read())
+
+    @contextlib.contextmanager
+    def traffic(self, make: Callable[[int], Exchange], sealed: Key | None = None) -> Iterator[None]:
+        """Publish exchanges inside the block, one after the other, from before the gate begins until it has ended."""
+        over = threading.Event()
+
+        async def publish() -> None:
+            queue = await Queue.connect(self.stream, client_name="test")
+            await queue.ensure()
+            for number in range(100_000):
+                if over.is_set():
+                    break
+                exchange = make(number)
+                wire = encode(exchange)
+                if sealed is not None:
+                    wire = seal(wire, sealed, model=exchange.model, exchange_id=exchange.id)
+                await queue.publish_exchange(exchange.model, exchange.id, wire)
+            await queue.close()
+
+        thread = threading.Thread(target=lambda: asyncio.run(publish()))
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(60)
+
+
+@pytest.fixture
+def site(tmp_path: Path, nats_url: str, postgres_dsn: str) -> Site:
+    """Return a site."""
+    stream = Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}")
+    configure(tmp_path, stream)
+    saved(linear_model(), tmp_path / "fp32.onnx")
+    saved(linear_model(weight=WEIGHT + np.float32(1e-4)), tmp_path / "good.onnx")
+    saved(linear_model(weight=-WEIGHT), tmp_path / "broken.onnx")
+
+    async def prepare() -> None:
+        connection = await asyncpg.connect(postgres_dsn)
+        version = await connection.fetchval(
+            "insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'r') returning id"
+        )
+        named = {
+            "all": ("true", []),
+            "scanner=office": (
+                'header.x-scanner = "office"',
+                [{"key": "header.x-scanner", "equals": "office"}],
+            ),
+            "scanner=archive": (
+                'header.x-scanner = "archive"',
+                [{"key": "header.x-scanner", "equals": "archive"}],
+            ),
+        }
+        for name, (predicate, where) in named.items():
+            number = await connection.fetchval(SLICE, name, predicate, json.dumps({"where": where}))
+            await connection.execute(SUMS, version, number)
+        await connection.fetchval(SLICE, "scanner=old", 'header.x-scanner = "old"', json.dumps({"where": []}))
+        await connection.close()
+
+    asyncio.run(prepare())
+    return Site(tmp_path, postgres_dsn, stream)
+
+
+def configure(directory: Path, stream: Stream, keys: str = "") -> None:
+    """Write the configuration."""
+    (directory / "config.toml").write_text(
+        CONFIG.format(url=stream.url, name=stream.name, keys=keys), encoding="utf-8"
+    )
+
+
+def served(number: int, **changes: Any) -> Exchange:
+    """Return an exchange of either scanner, served by a model that decides like the reference."""
+    scanner = "archive" if number % 2 else "office"
+    exchange = exchange_of(inputs_of(2, seed=number), attributes={"header.x-scanner": scanner})
+    return msgspec.structs.replace(exchange, **changes)
+
+
+def answers_of(row: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the answers of a stored gate, by slice and question."""
+    return {(one["slice"], one["question"]): one for one in json.loads(row["answers"])}
+
+
+def test_a_candidate_that_decides_like_its_reference_passes_on_live_traffic(site: Site) -> None:
+    """Every slice with traffic today passes both questions; the row has the verdict that is printed; the stream keeps its exchanges."""
+    with site.traffic(served):
+        done = site.gate("good.onnx", "--margin", "0.02", "--wait", "2m", "--json")
+    assert done.returncode == 0, done.stderr
+    printed, (row,) = json.loads(done.stdout), site.rows()
+    assert (printed["verdict"], row["verdict"], printed["id"]) == ("pass", "pass", row["id"])
+    assert row["candidate"].startswith("sha256:")
+    assert row["begun_at"] < row["checked_at"] == row["ended_at"]
+    answers = answers_of(row)
+    assert {name for name, _ in answers} == {"all", "scanner=office", "scanner=archive"}
+    assert {question for _, question in answers} == {"flips", "harm"}
+    assert all(one["n"] >= 370 for (_, question), one in answers.items() if question == "flips")
+    assert printed["unusable"] == 0
+
+
+def test_a_broken_candidate_fails_at_once_and_the_table_says_where(site: Site) -> None:
+    """After a dozen exchanges; people get the number of the gate, the exchanges and the time."""
+    with site.traffic(served):
+        done = site.gate("broken.onnx", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("gate 1: ")
+    assert "fail: above the limit in" in done.stdout
+    assert site.rows()[0]["verdict"] == "fail"
+
+
+def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
+    """The archive is served by a broken model: it fails, the office does not; both digests are recorded."""
+    with site.traffic(served):
+        done = site.gate("good.onnx", "--wait", "2m", "--route", "scanner=archive=broken.onnx")
+    assert done.returncode == 3, done.stderr
+    (row,) = site.rows()
+    verdicts = {
+        name: one["verdict"] for (name, question), one in answers_of(row).items() if question == "flips"
+    }
+    assert verdicts["scanner=archive"] == "fail"
+    assert verdicts["scanner=office"] != "fail"
+    assert " scanner=archive=sha256:" in row["candidate"]
+
+
+def test_exchanges_from_before_the_candidate_was_recorded_do_not_count(site: Site) -> None:
+    """All of them are old: after the wait it is insufficient, and nothing was seen."""
+    before = datetime.now(UTC) - timedelta(minutes=10)
+    with site.traffic(lambda number: served(number, captured_at=before)):
+        done = site.gate("broken.onnx", "--wait", "2s", "--json")
+    assert done.returncode == 4, done.stderr
+    assert json.loads(done.stdout)["exchanges"] == 0
+    (row,) = site.rows()
+    assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
+    done = site.gate("broken.onnx", "--wait", "1s")
+    assert "about 370 more, and none came" in done.stdout
+
+
+def test_rare_samples_weigh_more_so_the_mean_is_that_of_the_traffic(tmp_path: Path) -> None:
+    """The candidate is wrong on one half of the traffic, which is sampled ten times as rarely as the other."""
+    model = Model(
+        name="digits", references=(Reference(path=str(saved(linear_model(), tmp_path / "fp32.onnx"))),)
+    )
+    references = References([model], lambda _, reference: OnnxRuntime(Path(reference.path), threads=1))
+    often = HeaderStratum(name="often", rate=1.0, headers={"x-scanner": "office"})
+    policy = Policy(epoch="e", header_strata=(often, HeaderStratum(name="default", rate=0.1)), body_strata=())
+    scanner = Predicate(key="header.x-scanner", equals="archive")
+    archive = SliceKey(model="digits", name="scanner=archive", predicate="archive", where=(scanner,))
+    broken = OnnxRuntime(saved(linear_model(weight=-WEIGHT), tmp_path / "broken.onnx"), threads=1)
+    gate = LiveGate(
+        Config(models=(model,)),
+        model,
+        slices=[everything("digits"), archive],
+        questions=[Question.flips(0.01)],
+        candidate=OnnxRuntime(tmp_path / "fp32.onnx", threads=1),
+        routes=[Route(slice=archive, runtime=broken)],
+        begun_at=datetime.now(UTC) - timedelta(minutes=1),
+        alpha=0.05,
+    )
+    for number in range(440):
+        is_office = number % 11 != 10
+        name, rate = ("office", 1.0) if is_office else ("archive", 0.1)
+        exchange = exchange_of(inputs_of(1, seed=number), attributes={"header.x-scanner": name})
+        sampling = msgspec.structs.replace(
+            exchange.sampling, policy=policy, pi1=rate, pi2=1.0, u1=0.05, u2=0.0
+        )
+        wire = encode(msgspec.structs.replace(exchange, sampling=sampling))
+        case = classify(wire, sequence=0, n_delivered=1, max_deliveries=1, references=references)
+        assert isinstance(case, PreparedExchange)
+        gate.see(case)
+    references.close()
+    mean = {name: trial.sums[1] / sum(trial.sums) for name, trial in gate.trials}
+    assert mean["scanner=archive"] > 0.5
+    assert mean["all"] == pytest.approx(mean["scanner=archive"] / 2)
+    assert gate.outcome is Outcome.FAIL
+
+
+def test_a_session_is_one_observation(site: Site) -> None:
+    """Ten exchanges each: as many observations as sessions, counted when the wait is over."""
+    with site.traffic(lambda number: served(number, group=f"g{number // 10 % 40}")):
+        done = site.gate("good.onnx", "--wait", "3s", "--json")
+    assert done.returncode == 4, done.stderr
+    printed = json.loads(done.stdout)
+    answers = {(one["slice"], one["question"]): one for one in printed["slices"]}
+    assert printed["exchanges"] > 400
+    assert answers["all", "flips"]["n"] == 40
+
+
+def test_what_the_candidate_cannot_answer_counts_as_flips(site: Site) -> None:
+    """It takes five features, and requests have four: it fails, because failing on what is hard must not pass."""
+    saved(other_model(5, "x"), site.directory / "wide.onnx")
+    with site.traffic(served):
+        done = site.gate("wide.onnx", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    assert "of them the candidate could not answer; they count as flips (" in done.stdout
+    assert "takes x: float32[?, 5]" in done.stdout
+
+
+def test_what_the_reference_cannot_answer_does_not_count(site: Site) -> None:
+    """A request with five features: it is skipped with the reason, and nothing is seen."""
+    wide = np.zeros((1, 5), np.float32)
+    logits = np.zeros((1, 3), np.float32)
+    with site.traffic(lambda _: exchange_of(wide, logits, attributes={"header.x-scanner": "office"})):
+        done = site.gate("good.onnx", "--wait", "1s", "--json")
+    assert done.returncode == 4, done.stderr
+    printed = json.loads(done.stdout)
+    assert (printed["exchanges"], printed["unusable"] > 0) == (0, True)
+    assert "FP32[1, 5]" in printed["problem"]
+
+
+def test_encrypted_exchanges_need_the_key_and_say_so(site: Site) -> None:
+    """Without a key none counts, with it they do."""
+    path, key = site.directory / "payload.keys", Key.create(datetime.now(UTC))
+    write_keys(path, KeyRing(keys=(key,)), is_new=True)
+    with site.traffic(served, sealed=key):
+        done = site.gate("good.onnx", "--wait", "1s", "--json")
+        assert "it is encrypted: set stream.payload_key_file" in json.loads(done.stdout)["problem"]
+        configure(site.directory, site.stream, keys=f'payload_key_file = "{path}"')
+        done = site.gate("good.onnx", "--wait", "1s", "--json")
+    assert json.loads(done.stdout)["exchanges"] > 0, done.stdout
+
+
+def other_model(n_features: int, name: str) -> onnx.ModelProto:
+    """Return a linear model of so many features, whose input has this name."""
+    model = linear_model(weight=np.zeros((n_features, 3), np.float32))
+    model.graph.input[0].name = name
+    model.graph.node[0].input[0] = name
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = n_features
+    return model
+
+
+def test_a_candidate_whose_inputs_have_other_names_is_an_error(site: Site) -> None:
+    """At once, and not a failure of each exchange."""
+    saved(other_model(4, "pixels"), site.directory / "named.onnx")
+    done = site.gate("named.onnx", "--wait", "1m")
+    assert done.returncode == 2
+    assert "takes `pixels`, but requests have ['x'], as the reference takes them" in done.stderr
+    assert site.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--inputs", "config.toml"), "give either --inputs, recorded inputs, or --live"),
+        (("--against", "good.onnx"), "--against is for --inputs"),
+        (("--route", "scanner=archive=absent.onnx"), "write SLICE=FILE"),
+        (
+            ("--route", "scanner=new=good.onnx"),
+            "--route scanner=new: there is no such slice; known are `scanner=office`",
+        ),
+        (("--wait", "soon"), "--wait soon is not a duration"),
+    ],
+)
+def test_what_cannot_be_done_is_said(site: Site, arguments: Sequence[str], words: str) -> None:
+    """Exit code 2, and nothing is recorded."""
+    done = site.gate("good.onnx", *arguments)
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert site.rows() == []
+
+
+def test_a_model_without_traffic_is_an_error(site: Site) -> None:
+    """There is no slice to judge; it says so at once, and does not wait."""
+
+    async def forget() -> None:
+        connection = await asyncpg.connect(site.dsn)
+        await connection.execute("delete from rollup_hour")
+        await connection.close()
+
+    asyncio.run(forget())
+    began_s = time.monotonic()
+    done = site.gate("good.onnx", "--wait", "1h")
+    assert (done.returncode, "no slice of model `digits` had traffic" in done.stderr) == (2, True), (
+        done.stderr
+    )
+    assert time.monotonic() - began_s < 60
