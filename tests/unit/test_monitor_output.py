@@ -168,5 +168,6 @@ def test_an_event_has_a_link_to_its_alert_where_the_page_has_an_address() -> Non
     assert plain.attributes is not None
     assert linked.attributes["quantdrift.url"] == "https://drift.example.com/alert/12"
     assert linked.attributes["quantdrift.alert_id"] == plain.attributes["quantdrift.alert_id"] == 12
-    assert linked.body == f"{plain.body}\nLive page: https://drift.example.com/alert/12"
+    assert isinstance(plain.body, str)
+    assert linked.body == plain.body + "\nLive page: https://drift.example.com/alert/12"
     assert "quantdrift.url" not in plain.attributes
