@@ -24,6 +24,7 @@ from tests.support.exposed_secrets import exposed
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
 from tests.support.sidecar.relay_process import Backend, SidecarProcess, alive, free_port, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
+from tests.support.sidecar.time_slices import time_slice_ns
 
 pytestmark = pytest.mark.fault
 
@@ -508,3 +509,5 @@ def test_no_secret_is_in_the_environment_of_a_process_that_the_sidecar_starts(
         (worker,), (admin,), (capture,) = running.workers, running.admins, running.captures
         wait(lambda: running.root.nice() < admin.nice() == capture.nice(), "the processes behind give way")
         assert worker.nice() == running.root.nice()
+        if (usual_ns := time_slice_ns(capture.pid)) and os.sched_getscheduler(worker.pid) == os.SCHED_OTHER:
+            assert (time_slice_ns(worker.pid) or 0) < usual_ns, "the worker runs soon after it wakes up"
