@@ -21,7 +21,7 @@ _BOTTOM: Final = 24
 _TOP: Final = 18
 _Z: Final = 1.959964
 _STRIP: Final = 12
-_MARK_WIDTH: Final = 170  # of the text of a mark
+_LETTER_WIDTH: Final = 11  # of the text of a mark, as large as a phone shows it
 _LEVEL: Final = {"ok": 0, "unknown": 1, "warning": 2, "firing": 3}
 _NAMES: Final = ("ok", "unknown", "warning", "firing")
 
@@ -199,10 +199,12 @@ def _marks(marks: Sequence[Mark], x: Callable[[datetime], float]) -> str:
         parts.append(
             f'<line class="mark {mark.kind}" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"><title>{text}</title></line>'
         )
-        if at - last_x > _MARK_WIDTH:
-            anchor = "end" if at > _WIDTH - _MARK_WIDTH else "start"
+        wide = _LETTER_WIDTH * len(mark.text)
+        is_left = at + wide > _WIDTH
+        if (at - wide if is_left else at) > last_x and not (is_left and at < wide):
+            anchor = "end" if is_left else "start"
             parts.append(f'<text class="mark-text" x="{at}" y="11" text-anchor="{anchor}">{text}</text>')
-            last_x = at
+            last_x = at if is_left else at + wide
     return "".join(parts)
 
 
