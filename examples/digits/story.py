@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = 120.0
     drift_s: float = 120.0
     after_s: float = 10.0
-    release_s: float = 120.0
+    release_s: float = 30.0
 
     @classmethod
     def fast(cls) -> "Plan":
@@ -279,7 +279,8 @@ def _say_what_next(options: Options, screen: Screen, running: Services) -> None:
         f"[bold]What next:[/]\n"
         f"  {again}{psql}\n"
         f"  .venv/bin/quantdrift config check --config {running.config} --requests-per-s 300\n"
-        f"  .venv/bin/pip install jupyterlab && .venv/bin/jupyter lab examples/questions.ipynb  # twelve questions, answered\n"
+        f"  .venv/bin/pip install jupyterlab  # for the notebook that answers twelve questions:\n"
+        f'  QUANTDRIFT_DSN="$(cat {running.data}/dsn)" .venv/bin/jupyter lab examples/questions.ipynb\n'
         f"  docs/quick-start.md       # the same with your own model"
     )
 

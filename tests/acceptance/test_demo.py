@@ -60,7 +60,7 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
 
 def _executed(path: Path, directory: Path) -> nbformat.NotebookNode:
     """Return the notebook with its outputs; a cell that raises ends the test."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call] # nbformat has no types for it
     assert not any(cell.get("outputs") for cell in notebook.cells), "keep outputs out of the repository"
     resources = {"metadata": {"path": str(directory)}}
     return nbclient.NotebookClient(
