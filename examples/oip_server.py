@@ -4,6 +4,8 @@ It stands for the inference pod in the demo, the tests and the benchmarks, and k
 speaks JSON and the binary tensor extension, in both directions and mixed.
 
     python -m examples.oip_server --model digits=digits-int8.onnx --version int8-1 --listen 127.0.0.1:8001
+
+With `--next digits=other.onnx --next-version int8-2` it serves that model in place of the first after SIGHUP.
 """
 
 import argparse
@@ -160,6 +162,10 @@ class InferenceServer:
         await web.TCPSite(self._runner, self._host, self.port).start()
         self.port = self._runner.addresses[0][1]
 
+    def release(self, model: Model) -> None:
+        """Serve `model` in place of the one of its name; what is being answered is answered by the former one."""
+        self._models[model.name] = model
+
     async def stop(self) -> None:
         """Finish what is being answered and close the port."""
         await self._runner.cleanup()
@@ -296,8 +302,14 @@ def _metadata(node: Any) -> TensorMetadata:
     return TensorMetadata(name=node.name, datatype=_OF_ONNX[node.type], shape=shape)
 
 
-async def _serve(server: InferenceServer) -> None:
+async def _serve(server: InferenceServer, following: Sequence[Model]) -> None:
     stop = asyncio.Event()
+
+    def release() -> None:
+        for model in following:
+            server.release(model)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, release)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await server.start()
@@ -313,15 +325,22 @@ def main() -> None:
     )
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FILE.onnx")
     parser.add_argument("--version", default="1", help="version that all models are reported with")
+    parser.add_argument(
+        "--next", action="append", default=[], metavar="NAME=FILE.onnx", help="is served from SIGHUP on"
+    )
+    parser.add_argument("--next-version", default="2", help="version of the models of --next")
     parser.add_argument("--listen", default="127.0.0.1:8001", help="HOST:PORT; port 0 takes a free one")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of one inference")
     arguments = parser.parse_args()
-    models = []
-    for text in arguments.model:
-        name, _, path = text.partition("=")
-        models.append(Model(name, arguments.version, Path(path), arguments.threads))
+
+    def load(texts: Iterable[str], version: str) -> list[Model]:
+        pairs = (text.partition("=") for text in texts)
+        return [Model(name, version, Path(path), arguments.threads) for name, _, path in pairs]
+
+    models = load(arguments.model, arguments.version)
     host, _, port = arguments.listen.rpartition(":")
-    asyncio.run(_serve(InferenceServer(models, host, int(port))))
+    server = InferenceServer(models, host, int(port))
+    asyncio.run(_serve(server, load(arguments.next, arguments.next_version)))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from examples.digits.model import CANDIDATE, NAME
+from examples.digits.model import CANDIDATE, NAME, SECOND_CANDIDATE
 
-VERSION = "int8-1"
+VERSION, SECOND_VERSION = "int8-1", "int8-2"
 _GRACE_S = 60.0
 _READY_S = 90.0
 _TAIL_LINES = 12
@@ -115,6 +115,10 @@ class Child:
                         )
                     await asyncio.sleep(0.1)
 
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
     async def stop(self) -> None:
         """End it: SIGTERM, and SIGKILL after a grace period."""
         if self._process.returncode is None:
@@ -171,12 +175,20 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         Data directory of `quantdrift up`.
     environment
         Overrides that every quantdrift command needs to find the same services.
+    server
+        The inference server; None where none was started.
     """
 
     ports: Ports
     config: Path
     data: Path
     environment: dict[str, str]
+    server: Child | None = None
+
+    def release(self) -> None:
+        """Let the inference server serve the second version from now on."""
+        assert self.server is not None
+        self.server.send(signal.SIGHUP)
 
     @property
     def dsn(self) -> str:
@@ -201,29 +213,26 @@ async def services(out: Path, otlp_endpoint: str) -> AsyncIterator[Services]:
         One of them does not get ready.
     """
     ports = Ports.free()
-    running = Services(
-        ports=ports,
-        config=out / "config.toml",
-        data=out / "data",
-        environment=ports.overrides(otlp_endpoint),
-    )
+    config, data, environment = out / "config.toml", out / "data", ports.overrides(otlp_endpoint)
     server = [
         "examples.oip_server",
         *("--model", f"{NAME}={out / 'models' / CANDIDATE}"),
         *("--version", VERSION),
+        *("--next", f"{NAME}={out / 'models' / SECOND_CANDIDATE}"),
+        *("--next-version", SECOND_VERSION),
         *("--listen", f"127.0.0.1:{ports.model}"),
     ]
-    up = ["quantdrift", "up", "--config", str(running.config), "--data", str(running.data)]
+    up = ["quantdrift", "up", "--config", str(config), "--data", str(data)]
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(
             child("the inference server", server, out / "logs" / "server.log")
         )
         started = await stack.enter_async_context(
-            child("quantdrift up", up, out / "logs" / "quantdrift.log", running.environment)
+            child("quantdrift up", up, out / "logs" / "quantdrift.log", environment)
         )
         await served.ready([ports.model], "/v2/health/ready")
         await started.ready(ports.admin(), "/readyz")
-        yield running
+        yield Services(ports=ports, config=config, data=data, environment=environment, server=served)
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

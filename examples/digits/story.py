@@ -1,4 +1,4 @@
-"""The run itself: build, serve, send, wait for the alert, check it against the true labels, report."""
+"""The run itself: build, serve, send, wait for the alert, check it against the true labels, report, release."""
 
 import asyncio
 import fcntl
@@ -15,7 +15,7 @@ from examples.digits.model import Built, Quality, Step, compare
 from examples.digits.outcome import Outcome, is_page, slice_of
 from examples.digits.scans import Scanner, Scans
 from examples.digits.screen import Screen, View
-from examples.digits.services import ServiceError, Services, child, services
+from examples.digits.services import SECOND_VERSION, VERSION, ServiceError, Services, child, services
 from examples.digits.traffic import REQUEST_ID_HEADER, Traffic, stack
 from examples.digits.watch import ARCHIVE, Snapshot, Watch
 from examples.otlp_receiver import Event, OtlpReceiver
@@ -43,6 +43,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Longest wait for the alert.
     after_s
         How long it goes on after the alert: long enough for another slice to fire if it were to.
+    release_s
+        Longest wait for a verdict on every slice of the second version.
     """
 
     rate_per_s: float = 300.0
@@ -52,11 +54,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = 120.0
     drift_s: float = 120.0
     after_s: float = 10.0
+    release_s: float = 30.0
 
     @classmethod
     def fast(cls) -> "Plan":
         """Return the plan for a machine that waits: the same story with more drifted pages."""
-        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0)
+        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0, release_s=10.0)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +104,9 @@ async def run(options: Options, screen: Screen) -> int:
                 await run_.healthy()
                 await run_.drift()
                 code = await _conclude(options, screen, running, run_)
+                await run_.release(running)
+                await _compare_versions(options, screen, running)
+                _say_what_next(options, screen, running)
                 if options.keep:
                     await run_.until_interrupted(running)
             return code
@@ -157,6 +163,21 @@ class _Run:
                 f" {self.traffic.sent[Scanner.ARCHIVE] - sent:,} archive pages after the traffic changed"
             )
             await self._until(lambda _: False, self._plan.after_s, "after the alert")
+        self._screen.settle()
+
+    async def release(self, running: Services) -> None:
+        """Release a second version, and send traffic until every slice of it has a verdict."""
+        self._screen.say(
+            f"\n[bold]3. Release:[/] {SECOND_VERSION} has the same INT8 weights, and activations of 16 bits. Is it better?"
+        )
+        self._watch.version = SECOND_VERSION
+        running.release()
+
+        def judged(snapshot: Snapshot) -> bool:
+            known = [state for state in snapshot.slices if state.verdict != "unknown"]
+            return len(known) == len(Scanner) + 1
+
+        await self._until(judged, self._plan.release_s, "3. release")
         self._screen.settle()
 
     def outcome(self) -> Outcome:
@@ -242,6 +263,11 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
         screen.say(f"[bold red]Not as it must be:[/] {problem}")
     if not problems:
         screen.say(f"[bold green]{outcome.conclusion()}[/]")
+    return 1 if problems else 0
+
+
+def _say_what_next(options: Options, screen: Screen, running: Services) -> None:
+    """Say how to go on: the report, one line of SQL, the notebook."""
     psql = f"psql \"$(cat {running.data}/dsn)\" -x -c 'table slice_now'"
     again = (
         ""
@@ -249,20 +275,34 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
         else "make demo DEMO=--keep     # the same, left running; then in another terminal:\n  "
     )
     screen.say(
-        f"\n[bold]The report:[/] {report}\n"
+        f"\n[bold]The report:[/] {options.out / _REPORT}\n"
         f"[bold]What next:[/]\n"
         f"  {again}{psql}\n"
         f"  .venv/bin/quantdrift config check --config {running.config} --requests-per-s 300\n"
+        f"  .venv/bin/pip install jupyterlab  # for the notebook that answers twelve questions:\n"
+        f'  QUANTDRIFT_DSN="$(cat {running.data}/dsn)" .venv/bin/jupyter lab examples/questions.ipynb\n'
         f"  docs/quick-start.md       # the same with your own model"
     )
-    return 1 if problems else 0
+
+
+async def _compare_versions(options: Options, screen: Screen, running: Services) -> None:
+    """Show the second version beside the first."""
+    with screen.step("compare the two versions"):
+        words = ("compare", "--from", VERSION, "--to", SECOND_VERSION)
+        compared = await _command(running, options.out, *words)
+    screen.plain(compared)
+    screen.say(
+        "Read it slice by slice. The row `all` also moves with the mix of the traffic: the archive sent another share "
+        "of it while each version served."
+    )
 
 
 async def _command(running: Services, out: Path, *words: str) -> str:
     """Run `quantdrift WORDS` on what is running, and return what it prints."""
-    log = out / "logs" / f"{words[0]}-{words[1]}.log"
+    name = " ".join(word for word in words[:2] if not word.startswith("-"))
+    log = out / "logs" / f"{name.replace(' ', '-')}.log"
     place = ["--config", str(running.config), "--data", str(running.data)]
-    name = f"quantdrift {words[0]} {words[1]}"
+    name = f"quantdrift {name}"
     async with child(name, ["quantdrift", *words, *place], log, running.environment) as command:
         await command.finish()
     return log.read_text(encoding="utf-8").strip()

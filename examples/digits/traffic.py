@@ -17,9 +17,11 @@ from examples.digits.scans import Images, Labels, Scanner, Scans
 
 SCANNER_HEADER = "x-scanner"
 REQUEST_ID_HEADER = "x-request-id"
+READER_HEADER = "x-reader"
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _CLIENTS = 16
+_READERS = 400  # people who read pages, on any scanner
 _BLOCK = 256  # scans drawn at a time
 _BEHIND_S = 0.5  # a client that is later than this lets the rest go instead of sending a burst
 _KEPT = 20_000  # served pages kept per scanner for the check against the true labels
@@ -113,6 +115,7 @@ class Traffic:
         headers |= {
             SCANNER_HEADER: scanner.value,
             REQUEST_ID_HEADER: request_id,
+            READER_HEADER: f"reader-{self._random.randrange(_READERS):03}",
             "traceparent": f"00-{request_id}-{request_id[:16]}-01",
         }
         try:

@@ -8,7 +8,7 @@ import asyncpg
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.digits.services import Services
+from examples.digits.services import VERSION, Services
 
 ALL = "all"
 ARCHIVE = "scanner=archive"
@@ -17,7 +17,7 @@ _AWAY = (aiohttp.ClientError, OSError, TimeoutError, asyncpg.PostgresError, asyn
 _SLICES = """
     select slice, verdict, reason, n_groups, evidence_ratio, flip_mean, flip_low, flip_high, flip_budget,
         divergence_mean, divergence_budget
-    from slice_now where reference_digest <> '' order by slice <> 'all', slice
+    from slice_now where reference_digest <> '' and candidate_version = $1 order by slice <> 'all', slice
 """
 
 
@@ -86,9 +86,15 @@ class Watch:
     ----------
     services
         Where to look.
+
+    Attributes
+    ----------
+    version
+        The version of the model whose slices are looked at.
     """
 
     def __init__(self, services: Services) -> None:
+        self.version = VERSION
         self._services = services
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
         self._postgres: Any = None
@@ -116,7 +122,7 @@ class Watch:
         shadow = await self._metrics(ports.shadow_admin)
         if self._postgres is None:
             self._postgres = await asyncpg.connect(self._services.dsn, timeout=5, command_timeout=5)
-        rows = await self._postgres.fetch(_SLICES)
+        rows = await self._postgres.fetch(_SLICES, self.version)
         return Snapshot(
             offered=_total(sidecar, "quantdrift_sidecar_offered"),
             taken=_total(sidecar, "quantdrift_sidecar_taken"),

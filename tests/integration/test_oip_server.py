@@ -185,3 +185,13 @@ async def test_the_demos_clients_speak_the_protocol(tmp_path: Path, *, binary: b
         answer = decode(await response.read(), response.headers)
     await server.stop()
     np.testing.assert_array_equal(answer, scan.ravel())
+
+
+async def test_a_released_model_answers_in_place_of_the_one_before(
+    server: InferenceServer, tmp_path: Path
+) -> None:
+    """The answers carry its version from then on, and the name stays."""
+    inputs, _ = _inputs(binary=True)
+    server.release(Model("sum", "8", tmp_path / "sum.onnx"))
+    result = await _ask(server, lambda c: c.infer("sum", inputs))
+    assert result.get_response()["model_version"] == "8"
