@@ -158,7 +158,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def load(
-    connection: AsyncConnection, rows: Sequence[Row], *, model: str, by: str, since: datetime, source: str
+    connection: AsyncConnection,
+    rows: Sequence[Row],
+    *,
+    model: str,
+    by: str,
+    since: datetime,
+    source: str,
+    identity: str = "",
 ) -> Loaded:
     """Store the labels of the compared items that the keys find, in place of what they had, and write the audit.
 
@@ -170,6 +177,8 @@ async def load(
         Only exchanges captured from here on are looked at.
     source
         Name of the file, for the audit.
+    identity
+        The person whom the web server has authenticated; empty: the database user.
 
     Raises
     ------
@@ -197,7 +206,9 @@ async def load(
         unmatched=unmatched.n,
         unmatched_keys=tuple(unmatched.named),
     )
-    after = {"file": source, "by": by, "rows": loaded.rows, "labelled": loaded.labelled}
+    after: dict[str, Any] = {"file": source, "by": by, "rows": loaded.rows, "labelled": loaded.labelled}
+    if identity:
+        after["identity"] = identity
     await add(connection, Action.LABELS_LOAD, model=model, after=after)
     return loaded
 

@@ -1,12 +1,10 @@
 """The command `quantdrift labels`."""
 
 import asyncio
-import csv
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,16 +17,8 @@ from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
     from quantdrift.report.labels import LabelledSlice
-    from quantdrift.storage.labels import Loaded, Row
+    from quantdrift.storage.labels import Loaded
 
-_KEY, _LABEL, _ITEM = "key", "label", "item"
-_SIDES: Final = ("candidate_right", "reference_right")
-_TRUE, _FALSE = frozenset({"true", "1", "yes", "t"}), frozenset({"false", "0", "no", "f"})
-_MOST_ROWS: Final = 5_000_000
-_MOST_TEXT: Final = 1_000
-_MOST_ITEM: Final = 32_767
-_MOST_CLASS: Final = 2**31 - 1
-_MOST_REASONS: Final = 8
 _DAYS: Final = 7
 
 
@@ -49,7 +39,7 @@ def labels() -> None:
 )
 @click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
 @click.option("--key-column", default="", help="Column with the keys.  [default: NAME, or key]")
-@click.option("--label-column", default=_LABEL, show_default=True, help="Column with the true class.")
+@click.option("--label-column", default="label", show_default=True, help="Column with the true class.")
 @JSON
 def load(
     file: Path,
@@ -73,6 +63,7 @@ def load(
       quantdrift labels load truth.csv --by header.x-request-id
       quantdrift labels load truth.parquet --by trace --model digits --label-column digit
     """
+    from quantdrift.report.label_rows import listed, rows_of_file
     from quantdrift.storage.database import Database
     from quantdrift.storage.labels import load as store
 
@@ -80,9 +71,9 @@ def load(
     of = _model(config, model)
     with Steps(quiet=as_json) as step:
         step(f"reading {file.name}")
-        rows, wrong = _rows(file, of, key_column or by, label_column)
+        rows, wrong = rows_of_file(file, of, key_column or by, label_column)
         if not rows:
-            raise OperatorError(f"{file} has no row that can be used: {_listed(wrong) or 'it is empty'}")
+            raise OperatorError(f"{file} has no row that can be used: {listed(wrong) or 'it is empty'}")
         step(f"searching the exchanges of {len(rows):,} rows")
         since = datetime.now(UTC) - timedelta(days=config.storage.retention_days)
 
@@ -109,7 +100,7 @@ def load(
             f"{loaded.undecided:,} items were found, and which answer was right cannot be said: they have no top class"
         )
     if wrong:
-        click.echo(f"left out: {_listed(wrong)}")
+        click.echo(f"left out: {listed(wrong)}")
     if loaded.labelled:
         click.echo("See what they say: quantdrift labels show")
 
@@ -210,112 +201,3 @@ def _model(config: Config, name: str) -> Model:
         if name in {"", model.name}:
             return model
     raise OperatorError(f"no model `{name}` is configured: {', '.join(names)}")
-
-
-def _rows(file: Path, model: Model, key_column: str, label_column: str) -> "tuple[list[Row], Counter[str]]":
-    """Return the rows that can be used, and how many others there are by reason."""
-    numbers = {name: number for number, name in enumerate(model.labels)}
-    rows: list[Row] = []
-    wrong: Counter[str] = Counter()
-    for n, cells in enumerate(_cells(file, key_column, label_column), start=1):
-        if n > _MOST_ROWS:
-            raise OperatorError(f"{file} has more than {_MOST_ROWS:,} rows: split it")
-        row = _row(n, cells, numbers)
-        if not isinstance(row, str):
-            rows.append(row)
-        elif row in wrong or len(wrong) < _MOST_REASONS:
-            wrong[row] += 1
-        else:
-            wrong["other reasons"] += 1
-    return rows, wrong
-
-
-def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> "Row | str":
-    """Return a row, or why it cannot be used; `numbers` are those of the classes by name."""
-    from quantdrift.storage.labels import Row
-
-    key, item, label = cells.get(_KEY, ""), cells.get(_ITEM) or "0", cells.get(_LABEL, "")
-    if not key or len(key) > _MOST_TEXT:
-        return "with a key that is too long" if key else "without a key"
-    if not item.isdecimal() or int(item) > _MOST_ITEM:
-        return f"with an item that is no number from 0 to {_MOST_ITEM}"
-    candidate, reference = (_truth(cells.get(side, "")) for side in _SIDES)
-    if candidate is not None and reference is not None:
-        return Row(n=n, key=key, item=int(item), candidate_right=candidate, reference_right=reference)
-    if not label:
-        return "without a label"
-    number = numbers.get(label, int(label) if label.isdecimal() else -1)
-    if 0 <= number <= _MOST_CLASS:
-        return Row(n=n, key=key, item=int(item), label=label[:_MOST_TEXT], number=number)
-    return f"with the class {plain(label, 40)}, which `models.labels` does not name"
-
-
-def _cells(file: Path, key_column: str, label_column: str) -> Iterator[Mapping[str, str]]:
-    """Yield each row with the names `key`, `label`, `item`, `candidate_right` and `reference_right`, as far as the file has them.
-
-    Raises
-    ------
-    OperatorError
-        The file cannot be read, or lacks a column.
-    """
-    read = _parquet if file.suffix == ".parquet" else _csv
-    lines = read(file)
-    head = next(lines, None)
-    if head is None:
-        raise OperatorError(f"{file} is empty: it needs a header line")
-    names = [str(name).strip() for name in head]
-    of = {_KEY: key_column, _LABEL: label_column, _ITEM: _ITEM, **dict(zip(_SIDES, _SIDES, strict=True))}
-    if key_column not in names and _KEY in names:
-        of[_KEY] = _KEY
-    place = {name: names.index(column) for name, column in of.items() if column in names}
-    listed = ", ".join(plain(name) for name in names[:20])
-    if _KEY not in place:
-        raise OperatorError(
-            f"{file} has no column `{key_column}` or `key`: it has {listed}. Name it with --key-column"
-        )
-    if _LABEL not in place and not all(side in place for side in _SIDES):
-        raise OperatorError(
-            f"{file} has neither a column `{label_column}` nor both {' and '.join(_SIDES)}: it has {listed}. Name it with"
-            " --label-column"
-        )
-    for line in lines:
-        if len(line) == len(names):
-            yield {name: _text(line[index]) for name, index in place.items()}
-        elif line:
-            yield {}
-
-
-def _csv(file: Path) -> Iterator[Sequence[Any]]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            yield from csv.reader(lines)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise OperatorError(f"{file} is no CSV file in UTF-8: {error}") from error
-    except OSError as error:
-        raise OperatorError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _parquet(file: Path) -> Iterator[Sequence[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file) as parquet:
-            yield parquet.schema_arrow.names
-            for batch in parquet.iter_batches():
-                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise OperatorError(f"{file} is no Parquet file: {str(error).splitlines()[0]}") from error
-
-
-def _text(cell: Any) -> str:
-    return "" if cell is None else str(cell).strip()
-
-
-def _truth(text: str) -> bool | None:
-    word = text.lower()
-    return True if word in _TRUE else False if word in _FALSE else None
-
-
-def _listed(wrong: Mapping[str, int]) -> str:
-    return "; ".join(f"{n:,} {why}" for why, n in wrong.items())

@@ -9,7 +9,9 @@ from aiohttp import web
 
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page.tables import MOST, RESOURCES, Column, CursorError, Resource, described, read
-from quantdrift.web.guard import problem
+from quantdrift.web.guard import ProblemError
+from quantdrift.web.labels import described as labels_described
+from quantdrift.web.labels import load_labels
 from quantdrift.web.pages import DATABASE, events
 
 _BASE: Final = "/api/v1"
@@ -32,19 +34,12 @@ _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-class _ProblemError(Exception):
-    """A request that cannot be answered, with a code that stays the same and a text for people."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(detail)
-        self.code, self.detail = code, detail
-
-
 def api_routes() -> Iterable[web.AbstractRouteDef]:
     """Return the routes of the API."""
     return [
         web.get(f"{_BASE}/openapi.json", _document),
         web.get(f"{_BASE}/events", events),
+        web.post(f"{_BASE}/labels", load_labels),
         *(web.get(f"{_BASE}/{resource.name}", _Reader(resource).answer) for resource in RESOURCES),
     ]
 
@@ -58,21 +53,15 @@ class _Reader:
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a request for a page of rows."""
-        try:
-            return await self._answer(request)
-        except _ProblemError as error:
-            return problem(400, error.code, error.detail)
-
-    async def _answer(self, request: web.Request) -> web.Response:
         query = request.query
         for name in query:
             if name not in self._known:
                 known = ", ".join(sorted(self._known))
-                raise _ProblemError(
+                raise ProblemError(
                     "unknown_parameter", f"`{name[:60]}` is no parameter of this table: {known}"
                 )
             if len(query.getall(name)) > 1:
-                raise _ProblemError("repeated_parameter", f"`{name}` stands twice")
+                raise ProblemError("repeated_parameter", f"`{name}` stands twice")
         limit = _number("limit", query.get("limit", str(_LIMIT)), 1, MOST)
         async with present.reading(request.app[DATABASE]) as connection:
             try:
@@ -85,7 +74,7 @@ class _Reader:
                     limit=limit,
                 )
             except CursorError as error:
-                raise _ProblemError("wrong_cursor", "`cursor` is not one that this table gave") from error
+                raise ProblemError("wrong_cursor", "`cursor` is not one that this table gave") from error
         after = msgspec.json.encode(page.cursor or None).decode()
         return web.Response(
             text=f'{{"rows":[{",".join(page.rows)}],"cursor":{after}}}', content_type="application/json"
@@ -107,9 +96,9 @@ class _Reader:
             begin = _time("start", query["start"]) if "start" in query else end - timedelta(days=_DAYS)
             length = end - begin
         except OverflowError as error:
-            raise _ProblemError("wrong_time", "`end` is out of range") from error
+            raise ProblemError("wrong_time", "`end` is out of range") from error
         if not timedelta() < length <= self._resource.longest:
-            raise _ProblemError(
+            raise ProblemError(
                 "wrong_time",
                 f"`end` must be later than `start`, by at most {self._resource.longest.days} days",
             )
@@ -121,13 +110,13 @@ _TEXT_IDS: Final = frozenset({"request_id", "trace_id"})
 
 def _number(name: str, given: str, least: int, most: int) -> int:
     if not (given.isascii() and given.isdigit() and len(given) <= 20 and least <= int(given) <= most):
-        raise _ProblemError("wrong_number", f"`{name}` must be a whole number from {least} to {most}")
+        raise ProblemError("wrong_number", f"`{name}` must be a whole number from {least} to {most}")
     return int(given)
 
 
 def _text(name: str, given: str, most: int = _MOST_TEXT) -> str:
     if not given or len(given) > most or "\0" in given or not given.isprintable():
-        raise _ProblemError("wrong_text", f"`{name}` must be a printable text of 1 to {most} characters")
+        raise ProblemError("wrong_text", f"`{name}` must be a printable text of 1 to {most} characters")
     return given
 
 
@@ -138,7 +127,7 @@ def _time(name: str, given: str) -> datetime:
     except (ValueError, OverflowError):
         in_utc = None
     if in_utc is None:
-        raise _ProblemError(
+        raise ProblemError(
             "wrong_time", f"`{name}` must be a time with its zone (RFC 3339), such as 2026-11-22T08:00:00Z"
         )
     return in_utc
@@ -172,13 +161,14 @@ def _description(columns: Mapping[str, list[Column]]) -> dict[str, Any]:
             "properties": {column.name: _schema(column) for column in columns[resource.name]},
         }
         paths[f"{_BASE}/{resource.name}"] = {"get": _operation(resource)}
+    paths[f"{_BASE}/labels"] = {"post": labels_described()}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "quantdrift",
             "version": "1",
             "description": (
-                f"The tables of the live page, read-only. {_BASE}/events sends a server-sent event whenever something"
+                f"The tables of the live page, read-only, and a way to send labels. {_BASE}/events sends a server-sent event whenever something"
                 " changes."
             ),
         },

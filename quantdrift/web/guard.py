@@ -34,6 +34,14 @@ _HEADERS: Final = {
 }
 
 
+class ProblemError(Exception):
+    """A request of a program that cannot be answered, with a code that stays the same and a text for people."""
+
+    def __init__(self, code: str, detail: str, status: int = 400) -> None:
+        super().__init__(detail)
+        self.code, self.detail, self.status = code, detail, status
+
+
 def form_problem(request: web.Request, mark: str) -> str:
     """Return why a form must be refused, empty if it is one of ours."""
     access = request.app[ACCESS]
@@ -55,6 +63,10 @@ def _refusal(request: web.Request) -> web.Response | None:
         origin = request.headers.get("Origin", "")
         has_token = request.headers.get("Authorization", "")
         if not (access.allows_origin(origin, host) or (not origin and has_token)):
+            if request.path.startswith(_API):
+                return problem(
+                    403, "other_site", "send `Authorization: Bearer TOKEN`, or the Origin of this page"
+                )
             return web.Response(status=403, text="This request comes from another site.\n")
     return None
 
@@ -94,17 +106,20 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         if person is None and request.path not in _PUBLIC and not request.path.startswith(_STATIC):
             return _log_in_first(request)
-        return await handler(request)
+        answer = await handler(request)
+    except ProblemError as error:
+        answer = problem(error.status, error.code, error.detail)
     except web.HTTPException as error:
-        if error.status >= 400:
-            return await _said(request, error.status, error.reason or "", error.headers.get("Allow", ""))
-        raise
+        if error.status < 400:
+            raise
+        answer = await _said(request, error.status, error.reason or "", error.headers.get("Allow", ""))
     except OperatorError as error:
         _LOG.error("%s cannot be shown: %s", request.path, error)
-        return await _said(request, 503, str(error))
+        answer = await _said(request, 503, str(error))
     except QuantdriftError as error:
         _LOG.warning("%s cannot be shown: %s", request.path, error)
-        return await _said(request, 503, f"{error}. The page tries again by itself.")
+        answer = await _said(request, 503, f"{error}. The page tries again by itself.")
+    return answer
 
 
 async def _said(request: web.Request, status: int, text: str, allowed: str = "") -> web.StreamResponse:

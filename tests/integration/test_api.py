@@ -1,6 +1,7 @@
 """The read API of the live page, against the real server and database, as a reader."""
 
 import asyncio
+import io
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,8 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
 from quantdrift.storage.database import Database
 from quantdrift.storage.page.tables import RESOURCES
-from quantdrift.storage.schema.roles import READER
+from quantdrift.storage.schema.roles import OPERATOR, READER
+from quantdrift.web.labels import MOST_BYTES
 from quantdrift.web.server import page_port
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
@@ -33,11 +35,12 @@ N_ITEMS = 25
 
 
 @asynccontextmanager
-async def served(dsn: str, token: str = "") -> AsyncIterator[str]:
+async def served(dsn: str, token: str = "", operator_dsn_file: str = "") -> AsyncIterator[str]:
     """Serve the page on a database; yield the address of the API."""
-    config = Config(models=(Model(name="digits"),), web=Web())
+    config = Config(models=(Model(name="digits", labels=("zero", "one")),), web=Web())
     async with Database(dsn) as database:
-        port = page_port(config, Secrets(dsn=dsn, web_token=token), database)
+        secrets = Secrets(dsn=dsn, web_token=token, operator_dsn_file=operator_dsn_file)
+        port = page_port(config, secrets, database)
         number = await port.open(("127.0.0.1", 0))
         try:
             yield f"http://127.0.0.1:{number}/api/v1"
@@ -67,19 +70,29 @@ async def dsn(record: asyncpg.Connection, postgres_dsn: str) -> str:
     return await login_in(postgres_dsn, READER)
 
 
+@pytest.fixture
+async def operator_file(postgres_dsn: str, tmp_path: Path) -> str:
+    """Return a file with the address for an operator."""
+    file = tmp_path / "operator.dsn"
+    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    return str(file)
+
+
 async def fetch(url: str, **headers: str) -> tuple[int, str, Any]:
     """Return status, type and document of an answer."""
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         return answer.status, answer.content_type, json.loads(await answer.read())
 
 
-async def test_the_server_answers_as_its_description_says(dsn: str, tmp_path: Path) -> None:
+async def test_the_server_answers_as_its_description_says(
+    dsn: str, operator_file: str, tmp_path: Path
+) -> None:
     """Schemathesis makes requests of the description and breaks them: no status, type or body is undescribed.
 
-    What a schema cannot say is left out: which cursor a table gave, that `end` is later than `start`, and that a login is
-    needed only where one is configured.
+    What a schema cannot say is left out: which cursor a table gave, that `end` is later than `start`, which columns a CSV
+    needs, and that a login is needed only where one is configured.
     """
-    async with served(dsn) as url:
+    async with served(dsn, TOKEN, operator_file) as url:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json", "--checks", "all"]
         command += [
             "--exclude-checks",
@@ -89,6 +102,10 @@ async def test_the_server_answers_as_its_description_says(dsn: str, tmp_path: Pa
             "--seed",
             "1",
             "--no-color",
+            "--warnings",
+            "missing_auth,missing_test_data",
+            "--header",
+            f"Authorization: Bearer {TOKEN}",
         ]
         process = await asyncio.create_subprocess_exec(
             *command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -188,3 +205,78 @@ async def test_without_a_token_nothing_is_told(dsn: str) -> None:
             session.delete(f"{url}/slices", headers=right) as answer,
         ):
             assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+
+
+async def send(url: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    """Send a CSV; return status and document of the answer."""
+    headers = {"Content-Type": "text/csv", **headers}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, data=io.BytesIO(body), headers=headers) as answer,
+    ):
+        return answer.status, json.loads(await answer.read())
+
+
+async def test_a_program_sends_labels_and_is_told_what_became_of_them(
+    dsn: str, operator_file: str, record: asyncpg.Connection
+) -> None:
+    """As `quantdrift labels load` does, in the name of the program, which the audit has."""
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    rows = b"key,candidate_right,reference_right\nr1,false,true\nr2,true,true\nr999,true,true\n,true,true\n"
+    async with served(dsn, TOKEN, operator_file) as url:
+        status, told = await send(f"{url}/labels?by=header.x-request-id", rows, **bearer)
+        assert (status, told["left_out"]) == (200, {"without a key": 1})
+        assert told["loaded"] == {
+            "rows": 3,
+            "labelled": 2,
+            "undecided": 0,
+            "unmatched": 1,
+            "unmatched_keys": ["r999"],
+        }
+        stored = await record.fetch("select candidate_right, reference_right from label order by exchange_id")
+        assert [tuple(row) for row in stored] == [(False, True), (True, True)]
+        entry = await record.fetchrow("select actor, after from audit where action = 'labels load'")
+        assert entry is not None
+        after = json.loads(entry["after"])
+        assert (after["file"], after["identity"], after["labelled"]) == ("HTTP", "token", 2)
+        assert entry["actor"].startswith(OPERATOR)
+        for query, body, code in (
+            ("", rows, "wrong_parameter"),
+            ("?by=trace&of=3", rows, "wrong_parameter"),
+            ("?by=trace&model=other", rows, "wrong_model"),
+            ("?by=trace", b"\xff\xfe", "wrong_csv"),
+            ("?by=trace", b"id,answer\n1,2\n", "wrong_csv"),
+            ("?by=trace", b"key,label\n,\n", "wrong_csv"),
+        ):
+            status, told = await send(f"{url}/labels{query}", body, **bearer)
+            assert (status, told["code"]) == (400, code), told
+        status, told = await send(f"{url}/labels?by=trace", b"x" * (MOST_BYTES + 1), **bearer)
+        assert (status, told["code"]) == (413, "too_large")
+        status, told = await send(f"{url}/labels?by=trace", rows, **bearer, **{"Content-Type": "text/plain"})
+        assert (status, told["code"]) == (415, "wrong_type")
+    assert await record.fetchval("select count(*) from label") == 2
+
+
+async def test_nobody_without_a_login_sends_labels(
+    dsn: str, operator_file: str, record: asyncpg.Connection
+) -> None:
+    """Neither where a login is needed, nor from another site, nor where nobody logs in, nor where the page may only read."""
+    rows, path = b"key,candidate_right,reference_right\nr1,false,true\n", "labels?by=header.x-request-id"
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    async with served(dsn, TOKEN, operator_file) as url:
+        own = url.removesuffix("/api/v1")
+        assert (await send(f"{url}/{path}", rows, Origin=own))[0] == 401
+        assert (await send(f"{url}/{path}", rows, Origin=own, Authorization="Bearer wrong"))[0] == 401
+        for headers in (
+            {},
+            {"Origin": "https://elsewhere.example"},
+            {**bearer, "Origin": "https://elsewhere.example"},
+        ):
+            status, told = await send(f"{url}/{path}", rows, **headers)
+            assert (status, told["code"]) == (403, "other_site")
+    for token, file in (("", operator_file), (TOKEN, "")):
+        async with served(dsn, token, file) as url:
+            headers = {**bearer} if token else {"Origin": url.removesuffix("/api/v1")}
+            status, told = await send(f"{url}/{path}", rows, **headers)
+            assert (status, told["code"]) == (403, "not_allowed")
+    assert await record.fetchval("select count(*) from label") == 0

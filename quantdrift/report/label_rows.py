@@ -1,0 +1,164 @@
+"""The rows of a file of labels, from the disk or from a request: which can be used, and why others cannot."""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from quantdrift.core.config.schema import Model
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import plain
+from quantdrift.storage.labels import Row
+
+LABEL: Final = "label"
+_KEY, _ITEM = "key", "item"
+_SIDES: Final = ("candidate_right", "reference_right")
+_TRUE, _FALSE = frozenset({"true", "1", "yes", "t"}), frozenset({"false", "0", "no", "f"})
+_MOST_ROWS: Final = 5_000_000
+_MOST_TEXT: Final = 1_000
+_MOST_ITEM: Final = 32_767
+_MOST_CLASS: Final = 2**31 - 1
+_MOST_REASONS: Final = 8
+
+
+def rows_of_file(
+    file: Path, model: Model, key_column: str, label_column: str
+) -> tuple[list[Row], Counter[str]]:
+    """Return the rows of a CSV or Parquet file that can be used, and how many others there are by reason.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be read, is empty or too long, or lacks a column.
+    """
+    lines = _parquet(file) if file.suffix == ".parquet" else _csv(file)
+    return rows_of(lines, str(file), model, key_column, label_column, most=_MOST_ROWS)
+
+
+def rows_of_text(
+    text: str, model: Model, key_column: str, label_column: str, *, most: int
+) -> tuple[list[Row], Counter[str]]:
+    """Return the same of CSV text with at most so many rows.
+
+    Raises
+    ------
+    OperatorError
+        It is no CSV, is empty or too long, or lacks a column.
+    """
+    # A quoted cell may contain new lines: the reader joins what belongs together.
+    lines = csv.reader(text.splitlines(keepends=True))
+    try:
+        return rows_of(lines, "the request", model, key_column, label_column, most=most)
+    except csv.Error as error:
+        raise OperatorError(f"the request is no CSV: {error}") from error
+
+
+def rows_of(
+    lines: Iterator[Sequence[Any]], name: str, model: Model, key_column: str, label_column: str, *, most: int
+) -> tuple[list[Row], Counter[str]]:
+    """Return the rows that can be used, and how many others there are by reason; the first line has the names of the columns."""
+    numbers = {name: number for number, name in enumerate(model.labels)}
+    rows: list[Row] = []
+    wrong: Counter[str] = Counter()
+    for n, cells in enumerate(_cells(lines, name, key_column, label_column), start=1):
+        if n > most:
+            raise OperatorError(f"{name} has more than {most:,} rows: split it")
+        row = _row(n, cells, numbers)
+        if not isinstance(row, str):
+            rows.append(row)
+        elif row in wrong or len(wrong) < _MOST_REASONS:
+            wrong[row] += 1
+        else:
+            wrong["other reasons"] += 1
+    return rows, wrong
+
+
+def listed(wrong: Mapping[str, int]) -> str:
+    """Return the reasons for rows that cannot be used, with their numbers."""
+    return "; ".join(f"{n:,} {why}" for why, n in wrong.items())
+
+
+def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> Row | str:
+    """Return a row, or why it cannot be used; `numbers` are those of the classes by name."""
+    key, item, label = cells.get(_KEY, ""), cells.get(_ITEM) or "0", cells.get(LABEL, "")
+    if not key or len(key) > _MOST_TEXT:
+        return "with a key that is too long" if key else "without a key"
+    if not item.isdecimal() or int(item) > _MOST_ITEM:
+        return f"with an item that is no number from 0 to {_MOST_ITEM}"
+    candidate, reference = (_truth(cells.get(side, "")) for side in _SIDES)
+    if candidate is not None and reference is not None:
+        return Row(n=n, key=key, item=int(item), candidate_right=candidate, reference_right=reference)
+    if not label:
+        return "without a label"
+    number = numbers.get(label, int(label) if label.isdecimal() else -1)
+    if 0 <= number <= _MOST_CLASS:
+        return Row(n=n, key=key, item=int(item), label=label[:_MOST_TEXT], number=number)
+    return f"with the class {plain(label, 40)}, which `models.labels` does not name"
+
+
+def _cells(
+    lines: Iterator[Sequence[Any]], name: str, key_column: str, label_column: str
+) -> Iterator[Mapping[str, str]]:
+    """Yield each row with the names `key`, `label`, `item`, `candidate_right` and `reference_right`, as far as the file has them.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be read, or lacks a column.
+    """
+    head = next(lines, None)
+    if head is None:
+        raise OperatorError(f"{name} is empty: it needs a header line")
+    names = [str(column).strip() for column in head]
+    of = {_KEY: key_column, LABEL: label_column, _ITEM: _ITEM, **dict(zip(_SIDES, _SIDES, strict=True))}
+    if key_column not in names and _KEY in names:
+        of[_KEY] = _KEY
+    place = {what: names.index(column) for what, column in of.items() if column in names}
+    listed = ", ".join(plain(column) for column in names[:20])
+    if _KEY not in place:
+        raise OperatorError(
+            f"{name} has no column `{key_column}` or `key`: it has {listed}. Name it with --key-column (over HTTP key_column)"
+        )
+    if LABEL not in place and not all(side in place for side in _SIDES):
+        raise OperatorError(
+            f"{name} has neither a column `{label_column}` nor both {' and '.join(_SIDES)}: it has {listed}. Name it with"
+            " --label-column (over HTTP label_column)"
+        )
+    for line in lines:
+        if len(line) == len(names):
+            yield {what: _text(line[index]) for what, index in place.items()}
+        elif line:
+            yield {}
+
+
+def _csv(file: Path) -> Iterator[Sequence[Any]]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            yield from csv.reader(lines)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise OperatorError(f"{file} is no CSV file in UTF-8: {error}") from error
+    except OSError as error:
+        raise OperatorError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def _parquet(file: Path) -> Iterator[Sequence[Any]]:
+    import pyarrow as pa  # noqa: PLC0415 - an extra
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    try:
+        with pq.ParquetFile(file) as parquet:
+            yield parquet.schema_arrow.names
+            for batch in parquet.iter_batches():
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise OperatorError(f"{file} is no Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell).strip()
+
+
+def _truth(text: str) -> bool | None:
+    word = text.lower()
+    return True if word in _TRUE else False if word in _FALSE else None
