@@ -32,4 +32,4 @@ def ask_for_short_slice() -> bool:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, _SLICE_NS, 0, 0)
-    return ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0
+    return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
