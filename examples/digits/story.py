@@ -43,8 +43,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Longest wait for the alert.
     after_s
         How long it goes on after the alert: long enough for another slice to fire if it were to.
+    seen_s
+        Longest wait for the first comparisons of the second version, in every slice.
     release_s
-        Longest wait for a verdict on every slice of the second version.
+        Longest wait for a verdict on every slice of it afterwards.
     """
 
     rate_per_s: float = 300.0
@@ -54,12 +56,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: float = 120.0
     drift_s: float = 120.0
     after_s: float = 10.0
-    release_s: float = 30.0
+    seen_s: float = 60.0
+    release_s: float = 25.0
 
     @classmethod
     def fast(cls) -> "Plan":
         """Return the plan for a machine that waits: the same story with more drifted pages."""
-        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0, release_s=10.0)
+        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0, release_s=5.0)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,15 +171,22 @@ class _Run:
     async def release(self, running: Services) -> None:
         """Release a second version, and send traffic until every slice of it has a verdict."""
         self._screen.say(
-            f"\n[bold]3. Release:[/] {SECOND_VERSION} has the same INT8 weights, and activations of 16 bits. Is it better?"
+            f"\n[bold]3. Release:[/] {SECOND_VERSION} has the same INT8 weights, and activations of 16 bits, which a CPU"
+            " computes in floating point: slower. Are its answers better?"
         )
         self._watch.version = SECOND_VERSION
         running.release()
 
-        def judged(snapshot: Snapshot) -> bool:
-            known = [state for state in snapshot.slices if state.verdict != "unknown"]
-            return len(known) == len(Scanner) + 1
+        def seen(snapshot: Snapshot) -> bool:
+            return len(snapshot.slices) == len(Scanner) + 1
 
+        def judged(snapshot: Snapshot) -> bool:
+            return seen(snapshot) and all(state.verdict != "unknown" for state in snapshot.slices)
+
+        if not await self._until(seen, self._plan.seen_s, "3. release"):
+            raise ServiceError(
+                f"{SECOND_VERSION} is not compared on every slice {self._plan.seen_s:g} s after its release"
+            )
         await self._until(judged, self._plan.release_s, "3. release")
         self._screen.settle()
 
