@@ -4,7 +4,8 @@ Whoever stores tallies stores those of sidecars; a shadow worker stores its own.
 audit, from the newest reports only: a process that changes faster than the monitor looks leaves no entry in between.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -38,8 +39,13 @@ _STORE: Final = text("""
 _UNAUDITED: Final = text("""
     select role, source, stored_by, digest, options, pause, audited_digest, audited_options, audited_pause
     from process_report
-    where audited_digest is distinct from digest or audited_pause is distinct from pause
+    where (audited_digest is distinct from digest or audited_pause is distinct from pause)
+        and role || ' ' || source <> all(:without)
     order by reported_at, role, source limit :most
+""")
+_WAITING: Final = text("""
+    select count(*) from process_report
+    where audited_digest is distinct from digest or audited_pause is distinct from pause
 """)
 _SAME: Final = text("""
     select exists (select from process_report where role = :role and audited_digest = :digest)
@@ -104,14 +110,22 @@ async def store_reports(
             await connection.execute(_STORE, rows)
 
 
-async def audit_reports(connection: AsyncConnection, most: int) -> int:
-    """Add entries to the audit about at most `most` reports that it does not have; return how many.
+async def audit_reports(
+    connection: AsyncConnection, most: int, without: Collection[str] = ()
+) -> Counter[str]:
+    """Add entries to the audit about at most `most` reports that it does not have; return how many of each process.
 
     A process that is new, with a configuration that the audit has of another one of its role, gets no entry about it: pods
     come and go, and entries stay for ever.
+
+    Parameters
+    ----------
+    without
+        Processes whose reports wait, as the subjects of their entries: `sidecar pod-1`.
     """
     entries: list[_New] = []
-    for row in (await connection.execute(_UNAUDITED, {"most": most})).mappings().all():
+    wanted = {"most": most, "without": list(without)}
+    for row in (await connection.execute(_UNAUDITED, wanted)).mappings().all():
         report = _Report(**row)
         entries += await _entries_of(connection, report)
         await connection.execute(
@@ -133,7 +147,12 @@ async def audit_reports(connection: AsyncConnection, most: int) -> int:
             after=entry.after,
             note=entry.note,
         )
-    return len(entries)
+    return Counter(entry.subject for entry in entries)
+
+
+async def count_waiting(connection: AsyncConnection) -> int:
+    """Return how many processes have a report that the audit does not have."""
+    return int(await connection.scalar(_WAITING) or 0)
 
 
 class _New(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +167,7 @@ class _New(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _entries_of(connection: AsyncConnection, report: _Report) -> list[_New]:
     subject = f"{report.role} {report.source}"
-    note = f"reported by the process itself, stored by {report.stored_by}"
+    note = f"no person is known: reported by the process itself, stored by {report.stored_by}"
     entries = []
     if report.digest != report.audited_digest and not await _is_known(connection, report):
         last = await _last_audited(connection, report)

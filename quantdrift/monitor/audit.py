@@ -10,6 +10,7 @@ copy.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -28,12 +29,14 @@ from quantdrift.core.stream.rights import NatsRole
 from quantdrift.storage.audit import Action, Verified, add, newest, verify
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
-from quantdrift.storage.process_reports import audit_reports
+from quantdrift.storage.process_reports import audit_reports, count_waiting
 
 EVENT_NAME: Final = "quantdrift.audit.head"
 LOOK_S: Final = 5.0
 MOST_REPORTED: Final = 240
 """Entries in an hour about what processes report: one who has a sidecar's key must not fill the audit."""
+MOST_OF_ONE: Final = 20
+"""Those of one process: one that changes all the time must not use up the entries of the others."""
 _MOST_REPORTS: Final = 20
 _HOUR_S: Final = 3600.0
 _HEAD_EVERY: Final = timedelta(days=1)
@@ -78,7 +81,8 @@ class Auditor:
         self._doubtful_revision = 0
         self._why_not = ""
         self._hour_since_s = clock.monotonic_s()
-        self._n_reported = 0
+        self._reported: Counter[str] = Counter()
+        self._full: set[str] = set()
 
     async def turn(self) -> None:
         """Do what is due, and wait for `LOOK_S`.
@@ -144,7 +148,8 @@ class Auditor:
         """Add entries about configurations and local pauses that sidecars and shadow workers have reported.
 
         A process that is new, with a configuration that another one of its role has, gets no entry about it: pods come and
-        go, and entries stay for ever. At most `MOST_REPORTED` entries are added in an hour; what waits is the newest state.
+        go, and entries stay for ever. At most `MOST_REPORTED` entries are added in an hour, and about `MOST_OF_ONE` of one
+        process; what waits is the newest state.
 
         Raises
         ------
@@ -152,17 +157,31 @@ class Auditor:
             As `Database.begin`.
         """
         if self._clock.monotonic_s() - self._hour_since_s >= _HOUR_S:
-            self._hour_since_s, self._n_reported = self._clock.monotonic_s(), 0
-        if self._n_reported >= MOST_REPORTED:
+            self._hour_since_s = self._clock.monotonic_s()
+            self._reported.clear()
+            self._full.clear()
+        if self._reported.total() >= MOST_REPORTED:
             return
         async with self._database.begin() as connection:
             await self._fence(connection)
-            self._n_reported += await audit_reports(connection, _MOST_REPORTS)
-        if self._n_reported >= MOST_REPORTED:
+            added = await audit_reports(connection, _MOST_REPORTS, self._full)
+            n_waiting = await count_waiting(connection) if added else 0
+        self._reported.update(added)
+        for process in sorted(added):
+            if self._reported[process] >= MOST_OF_ONE:
+                self._full.add(process)
+                _LOG.warning(
+                    "%s has reported %d changes of its configuration or pause within an hour: those that follow wait for the next"
+                    " hour, and only the newest is then in the audit; find out what changes it",
+                    process,
+                    self._reported[process],
+                )
+        if (n := self._reported.total()) >= MOST_REPORTED:
             _LOG.warning(
                 "sidecars and shadow workers have reported %d changes of configuration or pause within an hour: those that follow"
-                " wait for the next hour; see `quantdrift audit list`",
-                self._n_reported,
+                " wait for the next hour, of %d processes now; see `quantdrift audit list`",
+                n,
+                n_waiting,
             )
 
     async def publish_head(self) -> Verified:

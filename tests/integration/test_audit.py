@@ -26,7 +26,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import Entry as BucketEntry
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.tallies import read_tally
-from quantdrift.monitor.audit import MOST_REPORTED, Auditor
+from quantdrift.monitor.audit import MOST_OF_ONE, MOST_REPORTED, Auditor
 from quantdrift.storage.audit import Action, Head, add, entries, newest, verify
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import unfenced
@@ -463,7 +463,7 @@ async def test_a_sidecar_that_changes_or_pauses_by_itself_gets_its_entries_from_
     (_, first, changed, began, ended, new) = await listed(database)
     user = dsns[0].partition("//")[2].partition(":")[0]
     assert first[1:5] == ("configuration", "", "sidecar pod-1", None)
-    assert first[6] == f"reported by the process itself, stored by {user}"
+    assert first[6] == f"no person is known: reported by the process itself, stored by {user}"
     assert first[5]["options"] == {"sampling.rate": 0.1, "stream.url": "nats://(not shown)"}
     assert changed[5] == {
         "digest": changed[5]["digest"],
@@ -502,6 +502,31 @@ async def test_a_sidecar_that_changes_all_the_time_does_not_fill_the_audit(datab
     clock.advance(3600)
     await watch.record_reports()
     assert len(await listed(database)) == MOST_REPORTED + 20
+
+
+async def test_one_sidecar_that_changes_all_the_time_does_not_delay_the_others(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets so many entries in an hour and one warning; another one gets its entry at once, and the newest state follows."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    writer, watch = Writer(database, clock), auditor(database, Config(), [], clock)
+    for sequence in range(1, MOST_OF_ONE + 6):
+        clock.advance(1)
+        await writer.store_tallies("w", [report_of("restless", sequence, 0.01 * sequence)])
+        await watch.record_reports()
+    assert len(await listed(database)) == MOST_OF_ONE
+    assert caplog.text.count("sidecar restless has reported 20 changes") == 1
+    await writer.store_tallies("w", [report_of("calm", 1, 0.9)])
+    await watch.record_reports()
+    assert (await listed(database))[-1][3] == "sidecar calm"
+    clock.advance(3600)
+    await watch.record_reports()
+    newest_entry = (await listed(database))[-1]
+    assert (newest_entry[3], newest_entry[5]["options"]) == (
+        "sidecar restless",
+        {"sampling.rate": 0.01 * (MOST_OF_ONE + 5)},
+    )
+    assert len(await listed(database)) == MOST_OF_ONE + 2
 
 
 async def test_counts_are_stored_where_the_shadow_may_not_report(
