@@ -72,14 +72,17 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
       quantdrift alerts list
       quantdrift alerts list --model digits --all --json
     """
+    from quantdrift.core.links import alert_page
     from quantdrift.storage.monitor.alerts import list_alerts
 
     async def ask(connection: "AsyncConnection") -> "list[AlertFact]":
         return await list_alerts(connection, model=model, with_resolved=with_resolved)
 
+    config, _ = prepare(config_path, Role.REPORT, data)
     found = _run(config_path, data, ask)
+    links = [alert_page(config, alert.id) for alert in found]
     if as_json:
-        emit(found)
+        emit([{**msgspec.to_builtins(alert), "page": link} for alert, link in zip(found, links, strict=True)])
     elif not found:
         click.echo(
             f"No {'' if with_resolved else 'open '}alerts{f' of the model {plain(model)}' if model else ''}."
@@ -95,7 +98,11 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
             "resolved (UTC)",
             "acknowledged",
         )
-        click.echo(columns(head, [_row(alert) for alert in found]))
+        if config.web.url:
+            rows = [(*_row(alert), link) for alert, link in zip(found, links, strict=True)]
+            click.echo(columns((*head, "live page"), rows))
+        else:
+            click.echo(columns(head, [_row(alert) for alert in found]))
 
 
 @alerts.command("show")

@@ -136,16 +136,17 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise, alert = asyncio.run(_more(secrets, listed))
+    signals, history, noise, alert, link = asyncio.run(_more(config, secrets, listed))
     unit = config.measure(listed.model).unit
     if as_json:
-        more = {"signals": signals, "history": history, "noise": noise, "alert": alert}
+        more = {"signals": signals, "history": history, "noise": noise, "alert": alert, "page": link}
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
             "\n".join(
                 [
                     _shown(listed, alert),
+                    *([f"  live page  {link}"] if link else []),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
                     *noise_lines(noise, unit=unit),
@@ -209,9 +210,10 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 
 async def _more(
-    secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[Change], list[SelfNoise], str]:
-    """Return the signals of a slice, its history, its noise, and its alert's text."""
+    config: Config, secrets: Secrets, listed: ListedSlice
+) -> tuple[list[SignalView], list[Change], list[SelfNoise], str, str]:
+    """Return the signals of a slice, its history, its noise, its alert's text, and its address on the live page."""
+    from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.monitor.fold.alert_text import page
@@ -229,7 +231,8 @@ async def _more(
             of_version, of_slice = await floors_of(connection, rows[0].model_version_id, listed.id)
             noise = self_noises(of_version, None if listed.predicate == EVERYTHING else of_slice)
         alert = None if listed.id is None else await alert_of(connection, listed.id)
-        return signal_views(rows), history, noise, page(alert) if alert else ""
+        link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
+        return signal_views(rows), history, noise, page(alert) if alert else "", link
 
 
 def _history_lines(history: list[Change]) -> list[str]:

@@ -1,6 +1,7 @@
 """The rows of a file of labels, from the disk or from a request: which can be used, and why others cannot."""
 
 import csv
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,12 @@ _MOST_ROWS: Final = 5_000_000
 _MOST_TEXT: Final = 1_000
 _MOST_ITEM: Final = 32_767
 _MOST_CLASS: Final = 2**31 - 1
+_MOST_DIGITS: Final = 20
 _MOST_REASONS: Final = 8
+
+
+class TooManyRowsError(OperatorError):
+    """A file or request of labels that is longer than what is read at once."""
 
 
 def rows_of_file(
@@ -43,11 +49,13 @@ def rows_of_text(
 
     Raises
     ------
+    TooManyRowsError
+        It has more rows.
     OperatorError
-        It is no CSV, is empty or too long, or lacks a column.
+        It is no CSV, is empty, or lacks a column.
     """
-    # A quoted cell may contain new lines: the reader joins what belongs together.
-    lines = csv.reader(text.splitlines(keepends=True))
+    # Lines end as in a file, one after the other; `splitlines` would also split at U+0085 or U+2028 inside a cell.
+    lines = csv.reader(io.StringIO(text, newline=""))
     try:
         return rows_of(lines, "the request", model, key_column, label_column, most=most)
     except csv.Error as error:
@@ -63,7 +71,7 @@ def rows_of(
     wrong: Counter[str] = Counter()
     for n, cells in enumerate(_cells(lines, name, key_column, label_column), start=1):
         if n > most:
-            raise OperatorError(f"{name} has more than {most:,} rows: split it")
+            raise TooManyRowsError(f"{name} has more than {most:,} rows: split it")
         row = _row(n, cells, numbers)
         if not isinstance(row, str):
             rows.append(row)
@@ -82,19 +90,26 @@ def listed(wrong: Mapping[str, int]) -> str:
 def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> Row | str:
     """Return a row, or why it cannot be used; `numbers` are those of the classes by name."""
     key, item, label = cells.get(_KEY, ""), cells.get(_ITEM) or "0", cells.get(LABEL, "")
-    if not key or len(key) > _MOST_TEXT:
-        return "with a key that is too long" if key else "without a key"
-    if not item.isdecimal() or int(item) > _MOST_ITEM:
+    if not key or len(key) > _MOST_TEXT or "\0" in key:
+        return _wrong_key(key)
+    index = _number(item, _MOST_ITEM)
+    if index is None:
         return f"with an item that is no number from 0 to {_MOST_ITEM}"
     candidate, reference = (_truth(cells.get(side, "")) for side in _SIDES)
     if candidate is not None and reference is not None:
-        return Row(n=n, key=key, item=int(item), candidate_right=candidate, reference_right=reference)
+        return Row(n=n, key=key, item=index, candidate_right=candidate, reference_right=reference)
     if not label:
         return "without a label"
-    number = numbers.get(label, int(label) if label.isdecimal() else -1)
-    if 0 <= number <= _MOST_CLASS:
-        return Row(n=n, key=key, item=int(item), label=label[:_MOST_TEXT], number=number)
+    number = numbers.get(label, _number(label, _MOST_CLASS))
+    if number is not None:
+        return Row(n=n, key=key, item=index, label=label[:_MOST_TEXT], number=number)
     return f"with the class {plain(label, 40)}, which `models.labels` does not name"
+
+
+def _wrong_key(key: str) -> str:
+    if not key:
+        return "without a key"
+    return "with a key that has a NUL character" if "\0" in key else "with a key that is too long"
 
 
 def _cells(
@@ -157,6 +172,12 @@ def _parquet(file: Path) -> Iterator[Sequence[Any]]:
 
 def _text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()
+
+
+def _number(text: str, most: int) -> int | None:
+    """Return a whole number from 0 to `most`; None if the text is none, however long it is."""
+    number = int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
+    return number if 0 <= number <= most else None
 
 
 def _truth(text: str) -> bool | None:

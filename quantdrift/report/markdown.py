@@ -81,7 +81,7 @@ def _alerts(figures: ReportFigures) -> list[str]:
             "\n".join(f"{number}. {_text(step)}" for number, step in enumerate(episode.advice, 1)),
         ]
         if episode.page_url:
-            parts.append(f"[This alert on the live page]({quote(episode.page_url, safe='/:')})")
+            parts.append(_link("This alert on the live page", episode.page_url))
     return parts
 
 
@@ -151,7 +151,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
         measure = MEASURES[model.task]
         parts += [
             f"### {_text(model.model)} {_text(model.version)}",
-            _table(
+            _table_of(
                 ("slice", "verdict", "answers that differ", "accepted", measure.name, "compared", "traffic"),
                 (_slice(entry, measure.unit) for entry in slices),
             ),
@@ -164,8 +164,8 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
 
 
 def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
-    return (
-        entry.name,
+    """Return the cells of a slice, already escaped."""
+    cells = (
         entry.verdict.value,
         measured(Metric.FLIP, entry.flip, ""),
         percent(entry.flip_budget) if entry.flip_budget else "none",
@@ -173,6 +173,7 @@ def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
         count(entry.n_exchanges),
         "no data" if entry.traffic_share is None else percent(entry.traffic_share),
     )
+    return (_link(entry.name, entry.page_url), *map(_text, cells))
 
 
 def _coverage(figures: ReportFigures) -> str:
@@ -185,10 +186,19 @@ def _coverage(figures: ReportFigures) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [tuple(head), tuple("---" for _ in head), *(tuple(row) for row in rows)]
-    return "\n".join(
-        f"| {' | '.join(cell if cell == '---' else _text(cell) for cell in line)} |" for line in lines
-    )
+    return _table_of(head, (tuple(map(_text, row)) for row in rows))
+
+
+def _table_of(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose cells are already escaped."""
+    lines = [tuple(map(_text, head)), tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _link(text: str, url: str) -> str:
+    """Return a text that leads to an address, or the text alone if there is none."""
+    # Brackets stay as they are: an IPv6 address stands between them.
+    return f"[{_text(text)}]({quote(url, safe='/:[]')})" if url else _text(text)
 
 
 def _text(text: str) -> str:

@@ -11,14 +11,17 @@ from aiohttp import web
 
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
-from quantdrift.report.label_rows import LABEL, listed, rows_of_text
+from quantdrift.report.label_rows import LABEL, TooManyRowsError, listed, rows_of_text
+from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Row, load
 from quantdrift.web.access import PERSON
 from quantdrift.web.guard import ProblemError
-from quantdrift.web.pages import CONFIG, OPERATOR
+from quantdrift.web.pages import CONFIG
 
 MOST_BYTES: Final = 8 * 2**20
 MOST_ROWS: Final = 100_000
+STATEMENT_S: Final = 60.0
+"""Limit of each statement of a load, which reads all comparisons that are kept."""
 _TYPE: Final = "text/csv"
 _BODY_S: Final = 60.0
 _KNOWN: Final = {
@@ -30,24 +33,47 @@ _KNOWN: Final = {
 _MOST_TEXT: Final = 500
 
 
+class LabelStore:
+    """Where labels are stored: a connection of their own, so that no load delays an acknowledgement.
+
+    One load runs at a time, so that the bodies that are held stay within `MOST_BYTES`.
+
+    Parameters
+    ----------
+    database
+        With the rights of an operator.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.turn = asyncio.Lock()
+
+
+LABELS: Final = web.AppKey("labels", LabelStore)
+"""Missing where the page only reads."""
+
+
 async def load_labels(request: web.Request) -> web.Response:
     """Store the labels of a CSV, and say what became of its rows."""
     person = request.get(PERSON)
-    if OPERATOR not in request.app or person is None or not person.name:
+    if LABELS not in request.app or person is None or not person.name:
         raise ProblemError(
             "not_allowed",
             "labels are taken from people and programs with a login, where web.operator_dsn_file is set",
             403,
         )
-    config, query = request.app[CONFIG], _parameters(request)
+    config, query, store = request.app[CONFIG], _parameters(request), request.app[LABELS]
     model = _model(config, query.get("model", ""))
     by, label = query["by"], query.get("label_column") or LABEL
-    rows, wrong = await _rows(request, model, query.get("key_column") or by, label)
-    since = datetime.now(UTC) - timedelta(days=config.storage.retention_days)
-    async with request.app[OPERATOR].begin() as connection:
-        loaded = await load(
-            connection, rows, model=model.name, by=by, since=since, source="HTTP", identity=person.name
-        )
+    if store.turn.locked():
+        raise ProblemError("busy", "other labels are being loaded: send these again in a few seconds", 429)
+    async with store.turn:
+        rows, wrong = await _rows(request, model, query.get("key_column") or by, label)
+        since = datetime.now(UTC) - timedelta(days=config.storage.retention_days)
+        async with store.database.begin() as connection:
+            loaded = await load(
+                connection, rows, model=model.name, by=by, since=since, source="HTTP", identity=person.name
+            )
     return web.Response(
         body=msgspec.json.encode({"loaded": loaded, "left_out": dict(wrong)}), content_type="application/json"
     )
@@ -96,6 +122,8 @@ async def _rows(
         raise ProblemError("too_slow", f"the body did not arrive within {_BODY_S:g} s", 408) from error
     except UnicodeDecodeError as error:
         raise ProblemError("wrong_csv", "the body is not UTF-8") from error
+    except TooManyRowsError as error:
+        raise ProblemError("too_large", f"{error}, or use `quantdrift labels load`", 413) from error
     except OperatorError as error:
         raise ProblemError("wrong_csv", str(error)) from error
     if not rows:
@@ -152,8 +180,9 @@ def described() -> dict[str, Any]:
         "401": "No token, or a wrong one.",
         "403": "Without a login, or from another site, or this server may not write.",
         "408": "The body came too slowly.",
-        "413": f"More than {MOST_BYTES // 2**20} MiB.",
+        "413": f"More than {MOST_BYTES // 2**20} MiB, or more than {MOST_ROWS:,} rows.",
         "415": "The body is no CSV.",
+        "429": "Other labels are being loaded.",
         "503": "The database does not answer, or not in time.",
     }
     return {

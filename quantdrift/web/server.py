@@ -20,6 +20,7 @@ from quantdrift.storage.database import Database
 from quantdrift.web.access import ACCESS, FORM_MARK, SESSION_S, Access
 from quantdrift.web.api import api_routes
 from quantdrift.web.guard import COOKIE, form_problem, guard, secure
+from quantdrift.web.labels import LABELS, STATEMENT_S, LabelStore
 from quantdrift.web.pages import CONFIG, DATABASE, FEED, OPERATOR, Feed, routes
 from quantdrift.web.rendering import STATIC, render, static_file
 
@@ -79,6 +80,9 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
         app[OPERATOR] = Database(
             secrets.operator_dsn, pool_size=_OPERATOR_POOL_SIZE, statement_timeout_s=_STATEMENT_S
         )
+        app[LABELS] = LabelStore(
+            Database(secrets.operator_dsn, pool_size=_OPERATOR_POOL_SIZE, statement_timeout_s=STATEMENT_S)
+        )
         app.cleanup_ctx.append(_closing)
     app.add_routes(
         [
@@ -97,7 +101,7 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
 
 async def _closing(app: web.Application) -> AsyncIterator[None]:
     """Close the operator's connections at the end; the first action opens one."""
-    async with app[OPERATOR]:
+    async with app[OPERATOR], app[LABELS].database:
         yield
 
 

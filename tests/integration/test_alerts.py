@@ -176,7 +176,8 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
 ) -> None:
     """The list has who looks into it, one alert has its text, its actions and what to type; the shell completes numbers."""
     config = tmp_path / "config.toml"
-    config.write_text('[notify]\nrunbook_url = "https://wiki.example/run"\n[[models]]\nname = "digits"\n')
+    text = '[notify]\nrunbook_url = "https://wiki.example/run"\n[[models]]\nname = "digits"\n'
+    config.write_text(text)
     monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
 
     def typed(*words: str) -> Awaitable[Result]:
@@ -195,6 +196,17 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
     assert facts["acknowledged"]["reason"] == "rolling back"
     assert [action["act"] for action in facts["actions"]] == ["ack", "note"]
     assert (await typed("unack", str(fired), "--reason", "done")).exit_code == 0
+    assert "live page" not in (await typed("list")).output
+    assert {one["page"] for one in json.loads((await typed("list", "--json")).output)} == {""}
+    config.write_text(f'[web]\nurl = "https://drift.example.com"\n{text}')
+    page = f"https://drift.example.com/alert/{fired}"
+    assert f"Live page: {page}\n" in (await typed("show", str(fired))).output
+    head, *rows = (await typed("list")).output.rstrip().splitlines()
+    assert head.endswith("live page")
+    assert [row.split()[0] for row in rows if row.endswith(page)] == [str(fired)]
+    listed = json.loads((await typed("list", "--json")).output)
+    assert {one["id"]: one["page"] for one in listed}[fired] == page
+    config.write_text(text)
     assert "No alerts of the model other." in (await typed("list", "--model", "other", "--all")).output
     wrong = await typed("ack", "999", "--reason", "x")
     assert (wrong.exit_code, "there is no alert 999" in wrong.output) == (2, True)

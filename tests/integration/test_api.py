@@ -15,14 +15,18 @@ import aiohttp
 import asyncpg
 import jsonschema
 import pytest
+from sqlalchemy import text
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
+from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.storage.database import Database
 from quantdrift.storage.page.tables import RESOURCES
 from quantdrift.storage.schema.roles import OPERATOR, READER
-from quantdrift.web.labels import MOST_BYTES
-from quantdrift.web.server import page_port
+from quantdrift.web.labels import MOST_BYTES, MOST_ROWS
+from quantdrift.web.pages import OPERATOR as OPERATOR_DATABASE
+from quantdrift.web.server import application, page_port
+from tests.support.monitor.monitor_processes import until
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history
@@ -247,10 +251,16 @@ async def test_a_program_sends_labels_and_is_told_what_became_of_them(
             ("?by=trace", b"\xff\xfe", "wrong_csv"),
             ("?by=trace", b"id,answer\n1,2\n", "wrong_csv"),
             ("?by=trace", b"key,label\n,\n", "wrong_csv"),
+            ("?by=trace", b"key,label\na\0b,1\n", "wrong_csv"),
+            ("?by=trace", b"key,label\na," + b"1" * 5_000 + b"\n", "wrong_csv"),
         ):
             status, told = await send(f"{url}/labels{query}", body, **bearer)
             assert (status, told["code"]) == (400, code), told
         status, told = await send(f"{url}/labels?by=trace", b"x" * (MOST_BYTES + 1), **bearer)
+        assert (status, told["code"]) == (413, "too_large")
+        status, told = await send(
+            f"{url}/labels?by=trace", b"key,label\n" + b"a,1\n" * (MOST_ROWS + 1), **bearer
+        )
         assert (status, told["code"]) == (413, "too_large")
         status, told = await send(f"{url}/labels?by=trace", rows, **bearer, **{"Content-Type": "text/plain"})
         assert (status, told["code"]) == (415, "wrong_type")
@@ -280,3 +290,42 @@ async def test_nobody_without_a_login_sends_labels(
             status, told = await send(f"{url}/{path}", rows, **headers)
             assert (status, told["code"]) == (403, "not_allowed")
     assert await record.fetchval("select count(*) from label") == 0
+
+
+async def test_a_load_that_waits_delays_no_acknowledgement_and_no_second_load_waits_behind_it(
+    dsn: str, operator_file: str, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """The actions of people have a connection of their own; a second program is asked to send its labels again."""
+    rows, path = b"key,candidate_right,reference_right\nr1,false,true\n", "labels?by=header.x-request-id"
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    config = Config(models=(Model(name="digits", labels=("zero", "one")),), web=Web())
+    secrets = Secrets(dsn=dsn, web_token=TOKEN, operator_dsn_file=operator_file)
+    holder = await asyncpg.connect(postgres_dsn)
+
+    async def waits() -> bool:
+        n = await holder.fetchval(
+            "select count(*) from pg_locks where relation = 'label'::regclass and not granted"
+        )
+        return bool(n)
+
+    try:
+        async with Database(dsn) as database:
+            app = application(config, secrets, database)
+            port = HttpPort(app, Limits(), handler_cancellation=True, shutdown_timeout=1.0)
+            url = f"http://127.0.0.1:{await port.open(('127.0.0.1', 0))}/api/v1"
+            try:
+                async with holder.transaction():
+                    await holder.execute("lock table label in access exclusive mode")
+                    first = asyncio.create_task(send(f"{url}/{path}", rows, **bearer))
+                    await until(waits, "the load waits for the table")
+                    async with asyncio.timeout(5), app[OPERATOR_DATABASE].begin() as connection:
+                        assert (await connection.execute(text("select 1"))).scalar_one() == 1
+                    status, told = await send(f"{url}/{path}", rows, **bearer)
+                    assert (status, told["code"]) == (429, "busy")
+                status, told = await first
+                assert (status, told["loaded"]["labelled"]) == (200, 1)
+            finally:
+                await port.close()
+    finally:
+        await holder.close()
+    assert await record.fetchval("select count(*) from label") == 1

@@ -315,6 +315,13 @@ async def test_a_slice_has_its_own_noise_from_the_record_to_the_command(
     assert "too much" in shown
     clear = await asyncio.to_thread(_shown, postgres_dsn, tmp_path, "scanner=clear")
     assert "as over all traffic: too few exchanges of this slice" in clear
+    assert "live page" not in clear
+    config = tmp_path / "config.toml"
+    config.write_text('[web]\nurl = "https://drift.example.com/"\n' + config.read_text())
+    page = f"https://drift.example.com/slice/1/{FAINT_ID}"
+    shown = await asyncio.to_thread(_shown, postgres_dsn, tmp_path, "scanner=faint")
+    assert f"  live page  {page}\n" in shown
+    assert (await asyncio.to_thread(_told, postgres_dsn, tmp_path, "scanner=faint"))["page"] == page
 
 
 def _told(dsn: str, directory: Path, which: str = "all") -> Any:

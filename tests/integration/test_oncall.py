@@ -293,7 +293,10 @@ async def test_all_traffic_that_fires_as_its_slice_ends_updates_the_page_of_the_
 
 @needs_programs
 def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
-    """The title is one line; the text names what happens, since when, where to look and what to do."""
+    """The title is one line; the text names what happens, since when, where to look and what to do.
+
+    An alert without a link to the live page has no line for it.
+    """
     data = {
         "status": "firing",
         "commonLabels": {"severity": "page"},
@@ -307,6 +310,15 @@ def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
                     "runbook_url": "https://docs/runbook",
                 },
                 "startsAt": "2026-03-01T12:00:00Z",
+            },
+            {
+                "status": "firing",
+                "annotations": {
+                    "summary": "digits 2: answers in all are outside their budget",
+                    "description": "It is not chance.",
+                    "runbook_url": "https://docs/runbook",
+                },
+                "startsAt": "2026-03-01T12:10:00Z",
             },
             {
                 "status": "resolved",
@@ -336,11 +348,15 @@ def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
         env={**os.environ, "HOME": str(tmp_path)},
     )
     assert [line for line in done.stdout.splitlines() if line] == [
-        "[page] digits 1: answers in scanner=faint are outside their budget",
+        "[page] digits 1: answers in scanner=faint are outside their budget (and 1 more)",
         "digits 1: answers in scanner=faint are outside their budget",
         "It is not chance.",
         "Since: 2026-03-01 12:00 UTC",
         "Look: https://live/slice",
+        "Do: https://docs/runbook",
+        "digits 2: answers in all are outside their budget",
+        "It is not chance.",
+        "Since: 2026-03-01 12:10 UTC",
         "Do: https://docs/runbook",
         "Resolved at 2026-03-01 12:30 UTC: digits 1: answers in all are outside their budget",
     ]

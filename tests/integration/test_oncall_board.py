@@ -53,6 +53,23 @@ async def test_each_sql_query_runs(record: asyncpg.Connection) -> None:
         await record.fetch(one["rawSql"])
 
 
+async def test_an_open_alert_leads_to_its_slice_on_the_live_page(record: asyncpg.Connection) -> None:
+    """The link consists of numbers, which are columns of the query that the table does not show."""
+    (panel,) = [one for one in _panels() if one["title"] == "Open alerts"]
+    query = await record.prepare(panel["targets"][0]["rawSql"])
+    columns = {attribute.name for attribute in query.get_attributes()}
+    properties = {
+        one["matcher"]["options"]: {given["id"]: given["value"] for given in one["properties"]}
+        for one in panel["fieldConfig"]["overrides"]
+    }
+    assert set(properties) <= columns
+    (link,) = properties["slice"]["links"]
+    named = re.findall(r"\$\{__data\.fields\.(\w+)\}", link["url"])
+    assert named == ["model_version_id", "slice_id"]
+    assert all(properties[name]["custom.hidden"] for name in named)
+    assert re.sub(r"\$\{[^}]+\}", "1", link["url"]) == "https://quantdrift.example.com/slice/1/1"
+
+
 def test_each_promql_query_is_valid_and_names_metrics_that_exist(tmp_path: Path) -> None:
     """`promtool` parses each query as a recording rule."""
     queries = [one["expr"] for one in _targets("prometheus")]

@@ -212,3 +212,26 @@ def test_no_text_from_outside_marks_up_the_markdown() -> None:
         [line[:1] * (line[:1] in set("#-|")) for line in text.splitlines()] for text in (hostile, harmless)
     ]
     assert kinds[0] == kinds[1]
+
+
+def test_the_markdown_leads_to_the_live_page_whatever_a_slice_is_called() -> None:
+    """A name can neither end the link nor open another; an IPv6 address stays one; without `web.url` there is no link."""
+    name = "a](https://elsewhere.example) | `x` <b>"
+    figures = make_figures()
+    (model, *others) = figures.models
+    for url, cell in (
+        ("http://[::1]:9468/slice/1/2", "](http://[::1]:9468/slice/1/2) |"),
+        ("https://drift.example.com/slice/1/2", "](https://drift.example.com/slice/1/2) |"),
+        ("", ""),
+    ):
+        entry = make_slice(name)
+        entry = msgspec.structs.replace(entry, page_url=url)
+        changed = msgspec.structs.replace(model, slices=(entry,))
+        page = render_markdown(
+            "t", msgspec.structs.replace(figures, models=(changed, *others)), most_table=25
+        )
+        (line,) = [line for line in page.splitlines() if line.startswith(("| [a\\]", "| a\\]"))]
+        bare = re.sub(r"\\.", "", line)
+        assert bare.count("](") == (1 if url else 0)
+        assert bare.count("|") == 8
+        assert cell in line
