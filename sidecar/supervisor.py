@@ -50,6 +50,7 @@ from quantdrift.sidecar.state.readiness import (
 )
 from quantdrift.sidecar.state.restarts import Restarts
 from quantdrift.sidecar.state.shutdown import Deadlines
+from quantdrift.sidecar.state.time_slice import give_short_slice
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
 _LOG = logging.getLogger(__name__)
@@ -382,6 +383,7 @@ class _Supervisor:
             environment=_allowed(self._environment, module),
             orphan=ORPHANED if module == _RELAY else signal.SIGKILL,  # others would keep ports in use
             on_death=died,
+            on_start=give_short_slice if module == _RELAY else lambda _: None,
         )
         self._slots[child] = slot
         return child

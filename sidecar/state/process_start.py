@@ -17,7 +17,6 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.heartbeat import EVERY_S
 from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
-from quantdrift.sidecar.state.time_slice import ask_for_short_slice
 
 BEHIND_NICE: Final = 5
 """Niceness of the processes that are not on the serving path."""
@@ -128,11 +127,8 @@ class ChildProcess:
         serves
             Whether it is on the serving path. All others give way to it, and to the model, where processors are scarce.
         """
-        if arguments is None:  # before any thread: each inherits it
-            if serves:
-                ask_for_short_slice()
-            else:
-                os.nice(BEHIND_NICE)
+        if arguments is None and not serves:
+            os.nice(BEHIND_NICE)  # before any thread: each inherits it
         (argument,) = sys.argv[1:] if arguments is None else arguments
         child = cls(msgspec.json.decode(argument, type=ProcessStart))
         telemetry = child.live_config_file.current.config.telemetry

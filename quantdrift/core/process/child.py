@@ -85,6 +85,8 @@ class Child:
         Signal that it gets when the parent dies.
     on_death
         Called when it ended without being asked to, with the reason as a label of a metric: see `label`.
+    on_start
+        Called with its process id at each start; what it returns is ignored.
     final
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
@@ -114,6 +116,7 @@ class Child:
         fds: Sequence[int] = (),
         orphan: signal.Signals = signal.SIGTERM,
         on_death: Callable[[str], None] = lambda _: None,
+        on_start: Callable[[int], object] = lambda _: None,
         final: int | None = None,
         longest_pause_s: float = _LAST_PAUSE_S,
         on_end: Callable[[str, int | None, float], None] | None = None,
@@ -125,6 +128,7 @@ class Child:
         self._fds = tuple(fds)
         self.environment = dict(environment)
         self._on_death = on_death
+        self._on_start = on_start
         self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._on_end = on_end or self._log
         self._on_output = dict(on_output or {})
@@ -171,6 +175,7 @@ class Child:
 
     async def _run_once(self) -> int:
         self._process = process = await self._started()
+        self._on_start(process.pid)
         if self._ending.is_set():
             process.terminate()  # asked to end while it was starting
         readers = [
