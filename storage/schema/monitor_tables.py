@@ -165,6 +165,9 @@ class AlertAction(Base):
     level: Mapped[Float | None] = mapped_column(
         comment="Of ack: the alert escalates once the lower end of the 95 % interval of its metric is above this; null: unknown."
     )
+    finding: Mapped[Json | None] = mapped_column(
+        comment="Of a note that a command wrote: what it found, with `kind` cause, repair or gate; null: a person wrote the note."
+    )
 
 
 class Verdict(Base):

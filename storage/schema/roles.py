@@ -298,7 +298,7 @@ def _operator() -> list[str]:
         f"grant insert ({_columns('slice_change')}) on slice_change to {OPERATOR}",
         f"grant update on discovery_lock to {OPERATOR}",
         # Not `made_by`: it is always the user that Postgres authenticated.
-        f"grant insert (alert_id, action, identity, reason, severity, level) on alert_action to {OPERATOR}",
+        f"grant insert (alert_id, action, identity, reason, severity, level, finding) on alert_action to {OPERATOR}",
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant insert, update on label to {OPERATOR}",

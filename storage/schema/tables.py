@@ -198,6 +198,9 @@ class Batch(Base):
         server_default=text("'{}'"),
         comment="model_version of the skipped exchanges that have no reference: these versions are still in production.",
     )
+    replay_s: Mapped[Float | None] = mapped_column(
+        comment="Seconds in which the reference computed it, on the device of provenance; null where it computed nothing."
+    )
 
 
 class Comparison(Base):
@@ -210,9 +213,11 @@ class Comparison(Base):
         Index(
             "ix_comparison_request_id",
             text("(attributes ->> 'header.x-request-id')"),
+            postgresql_using="hash",
             postgresql_where=text("(attributes ->> 'header.x-request-id') is not null"),
         ),
-        Index("ix_comparison_flip", "captured_at", postgresql_where=text("flip and group_key <> ''")),
+        Index("ix_comparison_slice_ids", "slice_ids", postgresql_using="gin"),
+        Index("ix_comparison_flip", "captured_at", postgresql_where=text("flip")),
         CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
         {
             "comment": "The divergence of one item: candidate output against reference output. One row per item.",
@@ -284,6 +289,16 @@ class Comparison(Base):
         comment="How it came in, and a space and the caller where that was checked, as `intake NAME`; null: through the"
         " relay.",
     )
+    latency_s: Mapped[Float | None] = mapped_column(
+        comment="Seconds that the candidate took for the whole exchange, as the relay saw it: from the last byte of the request to"
+        " the last byte of the response, waiting at the server included. Null for other ways in, and before revision 0025.",
+    )
+    first_token_s: Mapped[Float | None] = mapped_column(
+        comment="Of a stream, seconds from the last byte of the request to the first byte of the response's content; else null.",
+    )
+    per_token_s: Mapped[Float | None] = mapped_column(
+        comment="Of a stream whose tokens are counted, seconds for each token after the first; else null.",
+    )
 
 
 class ConfigWarning(Base):
@@ -342,6 +357,9 @@ class Tally(Base):
         server_default=text("false"),
         comment="Whether it is the last one of its boot: no process of it is left, and whatever it took is published,"
         " thinned or lost.",
+    )
+    relay_cpu_s: Mapped[Float | None] = mapped_column(
+        comment="Processor seconds of the relay workers of the whole sidecar since its boot; null if unknown."
     )
 
 

@@ -39,6 +39,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     tie: bool | None = None
     detail: str | None = None
+    latency_s: float | None = None
 
 
 async def store_comparisons(connection: asyncpg.Connection, rows: Iterable[Comparison]) -> None:

@@ -1,0 +1,341 @@
+"""The database with millions of comparisons: what a comparison takes to write and on disk, and how long the usual questions take.
+
+    python -m benchmarks.storage [--quick] [--rows N] [--directory DIR]
+
+The embedded Postgres, as durable as in production. The comparisons of 14 days are loaded, with the partitions and indexes that the
+product makes, beside the roll-ups that 50 million comparisons leave: the weekly report is read from those, and their number
+depends on slices and hours. Then, in the same database:
+
+- `write_ratio`: rows a second of the shadow's writer, divided by those of a bare COPY of rows alike into the same table, in turn:
+  batches of 64, one transaction each, one connection each. `write_ratio_1024` is the same with batches of 1,024.
+- `comparison_bytes`: table, indexes and TOAST for each comparison, after a vacuum; below it, column by column and index by index.
+- Seconds of the questions, by the product's own functions: the slowest of three, of which the first may read from the disk.
+"""
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+import numpy as np
+
+from benchmarks.result import Goal, finish
+from benchmarks.stored_rows import (
+    BATCH,
+    MODEL,
+    POLICY,
+    RULES,
+    SCANNERS,
+    Loaded,
+    batch_of,
+    exchanges,
+    load,
+    load_history,
+    slice_of,
+)
+from quantdrift import frames
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.slices import ValueRules
+from quantdrift.report import page
+from quantdrift.report.period import Period
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.database import Database
+from quantdrift.storage.page.history import directions, margins, worst
+from quantdrift.storage.server.postgres import PostgresServer
+from quantdrift.storage.shadow.copy import COLUMNS, Row, comparison_rows
+from quantdrift.storage.shadow.rows import ComparedExchange
+from quantdrift.storage.shadow.writer import Writer
+
+LARGE: Final = 1024
+"""Rows of a transaction of a worker that replays many items at a time: `shadow.batch_items`; the default is `BATCH`."""
+WEEK: Final = timedelta(days=7)
+ROLLED_UP: Final = 50_000_000
+_REPEATS: Final = 3
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is loaded and written.
+
+    Parameters
+    ----------
+    rows
+        Comparisons.
+    tenants
+        Slices beside the 39 others.
+    sidecars
+        Whose tallies are loaded, one every ten seconds for each of two strata.
+    rounds, batches
+        How often writer and COPY take turns, and the batches of each turn.
+    """
+
+    rows: int = 5_000_000
+    tenants: int = 961
+    sidecars: int = 3
+    rounds: int = 15
+    batches: int = 40
+
+
+QUICK: Final = Scale(rows=200_000, rounds=7, batches=20)
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows a second, in the median turn, and the median of the ratios of two turns beside each other."""
+
+    writer: float
+    copy: float
+    ratio: float
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes for each comparison: all, the table alone, each index, and each column."""
+
+    total: float
+    table: float
+    indexes: dict[str, float]
+    columns: dict[str, float]
+
+
+async def measure(dsn: str, scale: Scale, directory: Path) -> tuple[dict[str, float], Sizes]:
+    """Load and measure; `directory` is where the report goes."""
+    begin = time.monotonic()
+    await upgrade(dsn, progress=lambda _: None)
+    loaded = await load(dsn, n_rows=scale.rows, n_tenants=scale.tenants)
+    _say(f"{loaded.n_rows:,} comparisons in {loaded.n_slices} slices after {time.monotonic() - begin:.0f} s")
+    await load_history(dsn, n_compared=ROLLED_UP, n_sidecars=scale.sidecars, loaded=loaded)
+    _say(f"roll-ups of {ROLLED_UP:,} comparisons and tallies after {time.monotonic() - begin:.0f} s")
+    sizes = await sizes_of(dsn)
+    seconds = await asked(dsn, loaded, directory)
+    async with Database(dsn) as database:
+        written = await write_rates(database, dsn, scale, BATCH)
+        large = await write_rates(database, dsn, scale, LARGE)
+    return {
+        "rows": float(loaded.n_rows),
+        "slices": float(loaded.n_slices),
+        "comparison_bytes": sizes.total,
+        "table_bytes": sizes.table,
+        **seconds,
+        "writer_rows_per_s": written.writer,
+        "copy_rows_per_s": written.copy,
+        "write_ratio": written.ratio,
+        "writer_rows_per_s_1024": large.writer,
+        "copy_rows_per_s_1024": large.copy,
+        "write_ratio_1024": large.ratio,
+    }, sizes
+
+
+async def sizes_of(dsn: str) -> Sizes:
+    """Return where the bytes of the fullest day go."""
+    db = await asyncpg.connect(dsn)
+    try:
+        day = await db.fetchval(
+            "select relname from pg_class where relname like 'comparison\\_%' and relkind = 'r' order by reltuples desc limit 1"
+        )
+        n = await db.fetchval(f"select count(*) from {day}")  # noqa: S608 -- its name comes from the database
+        total, table = await db.fetchrow(
+            "select pg_total_relation_size($1::text::regclass), pg_table_size($1::text::regclass)", day
+        )
+        indexes = await db.fetch(
+            "select pg_get_indexdef(indexrelid) as name, pg_relation_size(indexrelid) as bytes from pg_index"
+            " where indrelid = $1::text::regclass order by 2 desc",
+            day,
+        )
+        names = await db.fetch(
+            "select attname from pg_attribute where attrelid = $1::text::regclass and attnum > 0 and not attisdropped",
+            day,
+        )
+        each = ", ".join(f'coalesce(avg(pg_column_size("{row["attname"]}")), 0)' for row in names)
+        averages = await db.fetchrow(f"select {each} from (select * from {day} limit 20000) part")  # noqa: S608
+    finally:
+        await db.close()
+    columns = {row["attname"]: float(size) for row, size in zip(names, averages, strict=True)}
+    return Sizes(
+        total=total / n,
+        table=table / n,
+        indexes={row["name"].partition(" USING ")[2]: row["bytes"] / n for row in indexes},
+        columns=dict(sorted(columns.items(), key=lambda one: -one[1])),
+    )
+
+
+async def asked(dsn: str, loaded: Loaded, directory: Path) -> dict[str, float]:
+    """Return the seconds of each question, the slowest of three."""
+    end = datetime.now(UTC)
+    start = end - WEEK
+    named = {
+        "frequent": "all",
+        "rare_damaged": slice_of("archive"),
+        "rare_sound": slice_of("kiosk"),
+        "sound_3_percent": slice_of("mobile"),
+        "sound_15_percent": slice_of("lab"),
+    }
+    seconds = {}
+    with frames.arrow(dsn) as drift:
+        for name, of in named.items():
+            seconds[f"worst_{name}_s"] = _slowest(partial(drift.worst, MODEL, slice=of, start=start, end=end))
+        for name, of in named.items():
+            seconds[f"direction_{name}_s"] = _slowest(
+                partial(drift.direction, MODEL, slice=of, start=start, end=end)
+            )
+        seconds["request_s"] = _slowest(partial(drift.request, loaded.request_id))
+        seconds["coverage_s"] = _slowest(partial(drift.coverage, start=start, end=end))
+    async with Database(dsn) as database:
+        for name, of in named.items():
+            version, slice_id = loaded.version_id, loaded.slices[of]
+            seconds[f"page_worst_{name}_s"] = await _slowest_read(
+                database,
+                partial(worst, version_id=version, slice_id=slice_id, period=(start, end), most=20),
+            )
+            for read in (directions, margins):
+                seconds[f"page_{read.__name__}_{name}_s"] = await _slowest_read(
+                    database, partial(read, version_id=version, slice_id=slice_id, period=(start, end))
+                )
+    begin = time.monotonic()
+    await page.write(
+        Config(models=(Model(name=MODEL),)),
+        Secrets(dsn=dsn),
+        Period.of(kind="week", end=end),
+        out=directory / "report.html",
+        progress=lambda _: None,
+    )
+    seconds["report_s"] = time.monotonic() - begin
+    return seconds
+
+
+def _slowest(question: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        begin = time.monotonic()
+        question()
+        times.append(time.monotonic() - begin)
+    return max(times)
+
+
+async def _slowest_read(database: Database, question: Callable[[Any], Awaitable[Any]]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        async with database.begin() as connection:
+            begin = time.monotonic()
+            await question(connection)
+            times.append(time.monotonic() - begin)
+    return max(times)
+
+
+async def write_rates(database: Database, dsn: str, scale: Scale, size: int) -> Written:
+    """Let the writer and a bare COPY take turns, `size` rows in each transaction."""
+    rng = np.random.default_rng(size)
+    batches, tenants = max(scale.batches * BATCH // size, 2), scale.tenants
+    writer = Writer(database, SystemClock(), ValueRules(Config(models=(Model(name=MODEL),), slices=RULES)))
+    db = await asyncpg.connect(dsn)
+    try:
+        policy, version = await db.fetchrow(
+            "select p.id, v.id from policy p, model_version v where p.epoch = $1", POLICY.epoch
+        )
+        ids = {
+            (row["model"], row["predicate"]): row["id"]
+            for row in await db.fetch("select model, predicate, id from slice")
+        }
+
+        def rows_of(compared: list[ComparedExchange]) -> list[Row]:
+            return [row for one in compared for row in comparison_rows(one, 1, version, policy, ids)]
+
+        rates: list[tuple[float, float]] = []
+        for number in range(scale.rounds + 1):
+            given = [
+                batch_of(drawn(rng, size, tenants), 1 + (number * batches + place) * size)
+                for place in range(batches)
+            ]
+            bare = [rows_of(drawn(rng, size, tenants)) for _ in range(batches)]
+            begin = time.monotonic()
+            for batch in given:
+                await writer.store(batch)
+            between = time.monotonic()
+            for rows in bare:
+                await db.copy_records_to_table("comparison", records=rows, columns=COLUMNS)
+            end = time.monotonic()
+            if number:  # the first turn opens connections and prepares statements
+                rates.append((batches * size / (between - begin), batches * size / (end - between)))
+    finally:
+        await db.close()
+    return Written(
+        writer=float(np.median([one for one, _ in rates])),
+        copy=float(np.median([one for _, one in rates])),
+        ratio=float(np.median([one / other for one, other in rates])),
+    )
+
+
+def drawn(rng: np.random.Generator, size: int, n_tenants: int) -> list[ComparedExchange]:
+    """Return the exchanges of one batch, mixed as the traffic is."""
+    counts = rng.multinomial(size, [scanner.share for scanner in SCANNERS])
+    now = datetime.now(UTC)
+    return [
+        one
+        for scanner, n in zip(SCANNERS, counts, strict=True)
+        if n
+        for one in exchanges(scanner, now, int(n), rng, n_tenants=n_tenants)
+    ]
+
+
+def goals_of(figures: dict[str, float]) -> list[Goal]:
+    """Return the goals beside the figures."""
+    seconds = [
+        *(f"worst_{name}_s" for name in ("frequent", "rare_damaged", "rare_sound")),
+        *(f"direction_{name}_s" for name in ("frequent", "rare_damaged", "rare_sound")),
+        "request_s",
+        "coverage_s",
+    ]
+    return [
+        Goal(name="write_ratio", value=figures["write_ratio"], bound=0.8, unit="ratio", at_most=False),
+        Goal(name="comparison_bytes", value=figures["comparison_bytes"], bound=770, unit="By"),
+        *(Goal(name=name, value=figures[name], bound=1.0, unit="s") for name in seconds),
+        Goal(name="report_s", value=figures["report_s"], bound=10.0, unit="s"),
+    ]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> None:
+    """Load, measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="200,000 comparisons")
+    parser.add_argument("--rows", type=int, help="so many comparisons; 5 million need 6 GB of disk")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="where the database is made; default: the directory for temporary files",
+    )
+    given = parser.parse_args()
+    scale = QUICK if given.quick else Scale()
+    if given.rows:
+        scale = msgspec.structs.replace(scale, rows=given.rows)
+    _say(f"load average {os.getloadavg()[0]:.1f}; the database is durable as in production")
+    begin = time.monotonic()
+    with TemporaryDirectory(dir=given.directory) as parent:
+        place = Path(parent)
+        place.chmod(0o755)  # the server may run under another account
+        with PostgresServer(place / "postgres") as server:
+            figures, sizes = asyncio.run(measure(server.dsn, scale, place))
+    for name, size in sizes.indexes.items():
+        print(f"{size:8.1f} B  index {name}")
+    for name, size in sizes.columns.items():
+        print(f"{size:8.1f} B  {name}")
+    for name, value in figures.items():
+        print(f"{name:28} {value:,.3f}")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+    finish("storage", {**figures, "seconds": round(time.monotonic() - begin)}, goals_of(figures))
+
+
+if __name__ == "__main__":
+    main()
