@@ -35,6 +35,7 @@ from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.core.tls import Tls
 from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper
 from quantdrift.shadow.pipeline.expired import ExpiredCount
 from quantdrift.shadow.pipeline.fair_share import FairShare, terms_of
 from quantdrift.shadow.pipeline.in_flight import InFlight
@@ -210,8 +211,6 @@ async def _work(
 
     expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=drained)
 
-    watching: Callable[[], Awaitable[None]] = partial(lag.look_and_wait, queue, drained)
-
     async def keep_alive() -> None:
         await in_flight.keep_alive()
         await drained.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
@@ -230,6 +229,7 @@ async def _work(
     keys = KeyFile.of(config.stream.payload_key_file, "stream.payload_key_file", clock)
     # A single one: its hourly allowance is for the process, and it counts the shares of values.
     writer = Writer(database, clock, ValueRules(config), keys)
+    exemplars = ExemplarKeeper.of(config, queue, clock, keys=keys, count=meters.exemplar)
 
     with contextlib.ExitStack() as threads:
         compare_thread = threads.enter_context(
@@ -258,6 +258,7 @@ async def _work(
                 store_limit_s=_STORE_LIMIT_S,
                 replay_limit_s=longest_replay_s(shadow, models),
                 on_broken=_exit,
+                exemplars=exemplars,
             )
             return Pipeline(queues=queues, stages=stages)
 
@@ -319,10 +320,11 @@ async def _work(
                 ("keeping messages alive", keep_alive),
                 ("pinging Postgres", ping),
                 ("counting expired samples", expired.count_and_wait),
-                ("watching the stream", watching),
+                ("watching the stream", lambda: lag.look_and_wait(queue, drained)),
                 ("reading clusterings", clusterings.refresh_and_wait),
                 ("reading discovered slices", discovered.refresh_and_wait),
                 ("storing the shares of values", lambda: _store_shares(writer, drained)),
+                *(() if exemplars is None else (("keeping exemplars", exemplars.keep_one),)),
                 ("reporting the configuration", lambda: _report(database, config, clock, drained)),
             )
         ]

@@ -21,7 +21,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clusters import dump_clustering, load_clustering
-from quantdrift.core.codec import decode_exchange
+from quantdrift.core.codec import decode_exchange, decode_exemplar
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
 from quantdrift.storage.database import Database
@@ -276,6 +276,17 @@ class Search:
             exchange = decode_exchange(self._opened(message))
         except QuarantineError:
             return self._in_bytes(message)
+        return self._is_searched(exchange)
+
+    def is_exemplar(self, message: bytes) -> bool:
+        """Return whether an exemplar is of an exchange that is searched; an exchange of it is noted."""
+        try:
+            exchange = decode_exemplar(self._opened(message)).exchange
+        except QuarantineError:
+            return self._in_bytes(message)
+        return self._is_searched(exchange)
+
+    def _is_searched(self, exchange: Exchange) -> bool:
         if exchange.id not in self.exchanges.ids and not self._wanted.matches(exchange):
             return False
         self.exchanges.add(exchange.id, exchange.trace)

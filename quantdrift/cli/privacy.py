@@ -312,14 +312,19 @@ async def _erase(task: _Task, found: list[Place], reason: str, step: Callable[[s
 
 
 async def _pass(queue: Queue, search: Search, step: Callable[[str], None], *, erase: bool) -> list[Place]:
-    """Search the stream and then the tables: what is deleted from the stream no worker can store later."""
+    """Search the streams and then the tables: what is deleted from the stream no worker can store later."""
     from quantdrift.core.stream.search import search_stream
     from quantdrift.storage.privacy import Place
 
     step("searching the stream")
     waiting = await search_stream(queue, search.is_one, delete=erase, progress=step)
-    stream = Place(place="stream", n=waiting.n, first_at=waiting.first_at, last_at=waiting.last_at)
-    return [*([stream] if stream.n else []), *await search.run(erase=erase)]
+    step("searching the exemplars")
+    kept = await search_stream(queue, search.is_exemplar, delete=erase, progress=step, kind="exemplar")
+    streams = [
+        Place(place=place, n=found.n, first_at=found.first_at, last_at=found.last_at)
+        for place, found in (("stream", waiting), ("exemplars", kept))
+    ]
+    return [*(place for place in streams if place.n), *await search.run(erase=erase)]
 
 
 def _sum(first: list[Place], second: list[Place]) -> list[Place]:

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.core.records import Exchange, Tally
+from quantdrift.core.records import Exchange, Exemplar, Tally
 from quantdrift.core.text import misfit
 
 VERSION = 1
-_KINDS: dict[type, bytes] = {Exchange: b"E", Tally: b"T"}
+_KINDS: dict[type, bytes] = {Exchange: b"E", Tally: b"T", Exemplar: b"X"}
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 
 
-def encode(record: Exchange | Tally) -> bytes:
+def encode(record: Exchange | Tally | Exemplar) -> bytes:
     """Return the record's wire form."""
     return _KINDS[type(record)] + bytes((VERSION,)) + _ENCODER.encode(record)
 
@@ -45,6 +45,18 @@ def decode_tally(wire: bytes) -> Tally:
     """
     tally: Tally = _decode(Tally, wire)
     return tally
+
+
+def decode_exemplar(wire: bytes) -> Exemplar:
+    """Return the exemplar in `wire`.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: another kind, an unknown version, or invalid bytes.
+    """
+    exemplar: Exemplar = _decode(Exemplar, wire)
+    return exemplar
 
 
 def _decode(kind: type, wire: bytes) -> Any:

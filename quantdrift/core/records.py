@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 
 class Metric(StrEnum):
-    """A divergence between candidate and reference, per item; every one is >= 0."""
+    """A divergence between candidate and reference, per item, or a figure of the candidate alone; every one is >= 0."""
 
     FLIP = "flip"  # 1 where the decision differs, else 0: of a classifier the top class
     TOPK = "topk"  # 1 where the set of the k top classes differs, else 0
@@ -30,6 +30,22 @@ class Metric(StrEnum):
         "divergence"  # the graded one of the model's task, may be infinite: of a classifier KL in nats
     )
     MARGIN = "margin"  # absolute change of the gap between the two top probabilities, in [0, 1]
+    LATENCY = (
+        "latency"  # of the candidate alone: 1 where it took longer than `models.budget.latency_p99_s`, else 0
+    )
+
+
+SHARES: Final = frozenset((Metric.FLIP, Metric.TOPK, Metric.LATENCY))
+"""Metrics whose mean is a share of the exchanges, which is shown in per cent."""
+
+
+class Suspect(StrEnum):
+    """Where to look first when the candidate is slow."""
+
+    MODEL = "model"  # the answers have drifted too: what was deployed, the model or its engine
+    ENGINE = "engine"  # the answers have not drifted, and all traffic together is too slow: the engine, the machine, the load
+    TRAFFIC = "traffic"  # the answers have not drifted, and all traffic together is fast enough: the requests
+    UNKNOWN = "unknown"  # too little is compared to say
 
 
 class Side(StrEnum):
@@ -236,6 +252,26 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.pi1 * self.pi2
 
 
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the candidate took for one exchange, as the relay saw it: from the last byte of the request on, in seconds.
+
+    The time in which the request waits at the server, and the network between relay and server, are part of it.
+
+    Parameters
+    ----------
+    last_byte_s
+        Until the last byte of the response.
+    first_token_s
+        Of a stream: until the first byte of its content.
+    per_token_s
+        Of a stream whose tokens are counted: from the first byte to the last, for each token after the first.
+    """
+
+    last_byte_s: float
+    first_token_s: float | None = None
+    per_token_s: float | None = None
+
+
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     """One captured request with the candidate's response.
 
@@ -267,6 +303,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     caller
         Who sent it, as the sidecar has checked it: a name in `intake.token_file`, or the user of a tap. Empty: nobody was
         checked.
+    latency
+        How long the candidate took; None: it was not measured, as for every way in but the relay.
     """
 
     id: str
@@ -283,6 +321,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     way: Way = Way.RELAY
     caller: str = ""
+    latency: Latency | None = None
 
     @property
     def is_verified(self) -> bool:
@@ -299,6 +338,68 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         while version.endswith(UNVERIFIED):
             version = version.removesuffix(UNVERIFIED)
         return version if self.is_verified else f"{version}{UNVERIFIED}"
+
+
+class ExemplarKind(StrEnum):
+    """Why an exchange is kept as an exemplar."""
+
+    DAMAGED = "damaged"  # its answer changes, or its divergence is above the budget: the worst ones, not a fair sample
+    RANDOM = "random"  # drawn with a known probability, whatever its answer is
+
+
+class ExemplarItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of one item of an exemplar.
+
+    Parameters
+    ----------
+    index
+        Number of the item in the exchange, from 0.
+    flip, divergence
+        As in `Metric`; None: undefined.
+    """
+
+    index: int
+    flip: bool | None = None
+    divergence: float | None = None
+
+
+class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange that is kept with its payload, because it stands for a slice.
+
+    Parameters
+    ----------
+    kind
+        Why it is kept.
+    slice
+        Name of the slice.
+    exchange
+        The exchange as it was compared; its outputs are the served ones.
+    items
+        The items that belong to the slice.
+    reference
+        The outputs of the reference, for all items of the exchange.
+    reference_digest
+        SHA-256 of the reference, in hexadecimal digits.
+    probability
+        With which a random one was drawn from the compared exchanges of the slice, in (0, 1]; None: it is a damaged one,
+        which was chosen and not drawn.
+    compared_at
+        When it was compared; aware, UTC.
+    """
+
+    kind: ExemplarKind
+    slice: str
+    exchange: Exchange
+    items: tuple[ExemplarItem, ...]
+    reference: tuple[Tensor, ...]
+    reference_digest: str
+    probability: float | None
+    compared_at: datetime
+
+    @property
+    def pi(self) -> float | None:
+        """Probability that an exchange of the slice was sampled and then drawn; None for a damaged one."""
+        return None if self.probability is None else self.exchange.sampling.pi * self.probability
 
 
 class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -402,6 +503,8 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
         or lost.
     state
         Configuration and pause of the sidecar; None: it is older than this field, or ended before this tally was made.
+    relay_cpu_s
+        Processor time that the relay workers have used since they serve, all together; None: as `state`.
     """
 
     source: str
@@ -412,3 +515,4 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     blind_connections: int
     final: bool = False
     state: ProcessState | None = None
+    relay_cpu_s: float | None = None

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -24,6 +25,7 @@ MOST_DISCOVERED = 20
 """Most discovered slices of a model that are monitored; as many as a person can still look through."""
 OTHER: Final = "(other)"
 """Name of what has no place of its own: values of a slice, and versions of a model."""
+_REMEMBERED: Final = 8192  # slices whose rule is not searched for again
 _CROSSED: Final = ": "  # ends the prefix in the names of a crossed rule's slices
 _DAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FIRST_DAY_OF_WEEKEND: Final = 5
@@ -101,9 +103,13 @@ class ValueRules:
 
     def __init__(self, config: Config) -> None:
         self._slices = config.slices
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._find)
 
     def of(self, key: SliceKey) -> ValueRule | None:
         """Return the rule that a slice belongs to; None for one that the configuration declares, or that was found."""
+        return self._remembered(key)
+
+    def _find(self, key: SliceKey) -> ValueRule | None:
         if len(key.where) == 1 and (value := key.where[0].equals) is not None:
             rules = [
                 rule

@@ -43,9 +43,16 @@ class Instrument(msgspec.Struct, frozen=True):
     kind: Kind
     unit: str
     description: str
+    buckets: tuple[float, ...] = ()
 
 
 _C, _H, _OC, _OG = Kind.COUNTER, Kind.HISTOGRAM, Kind.OBSERVED_COUNTER, Kind.OBSERVED_GAUGE
+
+# Upper ends of buckets for times of answers, in seconds: at most 1.5 to 2.5 times the one before.
+_ANSWER_S = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
+    *(1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0),
+)
 
 # The sidecar: read from the shared counters.
 OFFERED = Instrument("quantdrift.sidecar.offered", _OC, "{request}", "Inference requests seen, by stratum.")
@@ -125,6 +132,12 @@ ACCEPT_PAUSES = Instrument(
     _OC,
     "{pause}",
     "Times that a relay worker ran out of file descriptors, so that clients waited to be accepted.",
+)
+RELAY_CPU = Instrument(
+    "quantdrift.sidecar.relay.cpu",
+    _OC,
+    "s",
+    "Processor time of the relay workers since they serve, for everything they do.",
 )
 SLOW = Instrument(
     "quantdrift.sidecar.slow_peers",
@@ -267,6 +280,28 @@ BATCH_ITEMS = Instrument(
 STALENESS = Instrument(
     "quantdrift.shadow.staleness", _H, "s", "Time from capture to the stored comparison, by model."
 )
+LATENCY = Instrument(
+    "quantdrift.candidate.latency",
+    _H,
+    "s",
+    "Time of the candidate from the last byte of the request to the last byte of the response, as the relay saw it, by model and"
+    " version. Of the compared samples, which are not weighted: where strata have different rates, take shares from the database.",
+    _ANSWER_S,
+)
+FIRST_TOKEN = Instrument(
+    "quantdrift.candidate.first_token",
+    _H,
+    "s",
+    "Of streams, time from the last byte of the request to the first byte of the response, by model and version.",
+    _ANSWER_S,
+)
+PER_TOKEN = Instrument(
+    "quantdrift.candidate.per_token",
+    _H,
+    "s",
+    "Of streams whose tokens are counted, time for each token after the first, by model and version.",
+    _ANSWER_S,
+)
 STORE_ERRORS = Instrument(
     "quantdrift.shadow.store_errors", _C, "{error}", "Failed transactions, each of which is retried."
 )
@@ -288,6 +323,13 @@ VECTORS = Instrument(
     _C,
     "{vector}",
     "Vectors selected for learned slices, by model and outcome: stored, over_cap or failed.",
+)
+EXEMPLARS = Instrument(
+    "quantdrift.shadow.exemplars",
+    _C,
+    "{exemplar}",
+    "Exemplars, by model and outcome: stored, or not kept because of too_large, full, unavailable, refused, no_key or datatype;"
+    " with `busy`, exchanges that were not looked at because earlier ones were still being stored.",
 )
 OWN_ANSWERS = Instrument(
     "quantdrift.shadow.own_answers",
@@ -460,7 +502,12 @@ class Telemetry:
     def histogram(self, instrument: Instrument) -> Histogram:
         """Return the histogram that `instrument` declares."""
         _expect(instrument, Kind.HISTOGRAM)
-        return self._meter.create_histogram(instrument.name, instrument.unit, instrument.description)
+        return self._meter.create_histogram(
+            instrument.name,
+            instrument.unit,
+            instrument.description,
+            explicit_bucket_boundaries_advisory=instrument.buckets or None,
+        )
 
     def observe(self, instrument: Instrument, read: Read) -> None:
         """Register `read`, which is called at each collection and yields values with their attributes."""

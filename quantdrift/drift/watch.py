@@ -1,6 +1,8 @@
 """One slice under watch: its signals' evidence is summed, and they alarm, reset and resolve together.
 
 Watching -> warning when the ticket copies' summed evidence passes its threshold, -> firing when the page copies' does;
+the latency of the candidate is in the sum for tickets alone: a slow candidate must not hide or delay the page for wrong
+answers, and while a page lasts no other one opens;
 back to watching when every live signal has shown to be inside its budget again. After an alarm the copy that alarmed
 is paused until then, so one breach is one alarm.
 """
@@ -14,6 +16,7 @@ from typing import NamedTuple, Self
 import msgspec
 import numpy as np
 
+from quantdrift.core.records import Metric
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence import header as signal
 from quantdrift.drift.evidence.clock import DAY_MASS
@@ -66,6 +69,11 @@ class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
 
     metric: str
     kind: str
+
+
+def pages(key: SignalKey) -> bool:
+    """Return whether evidence of a signal counts for pages, and not for tickets alone."""
+    return key.metric != Metric.LATENCY
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +142,7 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     evidence
         Page evidence of each signal, in the order of the keys.
     total
-        The sum of the evidence.
+        The sum of the evidence for a page.
     page_mass
         Sum of the calendar mass given to the page copies since their reset.
     n_groups
@@ -273,8 +281,9 @@ class SliceTable:
         for key in keys:
             detector, state = DETECTORS[key.kind], self.states[key][row]
             evidence = self.evidence[key][row] = detector.evidence(state)
-            total += evidence
-            page_mass += detector.page_mass(state)
+            if pages(key):
+                total += evidence
+                page_mass += detector.page_mass(state)
             n_groups = max(n_groups, int(state[signal.N_TOTAL]))
             policy_id = max(policy_id, int(state[signal.POLICY]))
             missing = max(missing, detector.missing(state))
@@ -293,8 +302,9 @@ class SliceTable:
             detector, of = DETECTORS[key.kind], states[key]
             evidence = detector.evidences(of)
             self.evidence[key][rows] = evidence
-            total += evidence
-            page_mass += of[:, signal.PAGE_MASS]
+            if pages(key):
+                total += evidence
+                page_mass += of[:, signal.PAGE_MASS]
             np.maximum(header, of[:, _COUNTED], out=header)
             np.minimum(due_us, detector.due_us(of), out=due_us)
             np.maximum(missing, detector.missings(of), out=missing)
@@ -627,10 +637,13 @@ class _Run:
         states = np.take(self._table.states[key], rows, axis=0, out=room[: len(rows)], mode="clip")
         series = given.series.get(key) or _nothing(len(given.mass), detector.width)
         seen = np.ones(len(series.x), dtype=np.bool_) if series.seen is None else series.seen
-        return detector.follow(
+        run = detector.follow(
             states,
             GroupSequence(ends=self._ends, x=series.x, seen=seen, mass=given.mass, at_us=given.at_us),
         )
+        if not pages(key):
+            run.course[[PAGE, PAGE_MASS]] = 0.0
+        return run
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
         """Advance each watch to the end of the run, unless its phase changes before; return the parts that remain.

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
-from quantdrift.core.records import Side
+from quantdrift.core.records import Latency, Side
+from quantdrift.core.slices import OTHER
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult
@@ -15,6 +16,8 @@ from quantdrift.storage.shadow.expiries import Expired
 from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
+MOST_VERSIONS = 100
+"""Versions of all models with histograms of their own; those that come later share `(other)`."""
 
 
 class Step(StrEnum):
@@ -53,12 +56,17 @@ class ShadowMetrics:
         self._steps = meter.histogram(telemetry.STEP_TIME)
         self._batch_items = meter.histogram(telemetry.BATCH_ITEMS)
         self._staleness = meter.histogram(telemetry.STALENESS)
+        self._latency = meter.histogram(telemetry.LATENCY)
+        self._first_token = meter.histogram(telemetry.FIRST_TOKEN)
+        self._per_token = meter.histogram(telemetry.PER_TOKEN)
+        self._answered_versions: set[tuple[str, str]] = set()
         self._store_errors = meter.counter(telemetry.STORE_ERRORS)
         self._overflow = meter.counter(telemetry.SLICE_OVERFLOW)
         self._canaries = meter.counter(telemetry.CANARIES)
         self._vectors = meter.counter(telemetry.VECTORS)
         self._overflown: dict[str, int] = {}
         self._over_cap: dict[str, int] = {}
+        self._exemplars = meter.counter(telemetry.EXEMPLARS)
         self._own = meter.counter(telemetry.OWN_ANSWERS)
         self._noise_items = meter.counter(telemetry.NOISE_ITEMS)
         self._measured: Mapping[tuple[str, Side, str], int] = {}
@@ -133,6 +141,8 @@ class ShadowMetrics:
             self._staleness.record(
                 max((now - exchange.captured_at).total_seconds(), 0.0), {"model": exchange.model}
             )
+            if exchange.latency is not None:
+                self._answered(exchange.latency, exchange.model, exchange.stored_version)
         for model, count in stored.items():
             self._compared.add(count, {"model": model})
         for model, count in written.n_other.items():
@@ -141,6 +151,21 @@ class ShadowMetrics:
         skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
+
+    def _answered(self, took: Latency, model: str, version: str) -> None:
+        """Record how long the candidate took for an exchange."""
+        # A client may choose the version: the series of a histogram must not grow with what clients send.
+        if (model, version) not in self._answered_versions:
+            if len(self._answered_versions) < MOST_VERSIONS:
+                self._answered_versions.add((model, version))
+            else:
+                version = OTHER
+        labels = {"model": model, "version": version}
+        self._latency.record(took.last_byte_s, labels)
+        if took.first_token_s is not None:
+            self._first_token.record(took.first_token_s, labels)
+        if took.per_token_s is not None:
+            self._per_token.record(took.per_token_s, labels)
 
     def attributes_dropped(self, model: str, number: int) -> None:
         """Count attributes that the configuration does not let in."""
@@ -163,6 +188,10 @@ class ShadowMetrics:
         """Record vectors that were stored, or that could not be stored."""
         for model, count in Counter(row.model for row in vectors).items():
             self._vectors.add(count, {"model": model, "outcome": "stored" if stored else "failed"})
+
+    def exemplar(self, model: str, outcome: str, number: int = 1) -> None:
+        """Count exemplars that were stored, or were not."""
+        self._exemplars.add(number, {"model": model, "outcome": outcome})
 
     def canaries_checked(self, model: str, outcome: CanaryOutcome) -> None:
         """Record a check of a reference against its canaries. Any thread may call it."""

@@ -7,7 +7,7 @@ ever waits.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -16,13 +16,14 @@ from typing import TypeVar
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
 from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
 from quantdrift.shadow.pipeline.classify import Case
+from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
 from quantdrift.shadow.pipeline.fair_share import ReadyBatch
 from quantdrift.shadow.pipeline.in_flight import InFlight, acknowledge, give_back
 from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
@@ -33,7 +34,8 @@ from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.replay import Outcome
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
-from quantdrift.storage.shadow.rows import StoreBatch, VectorRow
+from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
 from quantdrift.storage.shadow.writer import Writer
 
 _LOG = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class _ToCompare(msgspec.Struct, frozen=True, kw_only=True):
     ready: _ToReplay
     outputs: list[Answer]
     at: datetime
+    took_s: float
 
 
 class _ToStore(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,7 @@ class _ToStore(msgspec.Struct, frozen=True, kw_only=True):
 
     deliveries: tuple[Delivery, ...]
     batch: StoreBatch
+    outputs: dict[int, Mapping[str, Array]] | None = None  # of the reference, if exemplars may be kept
 
 
 class Stages:
@@ -99,6 +103,8 @@ class Stages:
         Longest transaction.
     replay_limit_s
         Longest work of a thread on a batch; a thread that hangs cannot be stopped on its own.
+    exemplars
+        Keeps some exchanges of each slice, after they are stored; None: none.
     on_broken
         Called with the reason when the reference no longer computes anything, or hangs; the process must end.
     """
@@ -121,6 +127,7 @@ class Stages:
         store_limit_s: float,
         replay_limit_s: float,
         on_broken: Callable[[str], None],
+        exemplars: ExemplarKeeper | None = None,
     ) -> None:
         self._queues = queues
         self._assessor = assessor
@@ -137,6 +144,7 @@ class Stages:
         self._store_limit_s = store_limit_s
         self._replay_limit_s = replay_limit_s
         self._on_broken = on_broken
+        self._exemplars = exemplars
         self._to_replay: asyncio.Queue[_ToReplay] = asyncio.Queue(maxsize=1)
         self._to_compare: asyncio.Queue[_ToCompare] = asyncio.Queue(maxsize=1)
         self._to_store: asyncio.Queue[_ToStore] = asyncio.Queue(maxsize=1)
@@ -167,13 +175,14 @@ class Stages:
         ready = await self._to_replay.get()
         async with self._release_on_failure(ready.deliveries):
             at = self._clock.now()
-            outputs = await self._replay_until_answered(ready)
-            if outputs is None:
+            answered = await self._replay_until_answered(ready)
+            if answered is None:
                 await give_back(ready.deliveries)
                 self._release(ready.deliveries)
                 return
             self._meters.entered(id(ready.deliveries), Step.COMPARE)
-            await self._to_compare.put(_ToCompare(ready=ready, outputs=outputs, at=at))
+            outputs, took_s = answered
+            await self._to_compare.put(_ToCompare(ready=ready, outputs=outputs, at=at, took_s=took_s))
         await self._replay_again(ready.in_progress)
 
     async def compare_one(self) -> None:
@@ -195,9 +204,11 @@ class Stages:
             self._meters.assessed(overflow, over_cap)
             self._meters.config_warned(self._assessor.config_warnings.found)
             numbered = tuple(delivery.numbered for delivery in deliveries if delivery.numbered is not None)
-            batch = msgspec.structs.replace(batch, numbered=numbered)
+            replay_s = replayed.took_s if in_progress.prepared else None
+            batch = msgspec.structs.replace(batch, numbered=numbered, replay_s=replay_s)
             self._meters.entered(id(deliveries), Step.STORE)
-            await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch))
+            outputs = self._kept_outputs(in_progress.prepared, replayed.outputs)
+            await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch, outputs=outputs))
 
     async def store_one(self) -> None:
         """Store the next batch, then acknowledge it."""
@@ -226,9 +237,39 @@ class Stages:
                 )
             await acknowledge(assessed.deliveries)
             self._meters.record_step(Step.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
+            self._offer_exemplars(assessed, written)
             await self._store_vectors_once(assessed.batch.vectors)
         finally:
             self._release(assessed.deliveries)
+
+    def _kept_outputs(
+        self, prepared: Sequence[PreparedExchange], outputs: Sequence[Answer]
+    ) -> dict[int, Mapping[str, Array]] | None:
+        """Return the outputs of the reference by number of the exchange, if exemplars of the model are kept."""
+        if self._exemplars is None or not prepared or not self._exemplars.wants(prepared[0].exchange.model):
+            return None
+        return {
+            case.stream_sequence: answer
+            for case, answer in zip(prepared, outputs, strict=True)
+            if not isinstance(answer, QuarantineError)
+        }
+
+    def _offer_exemplars(self, assessed: _ToStore, written: Written) -> None:
+        if self._exemplars is None or assessed.outputs is None:
+            return
+        batch = assessed.batch
+        compared = [
+            compared for index, compared in enumerate(batch.compared) if index not in written.unplaced
+        ]
+        if compared:
+            self._exemplars.offer(
+                Offer(
+                    compared=compared,
+                    outputs=assessed.outputs,
+                    without_place=written.without_place,
+                    at=batch.at,
+                )
+            )
 
     def _store_batch(
         self,
@@ -258,8 +299,11 @@ class Stages:
         else:
             self._meters.sampled(vectors, stored=True)
 
-    async def _replay_until_answered(self, ready: _ToReplay) -> list[Answer] | None:
-        """Replay a batch, waiting while its reference is unreachable; None if `stop` was set meanwhile."""
+    async def _replay_until_answered(self, ready: _ToReplay) -> tuple[list[Answer], float] | None:
+        """Replay a batch, waiting while its reference is unreachable; None if `stop` was set meanwhile.
+
+        Returns the answers, and the seconds in which the reference computed them.
+        """
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
@@ -277,7 +321,7 @@ class Stages:
                 )
             await self._stop.wait(pause_s)
 
-    async def _replay(self, ready: _ToReplay) -> list[Answer]:
+    async def _replay(self, ready: _ToReplay) -> tuple[list[Answer], float]:
         in_progress = ready.in_progress
         outputs, took_s = await self._timed_in_thread(
             self._replay_thread, lambda: self._assessor.replay(in_progress), Step.REPLAY
@@ -287,7 +331,7 @@ class Stages:
         if in_progress.assembled is not None:
             self._meters.replayed(in_progress.assembled, took_s)
         self._spans.replayed(in_progress.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))
-        return outputs
+        return outputs, took_s
 
     async def _replay_again(self, in_progress: BatchInProgress) -> None:
         """Measure noise on items of earlier batches, if that is due."""

@@ -15,14 +15,14 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.config.strata import MODEL
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.recheck_mark import HEADER, RecheckMarks
-from quantdrift.core.records import Exchange, Loss, Policy, Sampling
+from quantdrift.core.records import Exchange, Latency, Loss, Policy, Sampling, Way
 from quantdrift.core.slices import time_attributes
 from quantdrift.core.text import traceparent
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS, cost
 from quantdrift.sidecar.protocols.adapters import load_adapter
-from quantdrift.sidecar.protocols.decoder import DecodedRequest, WireContext
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
 from quantdrift.sidecar.sampling.second_phase import SecondPhase, candidate_margin, phase_salt
@@ -292,6 +292,7 @@ class Recorder:
             trace=traceparent(heads.request.headers.get("traceparent", "")),
             way=meta.origin.way,
             caller=meta.origin.caller,
+            latency=latency_of(meta, reply),
         )
 
     def _model(self, name: str) -> Model:
@@ -320,3 +321,17 @@ class Recorder:
         value = request_head.headers.get(name.lower()) if name else None
         # Without a value there is no group: the relay drew for this exchange alone.
         return self._group_hash(value) if value else ""
+
+
+def latency_of(meta: RawMeta, reply: DecodedResponse) -> Latency | None:
+    """Return how long the candidate took for an exchange; None if it was not measured.
+
+    Only the relay measures it. A sender of another way in could write anything into its frame.
+    """
+    if meta.latency_s is None or meta.origin.way is not Way.RELAY:
+        return None
+    first_s = meta.first_byte_s if reply.is_stream else None
+    per_token_s = None
+    if first_s is not None and reply.n_tokens > 1:
+        per_token_s = (meta.latency_s - first_s) / (reply.n_tokens - 1)
+    return Latency(last_byte_s=meta.latency_s, first_token_s=first_s, per_token_s=per_token_s)

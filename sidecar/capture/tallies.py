@@ -89,6 +89,7 @@ class Tallies:
             blind_connections=self._counters.gauge(Gauge.BLIND),
             final=final,
             state=None if self._states is None else self._states.take(),
+            relay_cpu_s=self._counters.gauge(Gauge.RELAY_CPU_US) / 1e6,
         )
 
     def _with_unknown(self, count: StratumCount) -> StratumCount:

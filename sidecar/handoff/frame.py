@@ -74,6 +74,9 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         The same of the final response; interim 1xx responses are left out.
     origin
         How it came in. What a tap writes here is replaced by the intake.
+    latency_s, first_byte_s
+        Seconds from the end of the request to the last byte of the response, and to the first byte of its content, as the relay
+        measured them. None: it did not, as for every other way in, or the answer began before the request was complete.
     """
 
     id: str
@@ -87,6 +90,8 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     response_head_bytes: int
     response_bytes: int
     origin: Origin = RELAYED
+    latency_s: float | None = None
+    first_byte_s: float | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()

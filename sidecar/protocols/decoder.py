@@ -99,10 +99,16 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
         The version that answered; empty if the response does not name it.
     outputs
         Its tensors.
+    is_stream
+        Whether it came in parts, as they were generated.
+    n_tokens
+        Generated tokens, of several choices those of the longest; 0: it is not known.
     """
 
     version: str
     outputs: tuple[Tensor, ...]
+    is_stream: bool = False
+    n_tokens: int = 0
 
 
 class Decoder(typing.Protocol):

@@ -169,12 +169,18 @@ def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> Decoded
     and no line of a stream does.
     """
     generation = Generation(wire.max_values)
-    if body.lstrip()[:1] == b"{":
+    is_stream = body.lstrip()[:1] != b"{"
+    if not is_stream:
         generation.add(read_document(body, wire.max_values))
     else:
         _join(body, generation, query, wire)
     tokens_are_ids = query.parameters.get(_BY_ID) is True
-    return DecodedResponse(version="", outputs=generation.tensors(tokens_are_ids=tokens_are_ids))
+    return DecodedResponse(
+        version="",
+        outputs=generation.tensors(tokens_are_ids=tokens_are_ids),
+        is_stream=is_stream,
+        n_tokens=generation.n_tokens,
+    )
 
 
 def _n_choices(query: DecodedRequest) -> int:

@@ -173,6 +173,14 @@ class Generation:
         """The number of choices, or 0 if one of them has no finish reason."""
         return len(self._choices) if all(choice.finish_reason for choice in self._choices.values()) else 0
 
+    @property
+    def n_tokens(self) -> int:
+        """The generated tokens, of several choices those of the longest; 0 if nothing says how many."""
+        counted = max((len(of.token_ids or of.tokens or ()) for of in self._choices.values()), default=0)
+        if not counted and len(self._choices) == 1 and self._usage is not None:
+            return self._usage.completion_tokens
+        return counted
+
     def tensors(self, *, tokens_are_ids: bool) -> tuple[Tensor, ...]:
         """Return the generated output as tensors.
 

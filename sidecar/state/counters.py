@@ -69,6 +69,9 @@ class Gauge(IntEnum):
     STOPPING = 42  # admin: 1 once the sidecar ends
     RELOADS = 43  # admin: changed configurations that were taken over
     RELOADS_REFUSED = 44  # admin: changed configurations that were refused
+    RELAY_CPU_US = (
+        45  # relay: processor time of the slot's workers since they serve, counted about once a second
+    )
 
 
 class Denial(StrEnum):

@@ -59,6 +59,7 @@ def observe(
     telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.THINNED, lambda: [(c.thinned, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.PUBLISHED, lambda: [published for c in counts() for published in _published(c)])
+    telemetry.observe(t.RELAY_CPU, lambda: [(counters.gauge(Gauge.RELAY_CPU_US) / 1e6, {})])
     telemetry.observe(t.QUEUE_AGE, lambda: [(_queue_age_s(counters, clock), {})])
     telemetry.observe(t.LOST, lambda: [lost for c in counts() for lost in _lost(c)])
     telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(live_config().config), {})])

@@ -1,5 +1,6 @@
 """The insertion of `comparison` rows by COPY: at line rate, and safe to repeat."""
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.records import Way
 from quantdrift.storage.shadow.rows import ComparedExchange
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "captured_at",
     "exchange_id",
     "item",
@@ -40,6 +41,9 @@ _COLUMNS: Final = (
     "trace",
     "tie",
     "origin",
+    "latency_s",
+    "first_token_s",
+    "per_token_s",
 )
 _STAGING: Final = "comparison_staging"
 _CREATE_STAGING: Final = f"""
@@ -47,11 +51,12 @@ _CREATE_STAGING: Final = f"""
     truncate {_STAGING}
 """
 _MERGE: Final = f"""
-    insert into comparison ({", ".join(_COLUMNS)}) select {", ".join(_COLUMNS)} from {_STAGING}
+    insert into comparison ({", ".join(COLUMNS)}) select {", ".join(COLUMNS)} from {_STAGING}
     on conflict do nothing
 """  # noqa: S608 - constants
 
 Row = tuple[Any, ...]
+InsertRows = Callable[[AsyncConnection, list[Row]], Awaitable[tuple[int, frozenset[date]]]]
 
 
 def comparison_rows(
@@ -75,6 +80,8 @@ def comparison_rows(
     exchange = compared.exchange
     sampling = exchange.sampling
     attributes = msgspec.json.encode(exchange.attributes).decode()
+    took = exchange.latency
+    times = (None, None, None) if took is None else (took.last_byte_s, took.first_token_s, took.per_token_s)
     return [
         (
             exchange.captured_at,
@@ -106,9 +113,23 @@ def comparison_rows(
             exchange.trace,
             item.tie,
             None if exchange.way is Way.RELAY else f"{exchange.way.value} {exchange.caller}".rstrip(),
+            *times,
         )
         for index, item in enumerate(compared.items)
     ]
+
+
+async def copy_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:
+    """Insert rows that are all new, of days that have partitions, as `insert_comparisons` does.
+
+    Raises
+    ------
+    asyncpg.UniqueViolationError, asyncpg.CheckViolationError
+        They are not: nothing more can be done in this transaction.
+    """
+    driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+    await driver.copy_records_to_table("comparison", records=rows, columns=COLUMNS)
+    return len(rows), frozenset()
 
 
 async def insert_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:
@@ -144,11 +165,11 @@ async def _copy_or_merge(connection: AsyncConnection, rows: list[Row]) -> int:
     driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
     try:
         async with connection.begin_nested():
-            await driver.copy_records_to_table("comparison", records=rows, columns=_COLUMNS)
+            await driver.copy_records_to_table("comparison", records=rows, columns=COLUMNS)
     except asyncpg.UniqueViolationError:
         async with connection.begin_nested():
             await driver.execute(_CREATE_STAGING)
-            await driver.copy_records_to_table(_STAGING, records=rows, columns=_COLUMNS)
+            await driver.copy_records_to_table(_STAGING, records=rows, columns=COLUMNS)
             status = await driver.execute(_MERGE)
         return int(status.rpartition(" ")[2])
     return len(rows)

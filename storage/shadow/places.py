@@ -175,6 +175,10 @@ class Places:
         self._rules = rules
         self._counted: dict[tuple[str, str], _Counted] = {}
 
+    def is_ruled(self, key: SliceKey) -> bool:
+        """Return whether a slice is made of a value that clients choose: it needs a place."""
+        return self._rules.of(key) is not None
+
     async def slices(
         self, connection: AsyncConnection, keys: Iterable[SliceKey]
     ) -> dict[tuple[str, str], SliceKey]:
@@ -244,20 +248,25 @@ class Places:
 
     def count(self, batch: StoreBatch) -> None:
         """Count the weights of a batch that was stored."""
+        versions: dict[tuple[str, str], float] = {}
+        slices: dict[tuple[str, str], float] = {}
+        keys: dict[tuple[str, str], SliceKey] = {}
         for compared in batch.compared:
-            weight = len(compared.items) / _pi(compared)
-            self._of(compared.exchange.model, VERSION, MOST_VERSIONS).add(
-                SliceKey(
-                    model=compared.exchange.model,
-                    name=compared.version.candidate_version,
-                    predicate=compared.version.candidate_version,
-                ),
-                weight,
-            )
+            each = 1.0 / _pi(compared)
+            of_version = compared.exchange.model, compared.version.candidate_version
+            versions[of_version] = versions.get(of_version, 0.0) + len(compared.items) * each
             for item in compared.items:
                 for key in item.slices:
-                    if (rule := self._rules.of(key)) is not None:
-                        self._of(key.model, rule.source, rule.most).add(key, 1.0 / _pi(compared))
+                    name = key.model, key.predicate
+                    slices[name] = slices.get(name, 0.0) + each
+                    keys[name] = key
+        for (model, candidate), weight in versions.items():
+            self._of(model, VERSION, MOST_VERSIONS).add(
+                SliceKey(model=model, name=candidate, predicate=candidate), weight
+            )
+        for name, weight in slices.items():
+            if (rule := self._rules.of(keys[name])) is not None:
+                self._of(name[0], rule.source, rule.most).add(keys[name], weight)
         for case in batch.unreferenced:
             version = case.version.candidate_version
             self._of(case.version.model, VERSION, MOST_VERSIONS).add(

@@ -216,6 +216,8 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
         Warnings about references that were checked meanwhile.
     numbered
         The numbers of its exchanges, as far as they have some.
+    replay_s
+        Seconds in which the reference computed it; None: it computed nothing.
     """
 
     worker: str
@@ -229,6 +231,7 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     noise: tuple[NoiseItem, ...] = ()
     doubts: tuple[ConfigWarningRow, ...] = ()
     numbered: tuple[Numbered, ...] = ()
+    replay_s: float | None = None
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,8 +245,11 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         Indices into `compared` of exchanges that fit into no partition, with the reason of their quarantine.
     n_other
         By model, how many items were stored under a slice `(other)`, because their value has no place.
+    without_place
+        The slices of these items, by model and predicate.
     """
 
     n_rows: int
     unplaced: dict[int, QuarantineReason] = {}
     n_other: dict[str, int] = {}
+    without_place: frozenset[tuple[str, str]] = frozenset()

@@ -11,12 +11,14 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final
 
+import asyncpg
 import msgspec
-from sqlalchemy import delete, insert, select, tuple_, update
+from sqlalchemy import delete, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,12 +28,18 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.records import Loss, Tally
 from quantdrift.core.sealing import is_sealed, seal
-from quantdrift.core.slices import ValueRules
+from quantdrift.core.slices import SliceKey, ValueRules
 from quantdrift.core.text import plain
 from quantdrift.storage.database import Database
 from quantdrift.storage.process_reports import SIDECAR, store_reports
 from quantdrift.storage.schema import tables
-from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
+from quantdrift.storage.shadow.copy import (
+    InsertRows,
+    comparison_rows,
+    copy_comparisons,
+    day_of,
+    insert_comparisons,
+)
 from quantdrift.storage.shadow.expiries import finished_before, note_numbers, note_tallies
 from quantdrift.storage.shadow.places import Places
 from quantdrift.storage.shadow.rows import (
@@ -109,6 +117,14 @@ class Writer:
         OperatorError
             The address, a right or the schema is wrong: the same call succeeds once that is repaired.
         """
+        # The savepoint costs two round trips, and is needed only where rows exist already, or a partition is missing. What is
+        # quarantined counts against the allowance of payloads: that is done once.
+        if batch.compared and not batch.quarantined:
+            with suppress(asyncpg.UniqueViolationError, asyncpg.CheckViolationError):
+                return await self._store(batch, copy_comparisons)
+        return await self._store(batch, insert_comparisons)
+
+    async def _store(self, batch: StoreBatch, insert_rows: InsertRows) -> Written:
         async with self._database.begin() as connection:
             versions, policies, slices, others = await _ids(connection, batch, self._places)
             quarantined = await _unfinished(connection, batch.quarantined)
@@ -129,7 +145,7 @@ class Writer:
                     slices,
                 )
             ]
-            n_rows, days = await insert_comparisons(connection, rows)
+            n_rows, days = await insert_rows(connection, rows)
             now = self._clock.now()
             unplaced = {
                 index: _unplaced(compared, now)
@@ -147,6 +163,7 @@ class Writer:
             n_rows=n_rows,
             unplaced={index: failure.reason for index, failure in unplaced.items()},
             n_other=_count_others(batch, others),
+            without_place=frozenset(others),
         )
 
     async def store_shares(self) -> None:
@@ -229,6 +246,29 @@ class Writer:
             self._reports_failed = False
 
 
+_KNOWN: Final = text("""
+    select 0 as kind, place, v.id, v.lapsed_at is null as has_place
+    from unnest(cast(:version_models as text[]), cast(:candidates as text[]), cast(:digests as text[]))
+        with ordinality wanted (model, candidate_version, reference_digest, place)
+    join model_version v using (model, candidate_version, reference_digest)
+    union all
+    select 1, place, p.id, true
+    from unnest(cast(:epochs as text[])) with ordinality wanted (epoch, place) join policy p using (epoch)
+    union all
+    select 2, place, s.id, s.lapsed_at is null
+    from unnest(cast(:slice_models as text[]), cast(:predicates as text[])) with ordinality wanted (model, predicate, place)
+    join slice s using (model, predicate)
+""")
+
+
+_OPEN_BATCH: Final = text("""
+    insert into batch (kind, worker, captured_from, captured_to, n_rows, provenance, skipped, unreferenced, replay_s)
+    values ('comparison', :worker, :captured_from, :captured_to, :n_rows, cast(:provenance as jsonb), cast(:skipped as jsonb),
+        cast(:unreferenced as integer[]), :replay_s)
+    returning id
+""")
+
+
 async def _ids(
     connection: AsyncConnection, batch: StoreBatch, places: Places
 ) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int], set[tuple[str, str]]]:
@@ -237,15 +277,29 @@ async def _ids(
     The last set has the slices whose items are stored under `(other)`, by model and predicate.
 
     They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
-    out again for something else.
+    out again for something else. One statement finds all that are there and have a place, which is nearly always all.
     """
-    keys = {
-        *(c.version for c in batch.compared),
-        *(u.version for u in batch.unreferenced),
-        *(n.version for n in batch.noise),
+    keys = sorted(
+        {
+            *(c.version for c in batch.compared),
+            *(u.version for u in batch.unreferenced),
+            *(n.version for n in batch.noise),
+        },
+        key=msgspec.structs.astuple,
+    )
+    epochs = {
+        policy.epoch: policy
+        for policy in (
+            *(compared.exchange.sampling.policy for compared in batch.compared),
+            *(item.policy for item in batch.noise),
+        )
     }
-    stored_as = await places.versions(connection, keys)
-    versions = await _ids_of(
+    wanted = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+    wanted |= {(s.model, s.predicate): s for item in batch.noise for s in item.slices}
+    versions, policies, slices = await _known(connection, keys, list(epochs), wanted, places)
+    missing = set(keys) - versions.keys()
+    stored_as = await places.versions(connection, missing) if missing else {}
+    found = await _ids_of(
         connection,
         tables.ModelVersion.__table__,
         ("model", "candidate_version", "reference_digest"),
@@ -256,22 +310,21 @@ async def _ids(
             for key in stored_as.values()
         },
     )
-    policies = await _ids_of(
+    versions |= {key: found[msgspec.structs.astuple(of)] for key, of in stored_as.items()}
+    made = await _ids_of(
         connection,
         tables.Policy.__table__,
         ("epoch",),
         {
-            (policy.epoch,): {"definition": msgspec.to_builtins(policy)}
-            for policy in (
-                *(compared.exchange.sampling.policy for compared in batch.compared),
-                *(item.policy for item in batch.noise),
-            )
+            (epoch,): {"definition": msgspec.to_builtins(policy)}
+            for epoch, policy in epochs.items()
+            if epoch not in policies
         },
     )
-    of_items = {s: None for c in batch.compared for item in c.items for s in item.slices}
-    of_noise = {s: None for item in batch.noise for s in item.slices}
-    stored_under = await places.slices(connection, of_items | of_noise)
-    slices = await _ids_of(
+    policies |= {epoch: policy_id for (epoch,), policy_id in made.items()}
+    unplaced = [key for name, key in wanted.items() if name not in slices]
+    stored_under = await places.slices(connection, unplaced) if unplaced else {}
+    others = await _ids_of(
         connection,
         tables.Slice.__table__,
         ("model", "predicate"),
@@ -283,12 +336,44 @@ async def _ids(
             for row in stored_under.values()
         },
     )
+    slices |= {name: others[row.model, row.predicate] for name, row in stored_under.items()}
     return (
-        {key: versions[msgspec.structs.astuple(stored_as[key])] for key in keys},
-        {epoch: policy_id for (epoch,), policy_id in policies.items()},
-        {name: slices[row.model, row.predicate] for name, row in stored_under.items()},
+        versions,
+        policies,
+        slices,
         {name for name, row in stored_under.items() if row.predicate != name[1]},
     )
+
+
+async def _known(
+    connection: AsyncConnection,
+    versions: Sequence[VersionKey],
+    epochs: Sequence[str],
+    slices: Mapping[tuple[str, str], SliceKey],
+    places: Places,
+) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
+    """Return the ids of the versions, policies and slices that have a row, and a place if they need one."""
+    names = list(slices)
+    rows = await connection.execute(
+        _KNOWN,
+        {
+            "version_models": [key.model for key in versions],
+            "candidates": [key.candidate_version for key in versions],
+            "digests": [key.reference_digest for key in versions],
+            "epochs": list(epochs),
+            "slice_models": [model for model, _ in names],
+            "predicates": [predicate for _, predicate in names],
+        },
+    )
+    known: tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]] = ({}, {}, {})
+    for kind, place, row_id, has_place in rows:
+        if kind == 0 and has_place:
+            known[0][versions[place - 1]] = row_id
+        elif kind == 1:
+            known[1][epochs[place - 1]] = row_id
+        elif kind == 2 and (has_place or not places.is_ruled(slices[names[place - 1]])):
+            known[2][names[place - 1]] = row_id
+    return known
 
 
 def _count_others(batch: StoreBatch, others: AbstractSet[tuple[str, str]]) -> dict[str, int]:
@@ -410,18 +495,17 @@ async def _open_batch(
         *(q.captured_at for q in batch.quarantined if q.captured_at is not None),
     ] or [batch.at]
     batch_id = await connection.scalar(
-        insert(tables.Batch)
-        .values(
-            kind="comparison",
-            worker=batch.worker,
-            captured_from=min(times),
-            captured_to=max(times),
-            n_rows=n_rows,
-            provenance=msgspec.json.decode(batch.provenance),
-            skipped=dict(skipped),
-            unreferenced=list(unreferenced),
-        )
-        .returning(tables.Batch.id)
+        _OPEN_BATCH,
+        {
+            "worker": batch.worker,
+            "captured_from": min(times),
+            "captured_to": max(times),
+            "n_rows": n_rows,
+            "provenance": batch.provenance,
+            "skipped": msgspec.json.encode(skipped).decode(),
+            "unreferenced": list(unreferenced),
+            "replay_s": batch.replay_s,
+        },
     )
     assert isinstance(batch_id, int)
     return batch_id
@@ -469,6 +553,7 @@ def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> li
             "blind_connections": tally.blind_connections,
             "streamed_at": streamed_at,
             "final": tally.final,
+            "relay_cpu_s": tally.relay_cpu_s,
         }
         for stratum in tally.strata
     ]

@@ -172,6 +172,8 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
     counters.slot(0).add(1, Count.OFFERED, 5)
     counters.slot(1).add(1, Count.OFFERED, 7)
     counters.slot(1).adjust(Gauge.BLIND, 2)
+    counters.slot(0).set(Gauge.RELAY_CPU_US, 1_000_000)
+    counters.slot(1).set(Gauge.RELAY_CPU_US, 500_000)
     counters.slot(2).lose(0, Loss.DECODE)
     for sequence in (1, 2):
         tallies = Tallies(
@@ -186,6 +188,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
         tally = tallies.take()
         assert (tally.sequence, tally.at, tally.blind_connections) == (sequence, CLOCK.now(), 2)
         assert [stratum.offered for stratum in tally.strata] == [0, 12]
+        assert tally.relay_cpu_s == 1.5
         assert tally.strata[0].lost == {Loss.DECODE: 1}
 
 

@@ -1,7 +1,10 @@
 """The observer of an HTTP/1.1 connection: what it pairs, keeps, counts and releases."""
 
+from datetime import UTC, datetime
+
 import pytest
 
+from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.sidecar.relay.http1.observer import Http1Observer, with_close
@@ -316,3 +319,37 @@ def test_only_the_response_that_ends_the_connection_announces_it() -> None:
     lost = follow(bench, (">", post(b"in")))
     lost.abandon(Loss.FRAMING)
     assert lost.closing(whole) == whole
+
+
+def test_the_time_of_an_answer_begins_with_the_end_of_the_request() -> None:
+    """Slow sending is not the candidate's time; the first byte of content and the last have times of their own."""
+    bench, clock = Bench(), ManualClock(datetime(2026, 3, 1, tzinfo=UTC))
+    bench.scope.clock = clock
+    observer = Http1Observer(bench.scope)
+    request, response = post(b"in"), answer(b"out")
+    observer.request(request[:-1])
+    clock.advance(8)
+    observer.request(request[-1:])
+    clock.advance(1)
+    observer.response(response[:-3])
+    clock.advance(2)
+    observer.response(response[-3:-1])
+    clock.advance(4)
+    observer.response(response[-1:])
+    meta = bench.taken[0].meta
+    assert (meta.first_byte_s, meta.latency_s) == (3.0, 7.0)
+
+
+def test_an_answer_before_the_end_of_its_request_has_no_time() -> None:
+    """A refusal that comes while the client still sends says nothing of how long the candidate takes."""
+    bench, clock = Bench(), ManualClock(datetime(2026, 3, 1, tzinfo=UTC))
+    bench.scope.clock = clock
+    observer = Http1Observer(bench.scope)
+    request = post(b"in")
+    observer.request(request[:-1])
+    clock.advance(1)
+    observer.response(answer(b"out"))
+    clock.advance(1)
+    observer.request(request[-1:])
+    meta = bench.taken[0].meta
+    assert (meta.first_byte_s, meta.latency_s) == (None, None)

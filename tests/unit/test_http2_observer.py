@@ -1,10 +1,12 @@
 """The observer of an HTTP/2 connection: what it pairs by stream, keeps, counts and releases."""
 
 import struct
+from datetime import UTC, datetime
 
 import pytest
 from hpack import Encoder
 
+from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss, Protocol
 from quantdrift.sidecar.relay.http2.frames import PREFACE
@@ -468,3 +470,21 @@ def test_open_streams_and_header_tables_share_a_bound() -> None:
         assert (bench.scope.memory.n_bytes > 0) is is_active
         observer.close()
         assert bench.scope.memory.n_bytes == 0
+
+
+def test_each_stream_has_a_time_of_its_own() -> None:
+    """Two requests of one connection that overlap: from the end of each to the end of its answer."""
+    bench, ends, clock = Bench(), Ends(), ManualClock(datetime(2026, 3, 1, tzinfo=UTC))
+    bench.scope.clock = clock
+    observer = Http2Observer(bench.scope)
+    observer.request(OPENING)
+    observer.response(ANSWER)
+    observer.request(asked(ends, 1))
+    clock.advance(1)
+    observer.request(asked(ends, 3))
+    clock.advance(2)
+    observer.response(headers(3, ends.response()) + data(3, b"o"))
+    clock.advance(4)
+    observer.response(data(3, b"ut") + headers(3, ends.trailers(), ends=True))
+    observer.response(answered(ends, 1))
+    assert [(taken.meta.first_byte_s, taken.meta.latency_s) for taken in bench.taken] == [(2, 6), (7, 7)]

@@ -111,6 +111,26 @@ def test_a_servers_stream_is_joined_per_choice() -> None:
     }
 
 
+def test_a_stream_and_its_tokens_are_recognised() -> None:
+    """Counted from the tokens of the longest choice, else from the usage of a single one; never guessed from pieces."""
+    two_ids = stream(
+        {"choices": [{"index": 0, "delta": {"content": "ab"}, "token_ids": [7, 8]}]},
+        {"choices": [{"index": 0, "delta": {"content": "c"}, "token_ids": [9], "finish_reason": "stop"}]},
+        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9}},
+    )
+    only_usage = stream(
+        delta(content="abc", finish_reason="stop"),
+        {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 9}},
+    )
+    replies = [answer(CHAT, body) for body in (WHOLE, STREAMED, two_ids, only_usage)]
+    assert [(reply.is_stream, reply.n_tokens) for reply in replies] == [
+        (False, 2),
+        (True, 0),
+        (True, 3),
+        (True, 9),
+    ]
+
+
 def test_a_stream_may_end_with_a_reason_for_each_choice() -> None:
     """As `transformers serve` ends it, without `[DONE]`; what it sent was recorded here."""
     pieces = ('{"delta":{"role":"assistant"},"index":0}', '{"delta":{"content":"H"},"index":0}')

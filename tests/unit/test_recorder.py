@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
-from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Loss, Predicate
+from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Latency, Loss, Predicate, Way
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity, latency_of
+from quantdrift.sidecar.handoff.frame import Origin
+from quantdrift.sidecar.protocols.decoder import DecodedResponse
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.policy import PolicyHistory
@@ -237,3 +239,19 @@ def test_each_protocol_is_read_by_its_decoder() -> None:
     )
     assert (said.protocol, said.model) == ("openai-completions", "a/b")
     assert [tensor.name for tensor in said.inputs] == ["prompt", "options"]
+
+
+def test_the_latency_of_a_stream_has_its_first_token_and_the_time_of_the_others() -> None:
+    """Of a whole answer only the last byte says anything, and only what the relay measured counts."""
+    meta, _, _ = raw_exchange()
+    timed = msgspec.structs.replace(meta, latency_s=2.5, first_byte_s=0.5)
+    whole = DecodedResponse(version="", outputs=(), n_tokens=5)
+    stream = msgspec.structs.replace(whole, is_stream=True)
+    assert latency_of(timed, whole) == Latency(last_byte_s=2.5)
+    assert latency_of(timed, stream) == Latency(last_byte_s=2.5, first_token_s=0.5, per_token_s=0.5)
+    assert latency_of(timed, msgspec.structs.replace(stream, n_tokens=1)) == Latency(
+        last_byte_s=2.5, first_token_s=0.5
+    )
+    assert latency_of(meta, stream) is None
+    tapped = msgspec.structs.replace(timed, origin=Origin(way=Way.TAP))
+    assert latency_of(tapped, stream) is None

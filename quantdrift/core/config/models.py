@@ -240,6 +240,14 @@ class Budget(Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 2.0
+    latency_p99_s: Annotated[
+        float,
+        about(
+            "At most 1 % of the exchanges may take longer than this many seconds, as the relay sees it: from the last byte of the "
+            "request to the last byte of the response. More opens a ticket, never a page. 0: no budget.",
+            ge=0,
+        ),
+    ] = 0.0
 
 
 class Recheck(Section, frozen=True, kw_only=True):
@@ -366,6 +374,13 @@ class Model(Section, frozen=True, kw_only=True):
         ),
         Meta(pattern=r"^(|bytes|json|scores|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
     ] = ""
+    exemplars: Annotated[
+        bool,
+        about(
+            "Keep up to 64 damaged and 64 random exchanges of each slice WITH THEIR PAYLOAD in NATS, for 7 days at most, for "
+            "`diagnose` and repairs. Have NATS encrypt its disk first: `quantdrift up` does."
+        ),
+    ] = False
     share: Annotated[
         float,
         about(

@@ -55,6 +55,7 @@ _FIRST = """\
 # [models.budget]
 # flip = 0.01                         # accepted share of exchanges whose top class changes
 # divergence = 0.02                   # accepted mean divergence: of a classifier KL in nats
+# latency_p99_s = 0.25                # at most 1 % of the exchanges may take longer, in seconds
 #
 # [[models.references]]
 # path = "digits-fp32.onnx"           # the model before quantisation

@@ -1,5 +1,6 @@
 """The embedded NATS JetStream server: a real nats-server as a child process that ends with its parent."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -8,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import BinaryIO, Final, Self
@@ -85,7 +87,8 @@ class NatsServer:
     Parameters
     ----------
     directory
-        Its configuration, password, log and store; created if missing, readable only by the owner.
+        Its configuration, password, log and store; created if missing, readable only by the owner. With a file of
+        `make_encryption` in it, the store is encrypted.
     store_bytes
         Limit of all streams together. None: the size of the file system. The server's own default is three quarters of
         what is free at its start: next to nothing for ever if it starts on a full disk.
@@ -293,6 +296,36 @@ def stored_token(directory: Path) -> str:
     return path.read_text("ascii")
 
 
+ENCRYPTION: Final = "encryption.conf"
+"""File in the directory of a server with the key of its disk. A server with this file encrypts everything that it stores."""
+
+
+def make_encryption(directory: Path) -> Path:
+    """Return the file with the key of a server's disk, as a part of its configuration; it is created if missing.
+
+    Only its owner can read it. Without it the server cannot read what it has stored.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    path = directory / ENCRYPTION
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists():
+        descriptor, new = tempfile.mkstemp(dir=directory, prefix=f".{ENCRYPTION}.")  # mode 0600
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(f'cipher: aes\nkey: "{secrets.token_hex(32)}"\n')
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):  # another process was faster: its key stays
+                os.link(new, path)
+        finally:
+            Path(new).unlink(missing_ok=True)
+    return path
+
+
 def find_program() -> Path:
     """Return the path of the `nats-server` program: next to this Python, else on PATH.
 
@@ -318,6 +351,8 @@ def _configuration(
         return msgspec.json.encode(str(value))
 
     users = f'users: [ {{ user: "{USER}", password: "{token}" }} ]' if access is None else access.users
+    encryption = data_dir / ENCRYPTION
+    include = f"include {text(ENCRYPTION).decode()}" if encryption.exists() else ""
     limit = shutil.disk_usage(data_dir).total if store_bytes is None else store_bytes
     # sync_interval limits the loss at a power failure (default: two minutes). Syncing at every write would cost a disk
     # flush per exchange. A killed server loses nothing, because the kernel has the pages.
@@ -335,6 +370,7 @@ jetstream {{
   store_dir: {text(data_dir / "store").decode()}
   sync_interval: "10s"
   max_file_store: {limit}
+  {include}
 }}
 """
 

@@ -1,7 +1,9 @@
-"""Configuration of the two streams: subjects, limits, and behaviour when they are full."""
+"""Configuration of the streams: subjects, limits, and behaviour when they are full."""
 
+import hashlib
 import logging
 from pathlib import Path
+from typing import Final
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -20,6 +22,7 @@ _DUPLICATE_WINDOW_S = 120.0  # far above two publish timeouts: a retried publish
 _TALLY_AGE_S = 86_400.0
 _TALLY_BYTES = 64 * MIB
 _NAMELESS = "%00"
+_LONGEST_TOKEN = 200
 _NAME_IN_USE = 10058  # JetStream's error code
 _OURS = (
     "subjects",
@@ -32,6 +35,14 @@ _OURS = (
     "duplicate_window",
     "num_replicas",
 )
+
+
+EXEMPLARS_EACH: Final = 64
+"""Exemplars of one kind that are kept of one slice."""
+EXEMPLAR_AGE_S: Final = 7 * 86_400.0
+"""Age at which the server deletes an exemplar."""
+EXEMPLAR_BYTES: Final = 256 * MIB
+"""Disk space of all exemplars; when it is full, the oldest ones go."""
 
 
 def subject_token(name: str) -> str:
@@ -102,6 +113,37 @@ def current_stream(stream: Stream) -> Stream:
     for problem in stream_problems(current, f"stream.url_file ({stream.url_file})"):
         raise OperatorError(problem)
     return current
+
+
+def exemplar_stream(stream: Stream) -> StreamConfig:
+    """Return the stream of exemplars, which keeps the last ones of each kind and slice, for a week at most."""
+    return StreamConfig(
+        name=f"{stream.name}-exemplar",
+        description="Exchanges with their payload that stand for a slice; see models.exemplars.",
+        subjects=[exemplars(stream.name)],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=EXEMPLARS_EACH,
+        max_age=EXEMPLAR_AGE_S,
+        max_bytes=EXEMPLAR_BYTES,
+        duplicate_window=_DUPLICATE_WINDOW_S,
+        num_replicas=stream.replicas,
+    )
+
+
+def exemplars(name: str, model: str = "", slice_name: str = "", kind: str = "") -> str:
+    """Return the subject of exemplars; an empty part means any.
+
+    The name of a long slice is a hash in its subject: subjects have a limit.
+    """
+    parts = [subject_token(model) if model else "", "", kind]
+    if slice_name:
+        token = subject_token(slice_name)
+        parts[1] = token if len(token) <= _LONGEST_TOKEN else hashlib.sha256(token.encode()).hexdigest()
+    if not any(parts):
+        return f"{name}.exemplar.>"
+    return ".".join([name, "exemplar", *(part or "*" for part in parts)])
 
 
 async def send_copies(jetstream: JetStreamContext, stream: Stream) -> None:

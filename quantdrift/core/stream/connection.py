@@ -1,4 +1,4 @@
-"""The connection to NATS, with two JetStream streams: one for exchanges, one for tallies.
+"""The connection to NATS, with its JetStream streams: one for exchanges, one for tallies, and one for exemplars if they are kept.
 
 Exchanges are a work queue: each goes to one shadow worker and is deleted once it is acknowledged. A full stream refuses
 new ones, so that every loss is counted where it happens. Tallies are cumulative, so only the last one of each sidecar
@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
+from urllib.parse import quote
 
 import nats.errors
 import nats.js.errors
@@ -30,6 +31,8 @@ from quantdrift.core.stream.config import (
     create_or_update,
     current_stream,
     exchange_stream,
+    exemplar_stream,
+    exemplars,
     model_of,
     send_copies,
     subject_token,
@@ -196,7 +199,7 @@ __all__ = ["Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
 
 _LOG = logging.getLogger(__name__)
 
-Kind = Literal["exchange", "tally"]
+Kind = Literal["exchange", "tally", "exemplar"]
 
 _CONNECT_S = 3
 _RECONNECT_WAIT_S = 1
@@ -207,6 +210,8 @@ _LEAST_KEPT_S = 86_400.0
 _DENIED = "permissions violation"
 _SEED = b"SU"
 
+SLICE_HEADER = "Quantdrift-Slice"
+"""Header of an exemplar with the name of its slice, percent-encoded."""
 COPIED_BYTES = 64 * MIB
 """Most bytes of copies that wait for their reader."""
 PUBLISH_TIMEOUT_S = 5.0
@@ -214,7 +219,7 @@ PUBLISH_TIMEOUT_S = 5.0
 
 
 class Queue:
-    """A connection to the two streams, which reconnects without limit.
+    """A connection to the streams, which reconnects without limit.
 
     Use `connect`. It belongs to one event loop; its methods may run concurrently.
 
@@ -285,7 +290,7 @@ class Queue:
         return int(self._client.max_payload) - _HEADER_BYTES
 
     async def ensure(self) -> None:
-        """Create both streams, or update existing ones to the configured limits. Idempotent.
+        """Create the streams of exchanges and of tallies, or update existing ones to the configured limits. Idempotent.
 
         Raises
         ------
@@ -321,6 +326,22 @@ class Queue:
         """
         more = {} if numbered is None else {HEADER: numbered.header}
         await self._publish(f"{self._stream.name}.exchange.{subject_token(model)}", exchange_id, wire, more)
+
+    async def ensure_exemplars(self) -> None:
+        """Create the stream of exemplars, or update its limits. Errors as of `ensure`."""
+        await self._ensure(exemplar_stream(self._stream))
+
+    async def publish_exemplar(
+        self, model: str, slice_name: str, kind: str, exchange_id: str, wire: bytes
+    ) -> None:
+        """Store an exemplar, which displaces the oldest one of its slice and kind. Errors as for an exchange.
+
+        A missing stream is created.
+        """
+        subject = exemplars(self._stream.name, model, slice_name, kind)
+        token = subject.split(".")[-2]
+        more = {SLICE_HEADER: quote(slice_name)}
+        await self._publish(subject, f"{exchange_id}-{kind}-{token}", wire, more)
 
     async def publish_tally(self, source: str, boot: str, sequence: int, wire: bytes) -> None:
         """Store a tally, which replaces the last one of the same boot. Errors as for an exchange."""
@@ -399,7 +420,7 @@ class Queue:
 
     def stream_name(self, kind: Kind) -> str:
         """Return the name of the stream for `kind`."""
-        return self._stream.name if kind == "exchange" else f"{self._stream.name}-tally"
+        return self._stream.name if kind == "exchange" else f"{self._stream.name}-{kind}"
 
     async def close(self) -> None:
         """Disconnect."""
@@ -566,6 +587,8 @@ class Queue:
                         " `quantdrift setup nats --apply` creates it"
                     ) from error
                 await self.ensure()
+                if subject.startswith(f"{self._stream.name}.exemplar."):
+                    await self.ensure_exemplars()
                 await acknowledged.publish(subject, headers, wire, self._publish_timeout_s)
 
     async def _acknowledging(self, client: Client) -> Acknowledged:

@@ -1,15 +1,19 @@
 """Pulling messages from a stream with a limit in bytes, and acknowledging them."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum, auto
 from typing import Self
 
 import msgspec
+import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.js.api import Header
 
 from quantdrift.core.errors import RetryError
@@ -56,6 +60,11 @@ class Delivery:
         self.n_delivered: int = metadata.num_delivered
         self.numbered = Numbered.read(message.headers)
         self.streamed_at: datetime = metadata.timestamp
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the message."""
+        return self._message.headers or {}
 
     async def ack(self) -> None:
         """Acknowledge it and wait for the confirmation of the server.
@@ -133,6 +142,7 @@ class PullInbox:
         self._stream = stream
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._numbers = itertools.count()
+        self._subscription: Subscription | None = None
 
     @classmethod
     async def open(cls, client: Client, stream: str, durable: str) -> Self:
@@ -145,8 +155,14 @@ class PullInbox:
         """
         inbox = cls(client, client.new_inbox(), stream, durable)
         async with mapped():
-            await client.subscribe(f"{inbox._prefix}.*", cb=inbox._arrive)
+            inbox._subscription = await client.subscribe(f"{inbox._prefix}.*", cb=inbox._arrive)
         return inbox
+
+    async def close(self) -> None:
+        """Take no more messages."""
+        if self._subscription is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await self._subscription.unsubscribe()
 
     async def pull(self, n: int, max_bytes: int, timeout_s: float) -> list[Delivery]:
         """Return up to `n` messages or `max_bytes`, or those that arrive within `timeout_s`; 0: those that wait already.

@@ -36,7 +36,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 PURPOSES: Final[Mapping[NatsRole, str]] = {
     NatsRole.SIDECAR: "publishes exchanges and tallies, reads policy and pause",
-    NatsRole.SHADOW: "reads exchanges, copies of them and tallies, creates and updates both streams",
+    NatsRole.SHADOW: "reads exchanges, copies of them and tallies, stores and reads exemplars, creates and updates their streams",
     NatsRole.MONITOR: "reads how much waits, and tallies while no shadow does; publishes the policy",
     NatsRole.OPERATOR: "people and commands: status, pause and resume",
     NatsRole.ADMIN: "`quantdrift setup nats --apply`: creates streams and buckets",
@@ -59,7 +59,7 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
     models
         Of a sidecar: the models whose exchanges it may publish; empty: all.
     """
-    exchanges, tallies = name, f"{name}-tally"
+    exchanges, tallies, exemplar = name, f"{name}-tally", f"{name}-exemplar"
     policy, pause = f"KV_{name}-policy", f"KV_{name}-pause"
     known = tuple(f"{_API}.STREAM.INFO.{stream}" for stream in (exchanges, tallies, policy, pause))
     read_buckets = tuple(f"{_API}.DIRECT.GET.{bucket}.$KV.{bucket[3:]}.>" for bucket in (policy, pause))
@@ -75,11 +75,20 @@ def rights(name: str, role: NatsRole, models: Collection[str] = ()) -> Rights:
         case NatsRole.SHADOW:
             streams = tuple(
                 f"{_API}.STREAM.{call}.{stream}"
-                for stream in (exchanges, tallies)
+                for stream in (exchanges, tallies, exemplar)
                 for call in ("CREATE", "UPDATE")
             )
             return Rights(
-                publish=(*known[:2], *streams, *_reading(exchanges), *_reading(tallies)),
+                publish=(
+                    *known[:2],
+                    f"{_API}.STREAM.INFO.{exemplar}",
+                    *streams,
+                    *_reading(exchanges),
+                    *_reading(tallies),
+                    *_reading(exemplar),
+                    f"{_API}.CONSUMER.DELETE.{exemplar}.*",
+                    f"{name}.exemplar.>",
+                ),
                 subscribe=(*own, copies(name, ">")),
             )
         case NatsRole.MONITOR:

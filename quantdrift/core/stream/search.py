@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import nats.errors
@@ -28,9 +28,16 @@ class InStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def search_stream(
-    queue: Queue, is_one: Callable[[bytes], bool], *, delete: bool, progress: Callable[[str], None]
+    queue: Queue,
+    is_one: Callable[[bytes], bool],
+    *,
+    delete: bool,
+    progress: Callable[[str], None],
+    kind: Literal["exchange", "exemplar"] = "exchange",
 ) -> InStream:
     """Read every exchange of the stream without taking it from the workers; delete those that `is_one` finds.
+
+    With `kind`, search the exemplars instead.
 
     The server overwrites the bytes of a deleted message. Needs the administrator's rights.
 
@@ -40,7 +47,7 @@ async def search_stream(
         The server is unavailable, or does not answer: it does not answer to users without these rights either.
     """
     jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
-    name = queue.stream_name("exchange")
+    name, subject = queue.stream_name(kind), f"{queue.stream_name('exchange')}.{kind}.>"
     n, times, sequence = 0, [], 1
     async with _answered(), mapped():
         try:
@@ -50,14 +57,14 @@ async def search_stream(
         n_read = 0
         while sequence <= last:
             try:
-                message = await jetstream.get_msg(name, seq=sequence, subject=f"{name}.exchange.>", next=True)
+                message = await jetstream.get_msg(name, seq=sequence, subject=subject, next=True)
             except nats.js.errors.NotFoundError:
                 break
             assert message.seq is not None
             sequence = message.seq + 1
             n_read += 1
             if n_read % _PROGRESS_EVERY == 0:
-                progress(f"searching the stream, {n_read} exchanges")
+                progress(f"searching the stream, {n_read} {kind}s")
             if not is_one(message.data or b""):
                 continue
             n += 1
@@ -66,7 +73,7 @@ async def search_stream(
             if delete:
                 try:
                     await jetstream.delete_msg(name, message.seq)
-                except nats.js.errors.APIError:  # a worker has acknowledged it meanwhile
+                except nats.js.errors.APIError:  # a worker has acknowledged it meanwhile, or it expired
                     continue
     return InStream(n=n, first_at=min(times, default=None), last_at=max(times, default=None))
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
@@ -48,6 +48,8 @@ def transition_row(
     kind: str = BUDGET.kind,
     budget: float | None = None,
     noise: float = 0.0,
+    latency_budget_s: float | None = None,
+    suspect: Suspect | None = None,
 ) -> TransitionRow:
     """Return the row of a change of verdict that opens, escalates or closes an alert, with its event.
 
@@ -69,6 +71,8 @@ def transition_row(
         The accepted mean, in the metric's unit; None: the mean that `state` tests against.
     noise
         The allowance added to it for noise, in the same unit.
+    latency_budget_s, suspect
+        As in `AlertEvidence`.
     """
     recent = DETECTORS[kind].recent(state)
     tail = exceedance(state) if moved and kind == TAIL.kind else None
@@ -109,6 +113,8 @@ def transition_row(
             tail_level=tail.level if tail else None,
             tail_before=tail.before if tail else None,
             tail_after=tail.after if tail else None,
+            latency_budget_s=latency_budget_s,
+            suspect=suspect,
         ),
         aggregate=AggregateEvidence(
             verdict=verdict, mean=aggregate_mean, low=aggregate_low, high=aggregate_high, accepted=accepted

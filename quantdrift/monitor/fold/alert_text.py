@@ -7,7 +7,7 @@ import math
 from datetime import UTC, datetime
 
 from quantdrift.core.notation import count_of, from_to, number, percent
-from quantdrift.core.records import UNVERIFIED, Metric, Verdict
+from quantdrift.core.records import SHARES, UNVERIFIED, Metric, Suspect, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.drift.explain import diagnosis_text as words
@@ -19,12 +19,14 @@ from quantdrift.storage.monitor.explanation import Explanation
 
 _MOST_MOVED = 6
 _DIGITS = 3
+_OTHER_SIZE = 1.25  # a smaller change of the mean size of requests is everyday's
 INPUT_SHIFT, UNSEEN, TOO_FEW = "input_shift", "unseen", "too_few"
 _REASONS = {
     (Metric.FLIP, Kind.BUDGET): "the flip rate {is_} above the budget",
     (Metric.DIVERGENCE, Kind.BUDGET): "the mean divergence {is_} above the budget",
     (Metric.FLIP, Kind.CHANGE): "the flip rate {is_} above its learned baseline",
     (Metric.DIVERGENCE, Kind.TAIL): "the upper tail of the divergence {is_} above its learned baseline",
+    (Metric.LATENCY, Kind.BUDGET): "the latency {is_} above the budget",
 }
 _CAUSES = {
     "damage": "Numeric damage: {subject} rose by {damage} on inputs that are as hard as before, "
@@ -65,7 +67,9 @@ UNVERIFIED_SENDERS = (
 )
 
 
-def reason_of(kind: str, metric: Metric, *, page: bool, is_verified: bool = True) -> str:
+def reason_of(
+    kind: str, metric: Metric, *, page: bool, is_verified: bool = True, suspect: Suspect | None = None
+) -> str:
     """Return why a slice alerts, as text, from the signal with the most evidence.
 
     Parameters
@@ -76,8 +80,12 @@ def reason_of(kind: str, metric: Metric, *, page: bool, is_verified: bool = True
         Whether the evidence is enough for a page; else the text is that of a ticket.
     is_verified
         Whether it is known who sent the exchanges.
+    suspect
+        Of a latency, where to look first.
     """
     reason = _REASONS[metric, Kind(kind)].format(is_="is" if page else "seems to be")
+    if suspect is not None:
+        reason = f"{reason}; {words.ANSWERS[suspect]}: {words.LOOK_FIRST[suspect]}"
     return reason if is_verified else f"{reason}; {UNVERIFIED_SENDERS}"
 
 
@@ -147,6 +155,8 @@ def diagnosis_of(event: AlertEvent) -> Diagnosis:
             tail_level=evidence.tail_level,
             tail_before=evidence.tail_before,
             tail_after=evidence.tail_after,
+            latency_budget_s=evidence.latency_budget_s,
+            suspect=evidence.suspect,
         ),
         begin=Begin(found.begin or Begin.CHANGED),
         n_before=evidence.n_history or 0,
@@ -184,6 +194,8 @@ def _ended(event: AlertEvent) -> list[str]:
         ]
     if evidence.detector == Kind.TAIL:
         well = "its worst outputs are as near to the unquantised model as before"
+    elif evidence.metric is Metric.LATENCY:
+        well = f"no more exchanges than the accepted {percent(evidence.budget)} take {words.slower(evidence.latency_budget_s)}"
     elif evidence.metric is not Metric.FLIP:
         well = "its outputs are as near to the unquantised model as is accepted"
     elif evidence.detector == Kind.CHANGE:
@@ -220,7 +232,7 @@ def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -
     measure = MEASURES[task]
     if explanation.unexplained:
         return (f"Not explained: {explanation.unexplained}. The alert itself is valid.",)
-    unit = " points" if metric is Metric.FLIP or kind == Kind.TAIL else _unit(measure)
+    unit = " points" if metric in SHARES or kind == Kind.TAIL else _unit(measure)
     texts = [
         *_related(explanation),
         *_not_finite(explanation),
@@ -253,7 +265,7 @@ def sentences(explanation: Explanation, metric: Metric, kind: str, task: Task) -
         texts.append(
             "Over all traffic there are too few exchanges before or since the onset to split the move."
         )
-    texts += _moved(explanation)
+    texts += [*_elsewhere(explanation), *_sizes(explanation), *_moved(explanation)]
     n_before = explanation.n_window_before or 0
     # The alert has said how few there were; these may be counted in another window.
     if explanation.compared_with and (explanation.begin != Begin.FIRST_SEEN or n_before >= FEWEST_BEFORE):
@@ -358,6 +370,27 @@ def _not_finite(explanation: Explanation) -> list[str]:
     share = f"{percent(explanation.not_finite, _DIGITS)} of the slice's outputs since the onset"
     return [
         f"Invalid outputs: {share} are not a number, infinite or empty{earlier}. Each is a flip and has no divergence."
+    ]
+
+
+def _elsewhere(explanation: Explanation) -> list[str]:
+    """Return how fast the traffic outside a slow slice is."""
+    if explanation.slow_elsewhere is None:
+        return []
+    share, n = (
+        percent(explanation.slow_elsewhere, _DIGITS),
+        count_of(explanation.n_elsewhere or 0, "exchange"),
+    )
+    return [f"Of all other traffic {share} took longer since the onset ({n})."]
+
+
+def _sizes(explanation: Explanation) -> list[str]:
+    """Return how the size of the requests of a slow slice changed; one that did not change explains nothing."""
+    before, after = explanation.items_before, explanation.items_after
+    if before is None or after is None or before <= _OTHER_SIZE * after <= _OTHER_SIZE**2 * before:
+        return []
+    return [
+        f"Requests had {number(before, _DIGITS)} items on average before the onset, and {number(after, _DIGITS)} since."
     ]
 
 

@@ -21,6 +21,7 @@ from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
 from quantdrift.monitor.fold.groups import (
+    LATENCY,
     Columns,
     Observation,
     SliceGroups,
@@ -105,6 +106,8 @@ class Fold:
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
         self.state.learn(catalog)
+        for key in self.state.without_latency_budget():
+            self._remove(key, [LATENCY], "there is no latency budget any more")
         for version in catalog.versions.values():
             self._unreferenced(version, version.first_seen_us)
 
@@ -185,7 +188,8 @@ class Fold:
         closed = np.array([one.closed for one in observed])[columns.observation]
         self.state.rollup.add(columns, ~closed, cap)
         self.state.rollup.close(columns, closed)
-        groups = self._groups(observed, columns, cap)
+        limits = np.array([budget.latency_p99_s for budget in budgets])
+        groups = self._groups(observed, columns, cap, limits[columns.of] if limits.any() else None)
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)
         if not groups.keys:
@@ -218,7 +222,13 @@ class Fold:
                 observed.append(Observation(place, items, now_us, closed=True))
         return observed, event_us
 
-    def _groups(self, observed: Sequence[Observation], columns: Columns, cap: FloatArray) -> SliceGroups:
+    def _groups(
+        self,
+        observed: Sequence[Observation],
+        columns: Columns,
+        cap: FloatArray,
+        limit_s: FloatArray | None,
+    ) -> SliceGroups:
         """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
         which = np.array([one.closed or not one.rows[0].group_key for one in observed])[columns.observation]
         if self.state.retired or self.state.lapsed:
@@ -226,7 +236,7 @@ class Fold:
             ended = self.state.retired | self.state.lapsed
             ignored = [slice_id for slice_id in sorted(ended) if self.state.ignores(slice_id)]
             which &= ~np.isin(columns.slice_id, ignored)
-        return slice_groups(observed, columns, which, cap, self.state.rates)
+        return slice_groups(observed, columns, which, cap, self.state.rates, limit_s=limit_s)
 
     def _live(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.sampling.inclusion import second_rate
-from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
 from quantdrift.drift.evidence.group import (
     Items,
@@ -43,8 +43,11 @@ LEARNED = (
 # Made once: they know their hashes, and every group of every slice is kept under them.
 _BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
 _CHANGE, _TAIL = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
-# In the order of `quantdrift.drift.group.Shown.seen`.
-SIGNALS = (_BUDGETS[Metric.FLIP], _BUDGETS[Metric.DIVERGENCE], _CHANGE, _TAIL)
+LATENCY = SignalKey(Metric.LATENCY.value, BUDGET.kind)
+# In the order of `quantdrift.drift.group.Shown.seen`; the last only where a model has a latency budget.
+SIGNALS = (_BUDGETS[Metric.FLIP], _BUDGETS[Metric.DIVERGENCE], _CHANGE, _TAIL, LATENCY)
+SLOW_SHARE = 0.01
+"""Share of the exchanges that may take longer than the latency budget, which is a 99 % quantile."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -55,6 +58,8 @@ def cap_of(metric: Metric, budget: Budget) -> float:
 
 def budget_of(metric: Metric, budget: Budget) -> float:
     """Return the accepted mean of the clipped signal, over its cap."""
+    if metric is Metric.LATENCY:
+        return SLOW_SHARE
     return budget.divergence / budget.cap if metric is Metric.DIVERGENCE else budget.flip
 
 
@@ -69,7 +74,10 @@ def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float
     return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
 
 
-_COLUMNS = ("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie")
+_COLUMNS = (
+    *("pi1", "pi2", "u1", "u2", "candidate_margin", "flip", "topk", "js", "divergence", "margin", "tie"),
+    "latency_s",
+)
 _ROW = attrgetter(*_COLUMNS)
 _EXCHANGE = attrgetter("exchange_id")
 _RATES = attrgetter("smallest", "sure", "session", "weighted", "session_weighted")
@@ -133,7 +141,7 @@ class Columns:
     rows
         The items, observation after observation.
     values
-        (items, 11) as in `comparison`; NaN where there is none.
+        (items, 12) as in `comparison`; NaN where there is none.
     of
         (items,) observation.
     item
@@ -196,6 +204,12 @@ class Columns:
             tail_bin=np.searchsorted(TAIL_EDGES, divergence, side="right"),
         )
 
+    def slow(self, limit_s: FloatArray) -> FloatArray:
+        """Return which items took longer than their latency budget, (items,): 1, 0, or NaN without a time or a budget."""
+        latency_s = self.column("latency_s")
+        slow: FloatArray = np.where(np.isnan(latency_s) | ~(limit_s > 0), np.nan, latency_s > limit_s)
+        return slow
+
     def groups(self, which: BoolArray) -> tuple[IntArray, IntArray]:
         """Return members and ends of some groups, (groups,)."""
         if which.all():
@@ -226,6 +240,8 @@ class SliceGroups:
         Their items.
     items
         What these show.
+    slow
+        (items,) as `Columns.slow` returns it; None: no model has a latency budget.
     policy_id, weighted
         Under which policy the groups were sampled, and whether with rates that differ within their slice.
 
@@ -248,6 +264,7 @@ class SliceGroups:
         which: BoolArray,
         members: Members,
         items: Items,
+        slow: FloatArray | None,
         policy_id: IntArray,
         weighted: BoolArray,
     ) -> None:
@@ -255,7 +272,13 @@ class SliceGroups:
         flips, divergences = (group_means(one, items, members) for one in (items.flip, items.divergence))
         shares = group_shares(items, members)
         self._x = [flips.x, divergences.x, shares.change, shares.tail]
-        self._seen: BoolArray = np.array([flips.seen, divergences.seen, shares.seen_change, shares.seen_tail])
+        seen = [flips.seen, divergences.seen, shares.seen_change, shares.seen_tail]
+        if slow is not None:
+            latencies = group_means(slow, items, members)
+            self._x.append(latencies.x)
+            seen.append(latencies.seen)
+        self._signals = SIGNALS[: len(seen)]
+        self._seen: BoolArray = np.array(seen)
         self.refused: BoolArray = flips.refused | divergences.refused
         self.policy_id, self.weighted = policy_id, weighted
         some: BoolArray = np.asarray(self._seen.any(axis=0))
@@ -274,14 +297,14 @@ class SliceGroups:
     def codes(self) -> IntArray:
         """Return for each key the sum of 2 ** place of the signals that it shows at all, in the order of `SIGNALS`."""
         if not self.keys or self._seen.all():
-            return np.full(len(self.keys), 2 ** len(SIGNALS) - 1)
+            return np.full(len(self.keys), 2 ** len(self._signals) - 1)
         some = np.logical_or.reduceat(self._seen, self.starts, axis=1)
-        return np.asarray((1 << np.arange(len(SIGNALS))) @ some)
+        return np.asarray((1 << np.arange(len(self._signals))) @ some)
 
     def shown(self, number: int) -> list[SignalKey]:
         """Return the signals that the key with this number shows at all."""
         some = np.any(self._seen[:, self.starts[number] : self.ends[number]], axis=1)
-        return [signal for signal, one in zip(SIGNALS, some.tolist(), strict=True) if one]
+        return [signal for signal, one in zip(self._signals, some.tolist(), strict=True) if one]
 
     def first(self, number: int, signal: SignalKey) -> int:
         """Return the place of the first group of a key that shows a signal."""
@@ -292,7 +315,7 @@ class SliceGroups:
         """Return of the key with this number each signal that is shown, and the place of the last group that does."""
         start, end = int(self.starts[number]), int(self.ends[number])
         found = []
-        for signal, seen in zip(SIGNALS, self._seen[:, start:end], strict=True):
+        for signal, seen in zip(self._signals, self._seen[:, start:end], strict=True):
             shown = np.flatnonzero(seen)
             if len(shown):
                 found.append((signal, start + int(shown[-1])))
@@ -314,7 +337,7 @@ class SliceGroups:
         of = self.observation
         series = {
             signal: Series(x=x, seen=None if seen.all() else seen)
-            for signal, x, seen in zip(SIGNALS, self._x, self._seen, strict=True)
+            for signal, x, seen in zip(self._signals, self._x, self._seen, strict=True)
             if seen.any()
         }
         return Groups(
@@ -327,6 +350,8 @@ class SliceGroups:
     def values(self, number: int, signal: SignalKey) -> tuple[FloatArray, IntArray]:
         """Return what the key with this number shows of a signal, (groups, width), and the observation of each."""
         place = slice(int(self.starts[number]), int(self.ends[number]))
+        if signal not in self._signals:
+            return np.zeros((0, DETECTORS[signal.kind].width)), self.observation[:0]
         row = SIGNALS.index(signal)
         seen = self._seen[row, place]
         return self._x[row][place][seen], self.observation[place][seen]
@@ -338,6 +363,8 @@ def slice_groups(
     which: BoolArray,
     cap: FloatArray,
     rates: Callable[[int, int], SliceRates],
+    *,
+    limit_s: FloatArray | None = None,
 ) -> SliceGroups:
     """Return what groups of a batch show; what does not fit to its sampling is left out, and logged.
 
@@ -351,6 +378,8 @@ def slice_groups(
         (items,) of the divergence.
     rates
         Returns how a slice is sampled under a policy.
+    limit_s
+        (items,) the latency budget, 0 where there is none; None: no model has one.
     """
     item, ends = columns.groups(which)
     slice_id, observation = columns.slice_id[which], columns.observation[which]
@@ -368,6 +397,7 @@ def slice_groups(
         which=which,
         members=members,
         items=columns.items(cap),
+        slow=None if limit_s is None else columns.slow(limit_s),
         policy_id=policy_id,
         weighted=np.where(closed, of_sessions, weighted),
     )

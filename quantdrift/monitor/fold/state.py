@@ -18,7 +18,7 @@ from quantdrift.drift.evidence.clock import MICROSECONDS, CalendarClock
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
-from quantdrift.monitor.fold.groups import SIGNALS, budget_of, cap_of, scale_of
+from quantdrift.monitor.fold.groups import LATENCY, SIGNALS, budget_of, cap_of, scale_of
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
@@ -237,6 +237,17 @@ class FoldState:
         if known is None:
             known = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
         return not known
+
+    def without_latency_budget(self) -> list[Key]:
+        """Return the slices whose latency is watched although the configuration gives their model no budget now.
+
+        An alert of theirs would wait for a recovery that nothing can show.
+        """
+        return [
+            key
+            for key, entry in sorted(self.slices.items())
+            if LATENCY in entry.watch.states and not self.budget(key[0]).latency_p99_s
+        ]
 
     def remove(self, key: Key, signals: Sequence[SignalKey]) -> None:
         """Remove signals of a slice, and with the last of them the slice; their last rows are written."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.notation import count_of
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
@@ -18,6 +18,7 @@ from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.monitor.fold.groups import LATENCY
 from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState
 from quantdrift.monitor.fold.state import FoldState
@@ -26,6 +27,7 @@ from quantdrift.storage.monitor.rows import Episode, TransitionRow
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
+_SURE = 20.0  # evidence over mass: without drift its expectation is at most 1, so that some 5 % of healthy slices exceed it
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
 RETIRED = "retired: nothing was compared for 30 days"
 LOST = "loss: too many of its samples were lost or not observed in the last hour: see `quantdrift status`"
@@ -275,6 +277,7 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
         entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
         return
     verdict, reason = _verdict(state, entry, change.after)
+    suspect = None
     signals = sorted(change.evidence)
     if change.after is Phase.WATCHING:
         episode, moved = Episode.CLOSE, None
@@ -283,11 +286,13 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     else:
         episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
         signal = max(signals, key=lambda one: change.evidence[one])
+        suspect = _suspect(state, entry, change) if signal == LATENCY else None
         reason = reason_of(
             signal.kind,
             Metric(signal.metric),
             page=verdict is Verdict.FIRING,
             is_verified=state.is_verified(key[0]),
+            suspect=suspect,
         )
         evidence = math.fsum(change.evidence.values())
         moved = DETECTORS[signal.kind].moved(change.states[signal])
@@ -303,7 +308,40 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
         moved=moved,
         evidence=evidence,
         threshold=change.threshold,
+        suspect=suspect,
     )
+
+
+def _suspect(state: FoldState, entry: SliceState, change: Change) -> Suspect:
+    """Return where to look first for the cause of slow answers: at the model, the engine or the requests.
+
+    A mean counts as within its budget where its whole interval is.
+    """
+    answers = {key: of for key, of in change.states.items() if key != LATENCY}
+    if _drifts(answers):
+        return Suspect.MODEL
+    if not all(_within(of) for key, of in answers.items() if key.kind == BUDGET.kind):
+        return Suspect.UNKNOWN
+    everything = state.everything(state.model(entry.key[0]))
+    whole = None if everything is None else state.slices.get((entry.key[0], everything))
+    if whole is None or (of_all := whole.state(Metric.LATENCY)) is None:
+        return Suspect.UNKNOWN
+    if whole is entry or _drifts({LATENCY: of_all}):
+        return Suspect.ENGINE
+    return Suspect.TRAFFIC if _within(of_all) else Suspect.UNKNOWN
+
+
+def _drifts(states: Mapping[SignalKey, FloatArray]) -> bool:
+    """Return whether the evidence of signals together is more than chance gives, without being enough for an alert."""
+    evidence = math.fsum(DETECTORS[key.kind].evidence(state) for key, state in states.items())
+    mass = math.fsum(DETECTORS[key.kind].page_mass(state) for key, state in states.items())
+    return mass > 0 and evidence >= _SURE * mass
+
+
+def _within(state: FloatArray) -> bool:
+    """Return whether the mean of a budget's signal is shown to be within the budget, over the recent window."""
+    recent = BUDGET.recent(state)
+    return recent is not None and not recent.missing and recent.high <= state[M] * state[SCALE]
 
 
 def end(state: FoldState, key: Key, reason: str) -> None:
@@ -413,6 +451,7 @@ def _send(
     moved: Onset | None,
     evidence: float,
     threshold: float,
+    suspect: Suspect | None = None,
 ) -> None:
     """Note a change of verdict that is sent as an event; parameters as in `transition_row`."""
     key, metric = entry.key, Metric(signal.metric)
@@ -438,6 +477,8 @@ def _send(
         episode=episode,
         at_us=at_us,
         fold_seq=state.fold_seq,
+        latency_budget_s=state.budget(key[0]).latency_p99_s if signal == LATENCY else None,
+        suspect=suspect,
     )
     state.transitions.append(row)
     entry.alert(verdict, reason, at_us=at_us, evidence=evidence, threshold=threshold)

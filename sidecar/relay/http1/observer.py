@@ -205,8 +205,10 @@ class Http1Observer(ExchangeObserver):
         assert pending is not None
         if pending.upgrade:
             self._requests.pause()
-        if pending.buffer is not None and pending.buffer.captured_at_ns:
-            self._hand_over(pending.buffer)
+        if pending.buffer is not None:
+            self._mark_asked(pending.buffer)
+            if pending.buffer.captured_at_ns:
+                self._hand_over(pending.buffer)
 
     def _response_head(self, data: bytes, start: int, stop: int) -> int:
         cached_head = self._response_cache
@@ -245,6 +247,7 @@ class Http1Observer(ExchangeObserver):
     def _response_piece(self, data: bytes, start: int, stop: int) -> None:
         buffer = self._pending[0].buffer
         assert buffer is not None
+        self._mark_first_byte(buffer)
         self._responses.keep = self._keep(buffer, buffer.response, data, start, stop)
         buffer.response_bytes += stop - start
 

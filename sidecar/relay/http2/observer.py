@@ -220,6 +220,8 @@ class Http2Observer(ExchangeObserver):
 
     def _request_end(self, stream: int) -> None:
         state = self._open.get(stream)
+        if state is not None and (buffer := self._captured.get(stream)) is not None:
+            self._mark_asked(buffer)
         if state == _RESPONSE:
             self._complete(stream)
         elif state is not None:
@@ -254,6 +256,7 @@ class Http2Observer(ExchangeObserver):
     def _response_piece(self, stream: int, data: bytes, start: int, stop: int) -> None:
         buffer = self._captured[stream]
         if buffer.response_head_bytes:
+            self._mark_first_byte(buffer)
             self._hold_response(stream, buffer, data, start, stop)
         else:
             self._lose(stream, Loss.FRAMING)  # content before the head

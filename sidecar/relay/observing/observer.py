@@ -215,9 +215,12 @@ class CaptureBuffer:
     """
 
     __slots__ = (
+        "answered_s",
+        "asked_s",
         "captured_at_ns",
         "charged_bytes",
         "draw",
+        "first_byte_s",
         "request",
         "request_bytes",
         "request_head_bytes",
@@ -236,6 +239,10 @@ class CaptureBuffer:
         self.response_bytes = 0
         self.charged_bytes = 0
         self.captured_at_ns = 0  # when its response was complete; 0: it is not complete yet
+        # Readings of the monotonic clock: the request is complete, the response's content begins, the response is complete.
+        self.asked_s: float | None = None
+        self.first_byte_s: float | None = None
+        self.answered_s: float | None = None
 
 
 class MessageReader(Protocol):
@@ -408,9 +415,19 @@ class ExchangeObserver(ABC):
         scope.add_held_bytes(charge)
         return True
 
+    def _mark_asked(self, buffer: CaptureBuffer) -> None:
+        """Note that the request of a sampled exchange is complete: its last bytes were forwarded before."""
+        buffer.asked_s = self._scope.clock.monotonic_s()
+
+    def _mark_first_byte(self, buffer: CaptureBuffer) -> None:
+        """Note that the content of the response begins, the first time this is called."""
+        if buffer.first_byte_s is None:
+            buffer.first_byte_s = self._scope.clock.monotonic_s()
+
     def _mark_complete(self, buffer: CaptureBuffer) -> None:
-        now = self._scope.clock.now()
-        buffer.captured_at_ns = (now - _EPOCH) // _MICROSECOND * 1000
+        clock = self._scope.clock
+        buffer.answered_s = clock.monotonic_s()
+        buffer.captured_at_ns = (clock.now() - _EPOCH) // _MICROSECOND * 1000
 
     def _drop(self, buffer: CaptureBuffer, loss: Loss) -> None:
         self._scope.slot.lose(buffer.draw.stratum, loss)
@@ -437,9 +454,16 @@ class ExchangeObserver(ABC):
             request_bytes=buffer.request_bytes,
             response_head_bytes=buffer.response_head_bytes,
             response_bytes=buffer.response_bytes,
+            latency_s=_between(buffer.asked_s, buffer.answered_s),
+            first_byte_s=_between(buffer.asked_s, buffer.first_byte_s),
         )
         self._scope.send_frame(buffer.draw.stratum, frame(meta, [*buffer.request, *buffer.response]))
         self._release(buffer)
+
+
+def _between(asked_s: float | None, at_s: float | None) -> float | None:
+    """Return the time since the request was complete; None for an answer that came before that."""
+    return None if asked_s is None or at_s is None or at_s < asked_s else at_s - asked_s
 
 
 class Unobserved(ExchangeObserver):

@@ -1,0 +1,147 @@
+"""The exemplars that the stream keeps: listing, reading and deleting them."""
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import datetime
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from quantdrift.core.records import ExemplarKind
+from quantdrift.core.stream.config import exemplars, model_of
+from quantdrift.core.stream.connection import SLICE_HEADER, Queue
+from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
+from quantdrift.core.stream.errors import mapped
+
+_FETCH: Final = 256
+_FETCH_BYTES: Final = 16 << 20
+_FETCH_S: Final = 5.0
+_PROGRESS_EVERY: Final = 500
+_KEPT_S: Final = 60.0
+_SIZE: Final = "Nats-Msg-Size"
+_GONE: Final = {10037, 10057}  # JetStream: no such message, deletion failed because it is gone
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """An exemplar in the stream.
+
+    Parameters
+    ----------
+    sequence
+        Its number in the stream.
+    stored_at
+        When the stream stored it, by the server's clock.
+    n_bytes
+        Size of its payload.
+    data
+        Its payload as it is stored; empty if only headers were asked for.
+    """
+
+    sequence: int
+    model: str
+    slice: str
+    kind: ExemplarKind
+    stored_at: datetime
+    n_bytes: int
+    data: bytes = b""
+
+
+async def kept_exemplars(
+    queue: Queue, *, model: str = "", slice_name: str = "", kind: str = "", payload: bool = False
+) -> AsyncIterator[Kept]:
+    """Yield the exemplars that are kept now, oldest first; none if there is no stream. Needs the rights of a shadow.
+
+    Parameters
+    ----------
+    model, slice_name, kind
+        Only these; empty: all.
+    payload
+        Whether to read payloads, too.
+
+    Raises
+    ------
+    RetryError
+        The server is unavailable.
+    """
+    client = await queue.live()
+    stream, name = queue.stream_name("exemplar"), f"read-{secrets.token_hex(8)}"
+    config = ConsumerConfig(
+        name=name,
+        filter_subject=exemplars(queue.stream_name("exchange"), model, slice_name, kind),
+        ack_policy=AckPolicy.NONE,
+        headers_only=not payload,
+        inactive_threshold=_KEPT_S,
+        mem_storage=True,
+    )
+    jetstream = client.jetstream(timeout=REQUEST_S)
+    async with mapped():
+        try:
+            info = await jetstream.add_consumer(stream, config)
+        except nats.js.errors.NotFoundError:
+            return
+    left = int(info.num_pending or 0)
+    inbox = await PullInbox.open(client, stream, name)
+    try:
+        while left:
+            found = await inbox.pull(min(_FETCH, left), _FETCH_BYTES, _FETCH_S)
+            if not found:  # the others expired, or were displaced, meanwhile
+                return
+            left -= len(found)
+            for delivery in found:
+                if (kept := _kept(delivery)) is not None:
+                    yield kept
+    finally:
+        await inbox.close()
+        with contextlib.suppress(nats.errors.Error, nats.js.errors.Error, TimeoutError):
+            await jetstream.delete_consumer(stream, name)  # else the server does, after `_KEPT_S`
+
+
+async def delete_exemplars(
+    queue: Queue, found: Sequence[Kept], *, progress: Callable[[int], None] = lambda _: None
+) -> int:
+    """Delete exemplars and let the server overwrite their bytes; return how many were still there.
+
+    Needs the rights of the administrator.
+
+    Raises
+    ------
+    RetryError
+        The server is unavailable, or does not answer: it does not answer to users without these rights either.
+    """
+    jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
+    stream, n = queue.stream_name("exemplar"), 0
+    for number, kept in enumerate(found, 1):
+        async with mapped():
+            try:
+                await jetstream.delete_msg(stream, kept.sequence)
+            except nats.js.errors.APIError as error:
+                if error.err_code not in _GONE:
+                    raise
+            else:
+                n += 1
+        if number % _PROGRESS_EVERY == 0:
+            progress(number)
+    return n
+
+
+def _kept(delivery: Delivery) -> Kept | None:
+    parts = delivery.subject.split(".")
+    try:
+        kind = ExemplarKind(parts[-1])
+    except ValueError:
+        return None
+    headers = delivery.headers
+    return Kept(
+        sequence=delivery.sequence,
+        model=model_of(parts[-3]),
+        slice=unquote(headers.get(SLICE_HEADER, "")) or model_of(parts[-2]),
+        kind=kind,
+        stored_at=delivery.streamed_at,
+        n_bytes=int(headers.get(_SIZE, len(delivery.data))),
+        data=delivery.data,
+    )

@@ -1,0 +1,339 @@
+"""The choice of exemplars, and their way into the stream, beside the replay.
+
+A compared batch is offered once it is stored and acknowledged. One batch is worked on and one waits; a further one is counted and
+left out. So neither the replay nor its memory depends on the stream of exemplars: if that is away or full, exemplars are counted as
+not kept, and nothing is tried again.
+
+Random exemplars. From the exchanges of a slice each is drawn independently of all others, with a probability that depends on the
+arrivals before its batch and on the size of its batch, and never on inputs, outputs or divergences. It is stored with the exchange,
+and chosen so that some 64 an hour are drawn by each worker. The stream keeps the last 64 of a slice. So those that are kept are a fair
+sample of the slice since the oldest of them was stored, each with a weight of 1 / (probability of sampling x probability of the draw): the
+mean with these weights (Horvitz and Thompson 1952, as ratio: Hajek 1971) estimates the mean of the slice.
+
+Damaged exemplars are those with a flip in the slice; while fewer than some 32 an hour have one, also those whose divergence is above
+the budget. In a batch the worst are taken first. They are chosen and not drawn: they may rank sites, and must never estimate damage.
+"""
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.keys import Key, KeyFile
+from quantdrift.core.logs import of_model
+from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
+from quantdrift.core.sealing import seal
+from quantdrift.core.stream.config import EXEMPLARS_EACH
+from quantdrift.core.stream.errors import StreamFullError, TooLargeError
+from quantdrift.core.tensors import DTYPES
+from quantdrift.shadow.tensors import codec
+from quantdrift.shadow.tensors.arrays import Array
+from quantdrift.storage.shadow.rows import ComparedExchange
+
+_LOG = logging.getLogger(__name__)
+_HOUR_S: Final = 3600.0
+PER_S: Final = EXEMPLARS_EACH / _HOUR_S
+"""Exemplars of each kind and slice that a worker stores, on average and at most."""
+_DECAY_S: Final = 600.0
+_FOR_FLIPS: Final = EXEMPLARS_EACH / 2
+_MOST_SLICES: Final = 4096
+_DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that was compared, stored and acknowledged.
+
+    Parameters
+    ----------
+    compared
+        Its exchanges.
+    outputs
+        The outputs of the reference, by number of the exchange in the stream.
+    without_place
+        Slices, by model and predicate, whose items count as `(other)`: they have no exemplars of their own.
+    at
+        When the batch was replayed.
+    """
+
+    compared: Sequence[ComparedExchange]
+    outputs: Mapping[int, Mapping[str, Array]]
+    without_place: frozenset[tuple[str, str]]
+    at: datetime
+
+
+class Sink(Protocol):
+    """Where exemplars go: `Queue`."""
+
+    async def ensure_exemplars(self) -> None:
+        """Create the stream, or update its limits."""
+
+    async def publish_exemplar(
+        self, model: str, slice_name: str, kind: str, exchange_id: str, wire: bytes
+    ) -> None:
+        """Store an exemplar."""
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Size of the longest message."""
+
+
+class Chosen(NamedTuple):
+    """An exchange that is to be an exemplar of a slice; `probability` is None for a damaged one."""
+
+    kind: ExemplarKind
+    slice: str
+    compared: ComparedExchange
+    items: tuple[ExemplarItem, ...]
+    probability: float | None
+
+
+class _Arrivals:
+    """The rate of exchanges of a slice, as a mean that forgets with `_DECAY_S`, and the damaged ones that may be stored."""
+
+    __slots__ = ("_count", "_first_s", "_last_s", "_tokens")
+
+    def __init__(self, now_s: float) -> None:
+        self._first_s = self._last_s = now_s
+        self._count = 0.0
+        self._tokens = float(EXEMPLARS_EACH)
+
+    def probability(self, n: int, now_s: float) -> float:
+        """Return the probability with which to draw each of the `n` exchanges of a batch, and count them afterwards."""
+        seen_s = _DECAY_S * -math.expm1(-(now_s - self._first_s) / _DECAY_S)
+        self._count *= math.exp(-(now_s - self._last_s) / _DECAY_S)
+        expected = self._count / seen_s if seen_s > 0 else 0.0
+        self._tokens = min(self._tokens + (now_s - self._last_s) * PER_S, float(EXEMPLARS_EACH))
+        self._last_s = now_s
+        self._count += n
+        return min(1.0, EXEMPLARS_EACH / n, PER_S / expected if expected else 1.0)
+
+    def takes(self, *, flips: bool) -> bool:
+        """Return whether a damaged exchange may be stored now, and count it; half is reserved for those with a flip."""
+        if self._tokens < (1.0 if flips else _FOR_FLIPS + 1.0):
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class Chooser:
+    """Chooses exemplars. One thread uses it.
+
+    Parameters
+    ----------
+    budgets
+        The divergence above which an exchange counts as damaged, by the models that keep exemplars.
+    draws
+        Source of random numbers in [0, 1).
+    """
+
+    def __init__(
+        self, budgets: Mapping[str, float], clock: Clock, draws: Callable[[], float] | None = None
+    ) -> None:
+        self._budgets = budgets
+        self._clock = clock
+        self._draws = draws or random.SystemRandom().random
+        self._slices: dict[tuple[str, str], _Arrivals] = {}
+
+    def choose(
+        self, compared: Sequence[ComparedExchange], without_place: frozenset[tuple[str, str]] = frozenset()
+    ) -> Iterator[Chosen]:
+        """Yield the exemplars of a batch."""
+        by_slice: dict[tuple[str, str], dict[int, list[ExemplarItem]]] = {}
+        for number, one in enumerate(compared):
+            if one.exchange.model not in self._budgets or not one.exchange.is_verified:
+                continue  # an unverified sender could fill the place of real traffic
+            for index, item in enumerate(one.items):
+                found = ExemplarItem(index=index, flip=item.flip, divergence=item.divergence)
+                for key in item.slices:
+                    if (key.model, key.predicate) not in without_place:
+                        by_slice.setdefault((one.exchange.model, key.name), {}).setdefault(number, []).append(
+                            found
+                        )
+        for (model, name), exchanges in by_slice.items():
+            yield from self._of_slice(
+                model, name, [(compared[number], tuple(items)) for number, items in exchanges.items()]
+            )
+
+    def _of_slice(
+        self, model: str, name: str, exchanges: list[tuple[ComparedExchange, tuple[ExemplarItem, ...]]]
+    ) -> Iterator[Chosen]:
+        now_s = self._clock.monotonic_s()
+        arrivals = self._slices.pop((model, name), None) or _Arrivals(now_s)
+        self._slices[model, name] = arrivals  # the last one: those that are not seen go first
+        if len(self._slices) > _MOST_SLICES:
+            del self._slices[next(iter(self._slices))]
+        probability = arrivals.probability(len(exchanges), now_s)
+        for compared, items in exchanges:
+            if self._draws() < probability:
+                yield Chosen(ExemplarKind.RANDOM, name, compared, items, probability)
+        budget = self._budgets[model]
+        for compared, items in sorted(exchanges, key=lambda one: _damage(one[1]), reverse=True):
+            flips, divergence = _damage(items)
+            if not (flips or divergence > budget) or not arrivals.takes(flips=flips):
+                break
+            yield Chosen(ExemplarKind.DAMAGED, name, compared, items, None)
+
+
+def _damage(items: Sequence[ExemplarItem]) -> tuple[bool, float]:
+    """Return whether an item flips, and the largest divergence."""
+    return any(item.flip for item in items), max((item.divergence or 0.0 for item in items), default=0.0)
+
+
+class ExemplarKeeper:
+    """Keeps exemplars: `offer` never waits, and one task calls `keep_one` in a loop.
+
+    Parameters
+    ----------
+    config
+        The models that keep exemplars, and their budgets.
+    sink
+        The stream.
+    keys
+        Encrypt each exemplar for the stream; None: it is not encrypted before it gets there.
+    count
+        Called with model, outcome and number.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        sink: Sink,
+        clock: Clock,
+        *,
+        keys: KeyFile | None = None,
+        count: Callable[[str, str, int], None],
+        draws: Callable[[], float] | None = None,
+    ) -> None:
+        self._models = {model.name: model.budget.divergence for model in config.models if model.exemplars}
+        self._chooser = Chooser(self._models, clock, draws)
+        self._sink = sink
+        self._keys = keys
+        self._count = count
+        self._offers: asyncio.Queue[Offer] = asyncio.Queue(maxsize=1)
+        self._is_ensured = False
+        self._problem = ""
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        sink: Sink,
+        clock: Clock,
+        *,
+        keys: KeyFile | None,
+        count: Callable[[str, str, int], None],
+    ) -> "ExemplarKeeper | None":
+        """Return the keeper that a configuration asks for, or None."""
+        if not any(model.exemplars for model in config.models):
+            return None
+        return cls(config, sink, clock, keys=keys, count=count)
+
+    def wants(self, model: str) -> bool:
+        """Return whether exemplars of a model are kept."""
+        return model in self._models
+
+    def offer(self, offer: Offer) -> None:
+        """Take a batch, or count its exchanges as not looked at if an earlier one still waits."""
+        try:
+            self._offers.put_nowait(offer)
+        except asyncio.QueueFull:
+            self._count(offer.compared[0].exchange.model, "busy", len(offer.compared))
+
+    async def keep_one(self) -> None:
+        """Choose from the next batch, and store what was chosen."""
+        offer = await self._offers.get()
+        chosen = await asyncio.to_thread(
+            lambda: list(self._chooser.choose(offer.compared, offer.without_place))
+        )
+        while chosen:
+            one = chosen.pop()
+            if not await self._store(one, offer):
+                for left in chosen:
+                    self._count(left.compared.exchange.model, "unavailable", 1)
+                return
+
+    async def _store(self, chosen: Chosen, offer: Offer) -> bool:
+        """Store one; return False if the stream cannot be reached: then the others are not tried."""
+        exchange = chosen.compared.exchange
+        outputs = offer.outputs[chosen.compared.stream_sequence]
+        key = None if self._keys is None else self._keys.current
+        if self._keys is not None and key is None:
+            self._count(exchange.model, "no_key", 1)
+            return True
+        if _n_bytes(exchange, outputs) > self._sink.max_payload_bytes:
+            self._count(exchange.model, "too_large", 1)
+            return True
+        try:
+            wire = await asyncio.to_thread(_wire, chosen, outputs, offer.at, key)
+            if not self._is_ensured:
+                await self._sink.ensure_exemplars()
+                self._is_ensured = True
+            await self._sink.publish_exemplar(exchange.model, chosen.slice, chosen.kind, exchange.id, wire)
+        except _DatatypeError:
+            self._count(exchange.model, "datatype", 1)
+        except TooLargeError:
+            self._count(exchange.model, "too_large", 1)
+        except StreamFullError as error:
+            self._failed(exchange.model, "full", error)
+        except RetryError as error:
+            self._failed(exchange.model, "unavailable", error)
+            return False
+        except OperatorError as error:
+            self._failed(exchange.model, "refused", error)
+        else:
+            self._count(exchange.model, "stored", 1)
+            self._problem = ""
+        return True
+
+    def _failed(self, model: str, outcome: str, error: Exception) -> None:
+        self._count(model, outcome, 1)
+        if outcome != self._problem:  # once, until one is stored
+            self._problem = outcome
+            _LOG.warning(
+                "model %s: exemplars are not kept: %s. Comparisons go on", model, error, extra=of_model(model)
+            )
+
+
+class _DatatypeError(ValueError):
+    """A reference has an output that no datatype of the protocol can hold."""
+
+
+def _n_bytes(exchange: Exchange, outputs: Mapping[str, Array]) -> int:
+    tensors = (*exchange.inputs, *exchange.outputs)
+    return sum(len(tensor.data) for tensor in tensors) + sum(array.nbytes for array in outputs.values())
+
+
+def _wire(chosen: Chosen, outputs: Mapping[str, Array], at: datetime, key: Key | None) -> bytes:
+    """Return the message of an exemplar, encrypted if there is a key."""
+    exchange = chosen.compared.exchange
+    exemplar = Exemplar(
+        kind=chosen.kind,
+        slice=chosen.slice,
+        exchange=exchange,
+        items=chosen.items,
+        reference=tuple(codec.encode(name, _datatype(array), array) for name, array in outputs.items()),
+        reference_digest=chosen.compared.version.reference_digest,
+        probability=chosen.probability,
+        compared_at=at,
+    )
+    wire = encode(exemplar)
+    return wire if key is None else seal(wire, key, model=exchange.model, exchange_id=exchange.id)
+
+
+def _datatype(array: Array) -> str:
+    if array.dtype == np.dtype(object):
+        return "BYTES"
+    name = _DATATYPES.get(array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype)
+    if name is None:
+        raise _DatatypeError(array.dtype.name)
+    return name
