@@ -1,7 +1,8 @@
 """Gates in the database: a candidate's digest before its first exchange, and the verdict on it."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import text
@@ -29,11 +30,32 @@ _WATCHED: Final = text("""
 """)
 
 
+_LABELS: Final = text("""
+    select l.exchange_id, l.item, l.label, l.candidate_right, l.reference_right
+    from label l join model_version v on v.id = l.model_version_id
+    where v.model = :model and l.captured_at > :begun_at and l.loaded_at > :since
+    order by l.loaded_at, l.captured_at, l.exchange_id, l.item
+""")
+_NOW: Final = text("select now()")
+# A load stores its rows with the time at which it began, and may take as long.
+_LONGEST_LOAD: Final = timedelta(minutes=15)
+
+
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """A gate that has begun: its number, and the time of the database from which exchanges count."""
 
     id: int
     at: datetime
+
+
+class TrueLabel(msgspec.Struct, frozen=True, kw_only=True):
+    """A label of an item; fields as the columns of `label`, where the candidate is the version that served."""
+
+    exchange: UUID
+    item: int
+    label: str | None
+    candidate_right: bool
+    reference_right: bool
 
 
 class GateRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +108,40 @@ async def read(database: Database, number: int) -> GateRun | None:
     async with database.begin() as connection:
         row = (await connection.execute(_READ, {"id": number})).mappings().one_or_none()
     return None if row is None else GateRun(**row)
+
+
+async def labels_of(
+    database: Database, model: str, *, begun_at: datetime, since: datetime
+) -> tuple[list[TrueLabel], datetime]:
+    """Return the labels of exchanges of a model that were loaded after `since`, and the time to ask from next.
+
+    Labels may come again the next time: a load that began earlier may end later.
+
+    Parameters
+    ----------
+    begun_at
+        Only of exchanges that were captured after it.
+
+    Raises
+    ------
+    OperatorError, RetryError
+        As `Database.begin`.
+    """
+    async with database.begin() as connection:
+        now: datetime = (await connection.execute(_NOW)).scalar_one()
+        values = {"model": model, "begun_at": begun_at, "since": since}
+        rows = (await connection.execute(_LABELS, values)).all()
+    labels = [
+        TrueLabel(
+            exchange=UUID(str(row.exchange_id)),
+            item=row.item,
+            label=row.label,
+            candidate_right=row.candidate_right,
+            reference_right=row.reference_right,
+        )
+        for row in rows
+    ]
+    return labels, now - _LONGEST_LOAD
 
 
 async def watched_slices(database: Database, model: str) -> list[SliceKey]:

@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 import click
 import msgspec
 
+from quantdrift.cli.alerts import NO_NOTE, add_note
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
 from quantdrift.cli.output import Steps, columns
@@ -23,15 +24,18 @@ from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
 from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
-    from quantdrift.drift.gate import Decision, SliceAnswer
+    from quantdrift.drift.gate import Decision, Load, LoadRun, Question, SliceAnswer
     from quantdrift.shadow.gate.follow import Followed
-    from quantdrift.shadow.gate.judge import Asked
+    from quantdrift.shadow.gate.judge import Asked, Observed
+    from quantdrift.shadow.gate.load import Budget
     from quantdrift.shadow.gate.offline import Compared, Sides
+    from quantdrift.storage.monitor.alerts import AlertFact
 
 _EXIT: Final = {"pass": 0, "fail": 3, "insufficient": 4}
 _RATIOS: Final = {"99": 0.99, "99.9": 0.999}
 _SHOWN: Final = 1e-5  # a share below it is shown as 0
 _SECTION: Final = "quantdrift.gate"
+_LOADED: Final = "loaded"  # the labels are those of the database, not an array
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -63,7 +67,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--mlperf",
     type=click.Choice([*_RATIOS]),
-    help="Require this percentage of the reference's accuracy, over all inputs.",
+    help="Require this percentage of the reference's accuracy, over all inputs or all traffic.",
 )
 @click.option("--labels", default="", metavar="NAME", help="With --mlperf: the array with the true classes.")
 @click.option(
@@ -79,6 +83,38 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Judge only the slices of this rule, and all inputs together; `all`: only these. Repeatable.  [default: every rule]",
 )
 @click.option(
+    "--divergence",
+    is_flag=True,
+    help="Ask for the divergence, too: its mean must be below models.budget.divergence.",
+)
+@click.option(
+    "--latency-p99",
+    "latency",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="The p99 of the candidate's latency must be below it: measured on the inputs, or from --load.",
+)
+@click.option(
+    "--throughput",
+    type=click.FloatRange(0, min_open=True),
+    metavar="PER_S",
+    help="The candidate must answer at least so many requests per second: measured on the inputs, or from --load.",
+)
+@click.option(
+    "--load",
+    "loads",
+    multiple=True,
+    metavar="FILE",
+    help="A finished load run: perf_analyzer's CSV, MLPerf's mlperf_log_summary.txt, or JSON. With --route also SLICE=FILE for"
+    " each route.",
+)
+@click.option(
+    "--alert",
+    type=click.IntRange(min=1),
+    metavar="ALERT",
+    help="Judge only the slice of this alert, and all inputs together: in place of --model and --slice.",
+)
+@click.option(
     "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
 )
 @click.option(
@@ -91,6 +127,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the answers as JUnit XML, too."
 )
+@NO_NOTE
 @JSON
 def gate(
     candidate: Path,
@@ -107,9 +144,15 @@ def gate(
     labels: str,
     reference_accuracy: float | None,
     chosen: tuple[str, ...],
+    divergence: bool,
+    latency: float | None,
+    throughput: float | None,
+    loads: tuple[str, ...],
+    alert: int | None,
     number: int | None,
     alpha: float,
     junit: Path | None,
+    no_note: bool,
     as_json: bool,
 ) -> None:
     """Judge whether CANDIDATE, an ONNX file, is good enough on every slice, before it is deployed.
@@ -128,17 +171,31 @@ def gate(
       quantdrift gate digits-int8.onnx --inputs recorded.npz
       quantdrift gate repaired.onnx --inputs recorded/ --against digits-int8.onnx --junit gate.xml
       quantdrift gate digits-int8.onnx --inputs recorded.npz --mlperf 99.9 --labels class
+      quantdrift gate repaired.onnx --inputs recorded.npz --alert 7
       quantdrift gate repaired.onnx --live --wait 2h --route scanner=archive=archive-int8.onnx
     """
-    from quantdrift.shadow.gate.judge import judge, observed
+    from quantdrift.shadow.gate.judge import judge, n_questions, observed
+    from quantdrift.shadow.gate.load import Budget
 
     if live == (inputs is not None):
         raise OperatorError("give either --inputs, recorded inputs, or --live")
+    if alert is not None and (name or chosen):
+        raise OperatorError("--alert gives the model and the slice: leave out --model and --slice")
+    _check_writable(junit)
+    budget = Budget(latency_p99_s=latency, throughput_per_s=throughput)
+    run = _load_run(loads, budget, candidate, routes, live=live)
+    fact = None if alert is None else _alert(config_path, data, alert)
+    name = fact.model if fact else name
     if live:
-        given = {"--against": against, "--mlperf": mlperf, "--slice": chosen, "--reference": number}
+        given = {"--against": against, "--slice": chosen, "--reference": number}
         if unused := [option for option, value in given.items() if value]:
             raise OperatorError(
                 f"{unused[0]} is for --inputs: live traffic is judged on all watched slices, against what serves"
+            )
+        if labels:
+            raise OperatorError(
+                "--labels is for --inputs: true classes come later than the traffic. Leave it out, and load them with `quantdrift labels"
+                " load` while the gate runs; or give --reference-accuracy, a lower bound of the reference's accuracy"
             )
         sys.exit(
             _live(
@@ -146,11 +203,17 @@ def gate(
                 data,
                 candidate,
                 name=name,
+                only=fact.slice if fact else "",
+                run=run,
+                mlperf=mlperf,
+                accuracy=reference_accuracy,
+                divergence=divergence,
                 routes=routes,
                 margin=margin,
                 alpha=alpha,
                 wait=wait,
                 junit=junit,
+                alert=None if no_note else alert,
                 as_json=as_json,
             )
         )
@@ -160,31 +223,47 @@ def gate(
     _check_options(
         model, against=against, margin=margin, mlperf=mlperf, labels=labels, accuracy=reference_accuracy
     )
-    rules = _rules(config, model, chosen)
+    rules = _rules(config, model, _rules_of(config, model, fact) if fact else chosen)
     asked = _asked(
-        model, against=against, margin=margin, mlperf=mlperf, labels=labels, accuracy=reference_accuracy
+        model,
+        against=against,
+        margin=margin,
+        mlperf=mlperf,
+        labels=labels,
+        accuracy=reference_accuracy,
+        divergence=divergence,
     )
     sides = _sides(config, model, rules, routes, number=number, candidate=candidate, against=against)
     try:
         found = _compared(config, sides, inputs, rules, labels, quiet=as_json)
+        _check_attributes(inputs, rules, found)
+        sliced = msgspec.structs.replace(config, slices=tuple(rules))
+        items = observed(sliced, model.name, found)
+        if fact:
+            items = _of_alert(items, fact, inputs)
+        _note(inputs, rules, found)
+        beside = 0 if run else budget.n * (1 + len(routes))
+        if beside:
+            fail_level = alpha / (n_questions(asked, items) + beside)
+            run = _measured(model, sides, found, budget, levels=(alpha, fail_level), quiet=as_json)
     finally:
         sides.close()
-    _check_attributes(inputs, rules, found)
-    sliced = msgspec.structs.replace(config, slices=tuple(rules))
     made = judge(
         asked,
-        observed(sliced, model.name, found),
+        items,
         model=model.name,
         candidate=sides.digest,
         at=datetime.now(UTC),
         alpha=alpha,
+        run=run,
+        beside=beside,
     )
-    if junit is not None:
-        _write(junit, junit_of(made))
+    _add_note(config_path, data, None if no_note else alert, made)
     if as_json:
         emit(made)
     else:
         click.echo(text_of(made))
+    _write_junit(junit, made)
     sys.exit(_EXIT[made.verdict.value])
 
 
@@ -194,20 +273,25 @@ def _live(
     candidate: Path,
     *,
     name: str,
+    only: str,
+    run: "LoadRun | None",
+    mlperf: str | None,
+    accuracy: float | None,
+    divergence: bool,
     routes: Sequence[str],
     margin: float | None,
     alpha: float,
     wait: str,
     junit: Path | None,
+    alert: int | None,
     as_json: bool,
 ) -> int:
     """Judge a candidate on live traffic, and return the exit code."""
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.rights import NatsRole
-    from quantdrift.drift.gate import Question
     from quantdrift.shadow.gate.follow import Followed, Job, follow
-    from quantdrift.shadow.gate.offline import open_candidate
+    from quantdrift.shadow.gate.offline import check_task_of_labels, open_candidate
     from quantdrift.shadow.replay.references import References
     from quantdrift.storage.database import Database
 
@@ -215,27 +299,39 @@ def _live(
     config, secrets = prepare(config_path, Role.REPORT, data)
     config = at_data(config, data, NatsRole.SHADOW)
     model = _model(config, name)
-    _check_options(model, against=candidate, margin=margin, mlperf=None, labels="", accuracy=None)
+    labels = _LOADED if mlperf is not None and accuracy is None else ""
+    _check_options(model, against=candidate, margin=margin, mlperf=mlperf, labels=labels, accuracy=accuracy)
+    if labels:
+        check_task_of_labels(model)
+    asked = _asked(
+        model,
+        against=candidate,
+        margin=margin,
+        mlperf=mlperf,
+        labels=labels,
+        accuracy=accuracy,
+        divergence=divergence,
+    )
     provider, threads = config.shadow.provider, config.shadow.threads
-    files = [_route(route) for route in routes]
+    files = _routes(routes)
     job = Job(
         config=config,
         model=model,
+        only=only,
+        run=run,
         references=References([model], lambda model, reference: opened_reference(config, model, reference)),
         candidate=open_candidate(candidate, what="candidate", provider=provider, threads=threads),
         routes=tuple(
             (of, open_candidate(file, what="candidate", provider=provider, threads=threads))
             for of, file in files
         ),
-        questions=(
-            Question.flips(model.budget.flip),
-            Question.harm(model.budget.flip / 2 if margin is None else margin),
-        ),
+        questions=asked.slices,
+        together=asked.all,
         alpha=alpha,
         wait=longest,
     )
 
-    async def run() -> Followed:
+    async def follow_it() -> Followed:
         async with Database(secrets.dsn) as database:
             queue = await Queue.connect(config.stream, client_name="gate", role=NatsRole.SHADOW)
             try:
@@ -251,10 +347,9 @@ def _live(
             finally:
                 await queue.close()
 
-    found = asyncio.run(run())
+    found = asyncio.run(follow_it())
     made = found.decision
-    if junit is not None:
-        _write(junit, junit_of(made))
+    _add_note(config_path, data, alert, made)
     if as_json:
         emit(
             {
@@ -263,6 +358,8 @@ def _live(
                 "refused": found.refused,
                 "unusable": found.unusable,
                 "problem": found.problem,
+                "unlabelled": found.unlabelled,
+                "forgotten": found.forgotten,
                 **msgspec.structs.asdict(made),
             }
         )
@@ -274,22 +371,155 @@ def _live(
             )
         if found.unusable:
             click.echo(f"{found.unusable:,} more could not be used and do not count ({found.problem})")
+        if found.unlabelled:
+            click.echo(
+                f"{found.unlabelled:,} have no label: `quantdrift labels load` gives them one while the gate runs"
+            )
+        if found.forgotten:
+            click.echo(f"{found.forgotten:,} were forgotten before they had a label: load labels more often")
         click.echo(text_of(made, found.elapsed_s))
+    _write_junit(junit, made)
     return _EXIT[made.verdict.value]
 
 
-def _route(route: str) -> tuple[str, Path]:
-    """Return the slice and the file of `--route`; names of slices have equals signs, too."""
-    name, _, file = route.rpartition("=")
-    if not name or not Path(file).is_file():
+def _add_note(config_path: Path, data: Path | None, alert: int | None, made: "Decision") -> None:
+    """Write the verdict to an alert, if there is one."""
+    if alert is None:
+        return
+    bad = [answer.slice for answer in made.slices if answer.verdict.value != "pass"]
+    details = {"candidate": made.candidate, "verdict": made.verdict.value, "slices": list(dict.fromkeys(bad))}
+    add_note(config_path, data, alert, "gate", f"Gate: {_sentence(made)}", details)
+
+
+def _load_run(
+    given: Sequence[str], budget: "Budget", candidate: Path, routes: Sequence[str], *, live: bool
+) -> "LoadRun | None":
+    """Return the load runs of the files that `--load` names, or None where there is none."""
+    from quantdrift.drift.gate import LoadRun
+    from quantdrift.shadow.gate.load import read_load
+
+    if not given:
+        if live and budget.n:
+            raise OperatorError(
+                "--latency-p99 and --throughput need --load with --live: measure the candidate where it will serve, and give the file"
+            )
+        return None
+    if not budget.n:
+        raise OperatorError("--load needs a budget: --latency-p99 or --throughput")
+    models = {ALL: candidate, **dict(_routes(routes))}
+    files: dict[str, Path] = {}
+    for one in given:
+        named, _, file = ("", "", one) if Path(one).is_file() else one.rpartition("=")
+        of = named or ALL
+        if not Path(file).is_file():
+            raise OperatorError(f"--load {one}: there is no file {file}")
+        if of not in models:
+            raise OperatorError(f"--load {one}: there is no --route {of}=FILE whose load run this could be")
+        if of in files:
+            raise OperatorError(f"--load {one}: {models[of]} has two load runs: give one")
+        files[of] = Path(file)
+    if absent := [of for of in models if of not in files]:
+        option = "--load FILE" if absent[0] == ALL else f"--load {absent[0]}=FILE"
         raise OperatorError(
-            f"--route {route}: write SLICE=FILE, such as scanner=archive=archive.onnx, with a file that is there"
+            f"the load run of {models[absent[0]]} is missing, and every file must keep the budget: give {option}, too"
         )
-    return name, Path(file)
+    return LoadRun.joined([read_load(files[of], budget, file=model, of=of) for of, model in models.items()])
+
+
+def _measured(
+    model: Model,
+    sides: "Sides",
+    found: "Sequence[Compared]",
+    budget: "Budget",
+    *,
+    levels: tuple[float, float],
+    quiet: bool,
+) -> "LoadRun":
+    """Return the speed of the candidate, and of each route, on the recorded inputs that it serves."""
+    from quantdrift.drift.gate import LoadRun
+    from quantdrift.shadow.gate.load import measured
+    from quantdrift.shadow.gate.offline import served_items
+
+    models = [(ALL, sides.candidate), *((route.slice.name, route.runtime) for route in sides.routes)]
+    inputs, runs = [one.items.inputs for one in found], []
+    with Steps(quiet=quiet) as step:
+        for (of, runtime), items in zip(models, served_items(sides, found), strict=True):
+            step(f"measuring the latency of {runtime.artefact.path}, one request after the other")
+            runs.append(
+                measured(
+                    runtime,
+                    inputs,
+                    budget,
+                    items=items,
+                    of=of,
+                    batched=model.batched,
+                    pass_level=levels[0],
+                    fail_level=levels[1],
+                )
+            )
+    return LoadRun.joined(runs)
+
+
+def _alert(config_path: Path, data: Path | None, number: int) -> "AlertFact":
+    """Return the alert that `--alert` names."""
+    from quantdrift.storage.database import Database
+    from quantdrift.storage.monitor.alerts import find_alert
+
+    _, secrets = prepare(config_path, Role.REPORT, data)
+
+    async def run() -> "AlertFact":
+        async with Database(secrets.dsn) as database, database.begin() as connection:
+            return await find_alert(connection, number)
+
+    return asyncio.run(run())
+
+
+def _rules_of(config: Config, model: Model, alert: "AlertFact") -> list[str]:
+    """Return the names of the slice rules that make the slice of an alert."""
+    if alert.slice == ALL:
+        return [ALL]
+    rules = _rules(config, model, ())
+    for rule in rules:
+        needed = [one for one in rules if one is rule or one.name in rule.cross]
+        if any(key.name == alert.slice for key in _slices_named(config, model, needed, alert.slice)):
+            return [one.name for one in needed]
+    raise OperatorError(
+        f"alert {alert.id} is about the slice `{alert.slice}`, which no rule of [[slices]] makes: recorded inputs do not show who is in"
+        " a learned or discovered slice. Leave --alert out to judge the slices of every rule, or judge a discovered slice with --live"
+    )
+
+
+def _of_alert(items: "Observed", alert: "AlertFact", inputs: Path) -> "Observed":
+    """Return the items with the slice of an alert, and with all inputs, as the only slices."""
+    if alert.slice not in items.members:
+        raise OperatorError(
+            f"--inputs {inputs}: no item is in the slice `{alert.slice}` of alert {alert.id}: record inputs of this slice"
+        )
+    kept = {name: members for name, members in items.members.items() if name in {ALL, alert.slice}}
+    return msgspec.structs.replace(items, members=kept)
+
+
+def _routes(routes: Sequence[str]) -> list[tuple[str, Path]]:
+    """Return the slice and the file of each `--route`; names of slices have equals signs, too."""
+    found: dict[str, Path] = {}
+    for route in routes:
+        name, _, file = route.rpartition("=")
+        if not name or not Path(file).is_file():
+            raise OperatorError(
+                f"--route {route}: write SLICE=FILE, such as scanner=archive=archive.onnx, with a file that is there"
+            )
+        if name in found:
+            raise OperatorError(
+                f"--route {route}: {found[name]} serves this slice already: give one --route for each slice"
+            )
+        found[name] = Path(file)
+    return list(found.items())
 
 
 def _progress(found: "Followed") -> str:
     waiting = [answer for answer in found.decision.slices if answer.verdict.value == "insufficient"]
+    if not waiting:
+        return f"gate {found.id}: {found.seen:,} exchanges, all questions decided"
     lacks = max(waiting, key=lambda answer: math.inf if answer.more is None else answer.more)
     n_asked = len(found.decision.slices)
     return (
@@ -322,18 +552,19 @@ def text_of(made: "Decision", elapsed_s: float | None = None) -> str:
             answer.verdict.value,
             f"{answer.n:,}",
             _mean(answer),
-            f"< {_share(answer.limit)}",
+            _limit(answer),
             _missing(answer, elapsed_s),
         )
         for answer in made.slices
     ]
     head = ("slice", "question", "verdict", "n", "mean [low, high]", "limit", "missing")
-    return "\n".join([columns(head, rows), "", _sentence(made)])
+    speed = [_speed(load) for load in (made.load, *made.routes) if load]
+    return "\n".join([columns(head, rows), "", *speed, _sentence(made)])
 
 
 def junit_of(made: "Decision") -> bytes:
     """Return the decision as JUnit XML: a test case for each question of each slice; what is insufficient is an error."""
-    cases = [(answer, _case(answer)) for answer in made.slices]
+    cases = [(answer, _case(made, answer)) for answer in made.slices]
     suite = ET.Element(
         "testsuite",
         name=_SECTION,
@@ -350,12 +581,24 @@ def junit_of(made: "Decision") -> bytes:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ET.tostring(suite, encoding="unicode")}\n'.encode()
 
 
-_ASKED: Final = {"flips": "flips", "harm": "new - healed", "accuracy": "accuracy lost"}
+_ASKED: Final = {
+    "flips": "flips",
+    "harm": "new - healed",
+    "accuracy": "accuracy lost",
+    "divergence": "divergence",
+    "latency": "latency p99",
+    "throughput": "throughput",
+}
+_OF_LOAD: Final = ("latency", "throughput")
 
 
-def _case(answer: "SliceAnswer") -> ET.Element:
-    case = ET.Element("testcase", classname=_SECTION, name=f"{answer.slice}: {_ASKED[answer.question.value]}")
-    text = f"{_mean(answer)} of {answer.n}, limit {_share(answer.limit)}"
+def _case(made: "Decision", answer: "SliceAnswer") -> ET.Element:
+    case = ET.Element(
+        "testcase",
+        classname=_SECTION,
+        name=f"{answer.slice}: {_ASKED[answer.question.value]}{_of_file(made, answer)}",
+    )
+    text = f"{_mean(answer)} of {answer.n}, limit {_limit(answer)}"
     if answer.verdict.value == "fail":
         ET.SubElement(case, "failure", type="fail", message=text)
     elif answer.verdict.value == "insufficient":
@@ -368,13 +611,26 @@ def _sentence(made: "Decision") -> str:
     if made.verdict.value == "pass":
         return f"pass: {made.model} may be replaced by {made.candidate}"
     if made.verdict.value == "fail":
-        return f"fail: above the limit in {named['fail']}"
+        failed = [
+            f"{_ASKED[one.question.value]}{_of_file(made, one)}"
+            for one in made.slices
+            if one.verdict.value == "fail" and _is_load(one)
+        ]
+        parts = [f"above the limit in {named['fail']}"] if named["fail"] else []
+        parts += [f"the load run does not keep its budget: {', '.join(failed)}"] if failed else []
+        return f"fail: {'; '.join(parts)}"
     more = "more than anybody can wait for" if made.more is None else f"about {made.more:,} more"
     return f"insufficient evidence: {named['insufficient']}; the slice that lacks most needs {more}"
 
 
 def _named(made: "Decision", verdict: str) -> str:
-    names = dict.fromkeys(answer.slice for answer in made.slices if answer.verdict.value == verdict)
+    names = dict.fromkeys(
+        f"{_ASKED[answer.question.value]}{_of_file(made, answer)}"
+        if _is_load(answer) and verdict != "fail"
+        else answer.slice
+        for answer in made.slices
+        if answer.verdict.value == verdict and not (_is_load(answer) and verdict == "fail")
+    )
     return ", ".join(names)
 
 
@@ -394,7 +650,51 @@ def _missing(answer: "SliceAnswer", elapsed_s: float | None = None) -> str:
 def _mean(answer: "SliceAnswer") -> str:
     if answer.mean is None:
         return "-"
-    return f"{_share(answer.mean)} [{_share(answer.low)}, {_share(answer.high)}]"
+    return f"{_figure(answer, answer.mean)} [{_figure(answer, answer.low)}, {_figure(answer, answer.high)}]"
+
+
+def _limit(answer: "SliceAnswer") -> str:
+    return f"{'>=' if answer.question.value == 'throughput' else '<'} {_figure(answer, answer.limit)}"
+
+
+def _figure(answer: "SliceAnswer", value: float) -> str:
+    if answer.question.value == "divergence":
+        return f"{value:.3g}"
+    if answer.question.value == "latency":
+        return _milliseconds(value)
+    return f"{value:,.3g} /s" if answer.question.value == "throughput" else _share(value)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:,.3g} ms"
+
+
+def _is_load(answer: "SliceAnswer") -> bool:
+    return answer.question.value in _OF_LOAD
+
+
+def _of_file(made: "Decision", answer: "SliceAnswer") -> str:
+    """Return ` of FILE` for an answer about speed where several files serve; else nothing."""
+    if not made.routes or not made.load or not _is_load(answer):
+        return ""
+    return next(f" of {load.file}" for load in (made.load, *made.routes) if load.slice == answer.slice)
+
+
+def _speed(load: "Load") -> str:
+    """Return the figures of a load run in a sentence."""
+    if not (load.n or load.p99_s or load.throughput_per_s):
+        return f"load run of {load.file}: no input is in its slice, so its speed was not measured"
+    times = [
+        f"{name} p50 {_milliseconds(p50)}, p99 {_milliseconds(p99)}"
+        for name, p50, p99 in (
+            ("latency", load.p50_s, load.p99_s),
+            ("processor time", load.cpu_p50_s, load.cpu_p99_s),
+        )
+        if p50 is not None and p99 is not None
+    ]
+    rate = [] if load.throughput_per_s is None else [f"{load.throughput_per_s:,.0f} requests per second"]
+    requests = f"{load.n:,} requests, " if load.n else ""
+    return f"load run of {load.file}, {requests}{load.source}: {'; '.join([*times, *rate])}"
 
 
 def _share(value: float) -> str:
@@ -442,6 +742,7 @@ def _asked(
     mlperf: str | None,
     labels: str,
     accuracy: float | None,
+    divergence: bool = False,
 ) -> "Asked":
     from quantdrift.drift.gate import Question
     from quantdrift.shadow.gate.judge import Asked
@@ -449,6 +750,8 @@ def _asked(
     questions = [Question.flips(model.budget.flip)]
     if against is not None:
         questions.append(Question.harm(model.budget.flip / 2 if margin is None else margin))
+    if divergence:
+        questions.append(_divergence(model))
     together = []
     if mlperf is not None:
         ratio = _RATIOS[mlperf]
@@ -458,6 +761,19 @@ def _asked(
     return Asked(slices=tuple(questions), all=tuple(together))
 
 
+def _divergence(model: Model) -> "Question":
+    """Return the question about the mean divergence."""
+    from quantdrift.drift.gate import Question
+
+    budget = model.budget
+    if budget.divergence >= budget.cap:
+        raise OperatorError(
+            f"model `{model.name}`: models.budget.divergence is {budget.divergence:g}, which no mean exceeds, because a divergence counts at"
+            f" most models.budget.cap ({budget.cap:g}): lower the former"
+        )
+    return Question.divergence(budget.divergence, budget.cap)
+
+
 def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
     """Return the slice rules that are judged."""
     rules = [rule for rule in config.slices if rule.model in ("", model.name)]
@@ -465,6 +781,11 @@ def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
         return rules
     known = {rule.name: rule for rule in rules}
     if unknown := [name for name in chosen if name not in {ALL, *known}]:
+        named = unknown[0].partition("=")[0]
+        if named in known:
+            raise OperatorError(
+                f"--slice {unknown[0]}: give the name of the rule, --slice {named}, which judges all of its slices"
+            )
         raise OperatorError(
             f"--slice {unknown[0]}: model `{model.name}` has no such rule in [[slices]]; it has {_listed([ALL, *known])}"
         )
@@ -491,8 +812,7 @@ def _sides(
     from quantdrift.shadow.runtimes.registry import check_mapping
 
     named = [
-        (route_slice(_slices_named(config, model, rules, name), name), file)
-        for name, file in map(_route, routes)
+        (route_slice(_slices_named(config, model, rules, name), name), file) for name, file in _routes(routes)
     ]
     if not model.references:
         raise OperatorError(
@@ -536,7 +856,7 @@ def _compared(
     from quantdrift.shadow.gate.recording import layout_of, parts_of
 
     parts = parts_of(inputs)
-    layout = layout_of(config, rules, sides.inputs, labels)
+    layout = msgspec.structs.replace(layout_of(config, rules, sides.inputs, labels), takers=sides.takers)
     length = sum(part.n_bytes for part in parts)
     with click.progressbar(length=length, label="comparing", hidden=quiet, file=sys.stderr) as bar:
         return list(
@@ -558,9 +878,32 @@ def _check_attributes(inputs: Path, rules: Sequence[Slice], found: "Sequence[Com
         )
 
 
-def _write(path: Path, content: bytes) -> None:
+def _note(inputs: Path, rules: Sequence[Slice], found: "Sequence[Compared]") -> None:
+    """Say what people should know of the recording, beside the verdict."""
+    from quantdrift.shadow.gate.judge import notes_of
+
+    for note in notes_of(rules, found):
+        click.echo(f"quantdrift: --inputs {inputs}: {note}", err=True)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Check that the JUnit file can be written, before what may take hours; a file that is there stays as it is."""
+    if path is None:
+        return
+    is_new = not path.exists()
     try:
-        path.write_bytes(content)
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise OperatorError(f"--junit {path} cannot be written: {error.strerror}") from error
+
+
+def _write_junit(path: Path | None, made: "Decision") -> None:
+    if path is None:
+        return
+    try:
+        path.write_bytes(junit_of(made))
     except OSError as error:
         raise OperatorError(f"--junit {path} cannot be written: {error.strerror}") from error
 

@@ -7,6 +7,9 @@ A slice is asked one or more questions (`Question`), each "is the mean of y belo
 | `flips` | 1 where candidate and reference decide differently, else 0 | mean < the budget |
 | `harm` | flip of the candidate - flip of what is serving: 1 newly flipped, -1 healed, else 0 | mean < the margin |
 | `accuracy` | ratio * right(reference) - right(candidate) | mean < 0 |
+| `divergence` | min(divergence, cap), by weights d / cap of the value cap | mean < the budget |
+| `latency` | 1 where a request takes the budget or longer (`quantdrift.shadow.gate.load`) | mean < 1 % |
+| `throughput` | 1 where a round of requests is below the budget | mean < 50 % |
 
 `accuracy` is MLPerf's closed division, 99 or 99.9 % of the reference's accuracy, with labels. Without labels: a decision that
 agrees with the reference is as right as the reference's, so the accuracy falls by at most the flips, and `flips` with the limit
@@ -46,6 +49,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from quantdrift.core.slices import ALL
 from quantdrift.drift.evidence.few_values import (
     Wealth,
     against_less,
@@ -75,6 +79,9 @@ class Kind(StrEnum):
     FLIPS = "flips"
     HARM = "harm"
     ACCURACY = "accuracy"
+    DIVERGENCE = "divergence"
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +104,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     quiet: int
     limit: float
 
+    @property
+    def is_labelled(self) -> bool:
+        """Whether it is asked of items whose true class is known, as of `accuracy`."""
+        return self.kind is Kind.ACCURACY and len(self.values) == 4
+
     @classmethod
     def flips(cls, limit: float) -> "Question":
         """Return "are there fewer flips than `limit`?", in (0, 1); values: no flip, flip."""
@@ -106,6 +118,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def harm(cls, margin: float) -> "Question":
         """Return "are there fewer new flips than healed ones plus `margin`?", in (0, 1); values: as before, new, healed."""
         return cls(kind=Kind.HARM, values=(0.0, 1.0, -1.0), quiet=0, limit=margin)
+
+    @classmethod
+    def divergence(cls, limit: float, cap: float) -> "Question":
+        """Return "is the mean divergence below `limit`?", of divergences that count at most `cap`; values: none, `cap`.
+
+        An item of divergence d has the weight d / cap of the value `cap`, and the rest of the value 0.
+        """
+        return cls(kind=Kind.DIVERGENCE, values=(0.0, cap), quiet=0, limit=limit)
 
     @classmethod
     def accuracy_by_flips(cls, ratio: float, accuracy: float) -> "Question":
@@ -282,16 +302,18 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return np.array(self.question.values)
 
 
-def trials(questions: Sequence[Question], alpha: float = ALPHA) -> list[Trial]:
+def trials(questions: Sequence[Question], alpha: float = ALPHA, *, beside: int = 0) -> list[Trial]:
     """Return a trial for each question of each slice of one gate, with the levels that keep both errors below `alpha`.
 
     Parameters
     ----------
     questions
         All questions to all slices.
+    beside
+        Further questions of the gate, such as those about a load run.
     """
     return [
-        Trial(question=question, pass_level=alpha, fail_level=alpha / len(questions))
+        Trial(question=question, pass_level=alpha, fail_level=alpha / (len(questions) + beside))
         for question in questions
     ]
 
@@ -328,6 +350,66 @@ class SliceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     more: int | None
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a load run of one model.
+
+    Parameters
+    ----------
+    source
+        The file of the figures, or the device that ran the model.
+    file
+        The model's file.
+    slice
+        The slice that it serves: of a route; `all`: of the candidate itself.
+    n
+        Requests; 0: the file does not say.
+    p50_s, p99_s
+        Latency by the clock, in seconds; None: not in the file.
+    cpu_p50_s, cpu_p99_s
+        Processor time of a request, of all threads of the command; None: it was not measured here.
+    throughput_per_s
+        Requests per second, of the median round; None: not in the file.
+    """
+
+    source: str
+    file: str = ""
+    slice: str = ALL
+    n: int = 0
+    p50_s: float | None = None
+    p99_s: float | None = None
+    cpu_p50_s: float | None = None
+    cpu_p99_s: float | None = None
+    throughput_per_s: float | None = None
+
+
+class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The load runs of a candidate and of its routes, with the answers to the questions about them.
+
+    Parameters
+    ----------
+    load
+        The figures of the candidate.
+    answers
+        For all requests that a model serves: those of the candidate are of the slice `all`, those of a route of its slice. `mean`,
+        `low`, `high` and `limit` are seconds, or requests per second.
+    routes
+        The figures of the routes.
+    """
+
+    load: Load
+    answers: tuple[SliceAnswer, ...]
+    routes: tuple[Load, ...] = ()
+
+    @classmethod
+    def joined(cls, runs: "Sequence[LoadRun]") -> "LoadRun":
+        """Return the runs of a candidate, which is the first, and of its routes as one."""
+        return cls(
+            load=runs[0].load,
+            answers=tuple(answer for run in runs for answer in run.answers),
+            routes=tuple(run.load for run in runs[1:]),
+        )
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision about a candidate.
 
@@ -345,6 +427,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         About how many more groups the slice needs that needs the most: 0 where it is decided, None: more than anybody can wait for.
     checked_at
         When it was judged; aware, UTC.
+    load
+        Figures of the candidate's load run; None: none was asked for.
+    routes
+        Those of the routes' load runs.
     """
 
     verdict: Outcome
@@ -353,10 +439,19 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceAnswer, ...]
     more: int | None
     checked_at: datetime
+    load: Load | None = None
+    routes: tuple[Load, ...] = ()
 
 
-def decision(trials: Iterable[tuple[str, Trial]], *, model: str, candidate: str, at: datetime) -> Decision:
-    """Return the decision that follows from the trials of one gate, each with the name of its slice; others as of `Decision`."""
+def decision(
+    trials: Iterable[tuple[str, Trial]],
+    *,
+    model: str,
+    candidate: str,
+    at: datetime,
+    run: LoadRun | None = None,
+) -> Decision:
+    """Return the decision that follows from the trials of one gate, each with the name of its slice, and from a load run; others as of `Decision`."""
     answers = tuple(
         SliceAnswer(
             slice=name,
@@ -370,7 +465,7 @@ def decision(trials: Iterable[tuple[str, Trial]], *, model: str, candidate: str,
             more=answer.more,
         )
         for name, trial in trials
-    )
+    ) + (run.answers if run else ())
     verdict = outcome_of(answer.verdict for answer in answers)
     return Decision(
         verdict=verdict,
@@ -379,6 +474,8 @@ def decision(trials: Iterable[tuple[str, Trial]], *, model: str, candidate: str,
         slices=answers,
         more=more_of(answer.more for answer in answers) if verdict is Outcome.INSUFFICIENT else 0,
         checked_at=at,
+        load=run.load if run else None,
+        routes=run.routes if run else (),
     )
 
 

@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.slices import ALL
 from quantdrift.storage.database import Database
 from quantdrift.storage.gate import GateRun, read
 
@@ -27,6 +28,7 @@ _MOST_ID: Final = 2**63 - 1
 _PASS: Final = "pass"  # noqa: S105 - no password
 _FAIL: Final = "fail"
 _INSUFFICIENT: Final = "insufficient"
+_OF_LOAD: Final = ("latency", "throughput")
 
 
 class GateBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,15 @@ def _reason(run: GateRun) -> str:
     if run.verdict == _PASS:
         return "every slice passes"
     if run.verdict == _FAIL:
-        return f"above the limit: {_named(run, _FAIL)}"
+        slices = _named(run, _FAIL)
+        load = [
+            one["question"] if one["slice"] == ALL else f"{one['question']} of {one['slice']}"
+            for one in run.answers
+            if one["verdict"] == _FAIL and one.get("question") in _OF_LOAD
+        ]
+        parts = [f"above the limit: {slices}"] if slices else []
+        parts += [f"the load run does not keep its budget: {', '.join(load)}"] if load else []
+        return "; ".join(parts)
     if not run.answers:
         return "nothing was judged yet"
     missing = (
@@ -117,7 +127,13 @@ def _reason(run: GateRun) -> str:
 
 
 def _named(run: GateRun, verdict: str) -> str:
-    return ", ".join(dict.fromkeys(one["slice"] for one in run.answers if one["verdict"] == verdict))
+    return ", ".join(
+        dict.fromkeys(
+            one["slice"]
+            for one in run.answers
+            if one["verdict"] == verdict and one.get("question") not in _OF_LOAD
+        )
+    )
 
 
 def _response(status: int, body: GateBody) -> web.Response:

@@ -9,13 +9,15 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.clusters import Clustering, space_of
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.sealing import is_sealed, unseal
+from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
-from quantdrift.drift.gate import Decision, Outcome, Question, decision
-from quantdrift.shadow.gate.live import LiveGate, is_judged
+from quantdrift.drift.gate import Decision, LoadRun, Outcome, Question, decision, outcome_of
+from quantdrift.shadow.gate.live import LiveGate, is_judged, is_learned
 from quantdrift.shadow.gate.offline import Route, route_slice
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
@@ -25,6 +27,7 @@ from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage import gate as stored
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import Quarantined
+from quantdrift.storage.slices.clusters import newest_clusterings
 
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
@@ -43,6 +46,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
         As of `LiveGate`.
     elapsed_s
         Time since it began.
+    unlabelled, forgotten
+        Exchanges that wait for a label, and that were forgotten meanwhile, where labels are asked for.
     """
 
     id: int
@@ -52,6 +57,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     unusable: int
     problem: str
     elapsed_s: float
+    unlabelled: int = 0
+    forgotten: int = 0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +68,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     config, model
         The configuration, and the model.
+    only
+        Name of the slice that is judged beside all traffic; empty: every slice.
     references
         Open, with those of the model.
     candidate
@@ -69,10 +78,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         Names of slices, each with the model that serves it.
     questions
         To each slice.
+    together
+        Further questions, to all traffic together.
     alpha
         Probability of a false pass, and of a false failure, at most.
     wait
         Longest time to follow the traffic.
+    run
+        A finished load run with its answers; None: not asked for.
     """
 
     config: Config
@@ -83,6 +96,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     questions: tuple[Question, ...]
     alpha: float
     wait: timedelta
+    only: str = ""
+    run: LoadRun | None = None
+    together: tuple[Question, ...] = ()
 
 
 async def follow(
@@ -104,17 +120,31 @@ async def follow(
     Raises
     ------
     OperatorError
-        No slice of the model had traffic, or a route's slice is unknown.
+        No slice of the model had traffic, a route's slice is unknown, or a clustering is damaged.
     RetryError
         Postgres or NATS is unavailable. What was recorded before stays.
     """
     watched = await stored.watched_slices(database, job.model.name)
-    slices = [key for key in watched if is_judged(job.config, key)]
+    clusterings = await _clusterings(job, database)
+    slices = [key for key in watched if is_judged(job.config, key) or is_learned(clusterings, key)]
     if not slices:
         raise OperatorError(
             f"no slice of model `{job.model.name}` had traffic within the last day: the gate judges the slices that are watched."
             " Check `quantdrift status`, or judge recorded inputs with --inputs"
         )
+    if job.together and all(key.name != ALL for key in slices):
+        raise OperatorError(
+            f"--mlperf asks all traffic of model `{job.model.name}`, of which nothing was compared within the last day: check"
+            " `quantdrift status`"
+        )
+    if job.only:
+        if all(key.name != job.only for key in slices):
+            raise OperatorError(
+                f"the slice `{job.only}` cannot be judged on live traffic: it had no traffic within the last day, or the newest clustering"
+                " does not have it."
+                " Leave --alert out to judge the other slices"
+            )
+        slices = [key for key in slices if key.name in (ALL, job.only)]
     for runtime in (job.candidate, *(runtime for _, runtime in job.routes)):
         _check_names(job, runtime)
     routes = tuple(Route(slice=route_slice(slices, name), runtime=runtime) for name, runtime in job.routes)
@@ -128,13 +158,25 @@ async def follow(
             job.model,
             slices=slices,
             questions=job.questions,
+            together=job.together,
             candidate=job.candidate,
             routes=routes,
             begun_at=begun.at,
             alpha=job.alpha,
+            clusterings=clusterings,
         )
-        follower = _Follower(job, gate, number=begun.id, candidate=candidate, database=database, clock=clock)
+        follower = _Follower(job, gate, begun, candidate=candidate, database=database, clock=clock)
         return await follower.run(copies, look)
+
+
+async def _clusterings(job: Job, database: Database) -> list[Clustering]:
+    """Return the newest clusterings of the references' embeddings."""
+    space, _ = space_of(job.config, job.model)
+    if not space:
+        return []
+    digests = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
+    found = await newest_clusterings(database, job.model.name, space=space)
+    return [one.clustering for one in found if one.clustering.reference_digest in digests]
 
 
 def _check_names(job: Job, runtime: ReferenceRuntime) -> None:
@@ -154,9 +196,17 @@ class _Follower:
     """One gate that follows the traffic."""
 
     def __init__(
-        self, job: Job, gate: LiveGate, *, number: int, candidate: str, database: Database, clock: Clock
+        self,
+        job: Job,
+        gate: LiveGate,
+        begun: stored.Begun,
+        *,
+        candidate: str,
+        database: Database,
+        clock: Clock,
     ) -> None:
-        self._job, self._gate, self._number, self._candidate = job, gate, number, candidate
+        self._job, self._gate, self._begun, self._candidate = job, gate, begun, candidate
+        self._labels_since = begun.at
         self._database, self._clock = database, clock
         self._began_s = clock.monotonic_s()
         self._keys = KeyFile.of(job.config.stream.payload_key_file, "stream.payload_key_file", clock)
@@ -174,18 +224,24 @@ class _Follower:
         """Follow until there is a verdict, or the time is over."""
         ends_s = self._began_s + self._job.wait.total_seconds()
         looks_s = self._began_s + _LOOK_S
-        while (now_s := self._clock.monotonic_s()) < ends_s and self._gate.outcome is Outcome.INSUFFICIENT:
+        while (now_s := self._clock.monotonic_s()) < ends_s and self._outcome() is Outcome.INSUFFICIENT:
             if (data := await copies.next(min(_LONGEST_FETCH_S, ends_s - now_s))) is not None:
                 await asyncio.to_thread(self._see, data)
             if self._clock.monotonic_s() >= looks_s:
+                await self._take_labels()
                 found = self._found()
                 await self._record(found, ended=False)
                 look(found)
                 looks_s = self._clock.monotonic_s() + _LOOK_S
+        await self._take_labels(is_end=True)
         self._gate.finish()
         found = self._found()
         await self._record(found, ended=True)
         return found
+
+    def _outcome(self) -> Outcome:
+        run = self._job.run
+        return outcome_of([self._gate.outcome, *(answer.verdict for answer in (run.answers if run else ()))])
 
     def _see(self, data: bytes) -> None:
         envelope = Envelope(model=self._job.model.name, streamed_at=datetime.now(UTC))
@@ -194,6 +250,20 @@ class _Follower:
             self._gate.see(case)
         elif isinstance(case, Quarantined):
             self._gate.skip(f"{case.reason.value}: {case.detail}")
+
+    async def _take_labels(self, *, is_end: bool = False) -> None:
+        """Count the exchanges that were labelled meanwhile."""
+        if not any(question.is_labelled for question in self._job.together):
+            return
+        try:
+            labels, self._labels_since = await stored.labels_of(
+                self._database, self._job.model.name, begun_at=self._begun.at, since=self._labels_since
+            )
+        except RetryError:
+            if is_end:
+                raise
+            return  # the next look reads them
+        await asyncio.to_thread(self._gate.take_labels, labels, is_end=is_end)
 
     def _opened(self, payload: bytes) -> bytes:
         if not is_sealed(payload):
@@ -209,15 +279,18 @@ class _Follower:
             model=self._job.model.name,
             candidate=self._candidate,
             at=datetime.now(UTC),
+            run=self._job.run,
         )
         return Followed(
-            id=self._number,
+            id=self._begun.id,
             decision=made,
             seen=self._gate.seen,
             refused=self._gate.refused,
             unusable=self._gate.unusable,
             problem=self._gate.problem,
             elapsed_s=self._clock.monotonic_s() - self._began_s,
+            unlabelled=len(self._gate.expected),
+            forgotten=self._gate.expected.forgotten,
         )
 
     async def _record(self, found: Followed, *, ended: bool) -> None:

@@ -3,17 +3,21 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from typing import Final
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, ValueRules, attribute_key
+from quantdrift.core.text import plain
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.gate import ALPHA, Decision, Kind, Question, Trial, decision, trials
+from quantdrift.drift.gate import ALPHA, Decision, Kind, LoadRun, Question, Trial, decision, trials
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.gate.offline import Compared
 from quantdrift.shadow.tensors.arrays import Array
+
+_MOST_NAMED: Final = 5
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +40,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    flip, served_flip, right
+    flip, served_flip, divergence, right
         As of `Compared`.
     group
         (items,) number of the observation that each belongs to.
@@ -46,6 +50,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
     flip: Values
     served_flip: Values | None
+    divergence: Values
     right: Array | None
     group: IntArray
     members: dict[str, IntArray]
@@ -59,6 +64,27 @@ def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dic
         for rule in rules
         if not (rule.feature or rule.cross) and (key := attribute_key(rule)) not in given
     }
+
+
+def notes_of(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
+    """Return what people should know of the recording: values that no slice has, and items that do not count."""
+    notes = []
+    for rule in rules:
+        if rule.feature or rule.cross or not rule.values:
+            continue
+        key = attribute_key(rule)
+        others = Counter(
+            value for one in found for value in one.items.attributes.get(key, ()) if value not in rule.values
+        )
+        if others:
+            named = ", ".join(f"`{plain(value)}`" for value, _ in others.most_common(_MOST_NAMED))
+            notes.append(
+                f"{others.total():,} items are in no slice of `{rule.name}`, because `values` of this rule does not have {named}"
+            )
+    unknown = sum(int(np.isnan(one.flip).sum()) for one in found)
+    if unknown:
+        notes.append(f"{unknown:,} items do not count, because the reference's answer to them is not finite")
+    return notes
 
 
 def observed(config: Config, model: str, found: Sequence[Compared]) -> Observed:
@@ -83,6 +109,7 @@ def observed(config: Config, model: str, found: Sequence[Compared]) -> Observed:
     right = [one.right for one in found if one.right is not None]
     return Observed(
         flip=np.concatenate([one.flip for one in found]),
+        divergence=np.concatenate([one.divergence for one in found]),
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
         group=_groups(found),
@@ -91,7 +118,15 @@ def observed(config: Config, model: str, found: Sequence[Compared]) -> Observed:
 
 
 def judge(
-    asked: Asked, items: Observed, *, model: str, candidate: str, at: datetime, alpha: float = ALPHA
+    asked: Asked,
+    items: Observed,
+    *,
+    model: str,
+    candidate: str,
+    at: datetime,
+    alpha: float = ALPHA,
+    run: LoadRun | None = None,
+    beside: int = 0,
 ) -> Decision:
     """Return the decision about a candidate.
 
@@ -107,18 +142,31 @@ def judge(
         When it was judged.
     alpha
         Probability of a false pass, and of a false failure, at most.
+    run
+        A load run with its answers; None: not asked for.
+    beside
+        How many questions about a load run share `alpha` with those to the slices: of a measured one.
     """
-    questions = [
-        (name, question)
-        for name in items.members
-        for question in (*asked.slices, *(asked.all if name == ALL else ()))
-    ]
-    begun = trials([question for _, question in questions], alpha)
+    questions = _questions(asked, items)
+    begun = trials([question for _, question in questions], alpha, beside=beside)
     ended = [
         (name, _seen(trial, items, items.members[name]))
         for (name, _), trial in zip(questions, begun, strict=True)
     ]
-    return decision(ended, model=model, candidate=candidate, at=at)
+    return decision(ended, model=model, candidate=candidate, at=at, run=run)
+
+
+def n_questions(asked: Asked, items: Observed) -> int:
+    """Return how many questions are asked of all slices together."""
+    return len(_questions(asked, items))
+
+
+def _questions(asked: Asked, items: Observed) -> list[tuple[str, Question]]:
+    return [
+        (name, question)
+        for name in items.members
+        for question in (*asked.slices, *(asked.all if name == ALL else ()))
+    ]
 
 
 def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
@@ -128,6 +176,11 @@ def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
     _, group = np.unique(items.group[members], return_inverse=True)
     sizes = np.bincount(group)
     groups: FloatArray = np.zeros((len(sizes), len(trial.question.values)))
+    if trial.question.kind is Kind.DIVERGENCE:
+        share = items.divergence[members] / trial.question.values[1]
+        groups[:, 0] = np.bincount(group, (1.0 - share) / sizes[group])
+        groups[:, 1] = np.bincount(group, share / sizes[group])
+        return trial.at_once(groups)
     np.add.at(groups, (group, chosen[members]), 1.0 / sizes[group])
     return trial.at_once(groups)
 
@@ -142,6 +195,8 @@ def _values(question: Question, items: Observed) -> tuple[IntArray, BoolArray]:
     if question.kind is Kind.ACCURACY and items.right is not None:
         reference, candidate = items.right[:, 0].astype(np.intp), items.right[:, 1].astype(np.intp)
         return reference + 2 * candidate, np.ones(len(reference), dtype=np.bool_)
+    if question.kind is Kind.DIVERGENCE:
+        return np.zeros(len(items.divergence), dtype=np.intp), ~np.isnan(items.divergence)
     known = ~np.isnan(items.flip)
     return np.where(known, items.flip, 0).astype(np.intp), known
 

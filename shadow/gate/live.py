@@ -9,11 +9,13 @@ those of the traffic, however it is sampled (`quantdrift.drift.evidence.group`).
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
 
+from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY, OTHER_ID, Clustering
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Policy
@@ -23,18 +25,21 @@ from quantdrift.core.sampling.inclusion import (
     smallest_rate,
     sure_rate,
 )
-from quantdrift.core.slices import TIME, SliceKey, feature_key, holds, time_attributes
+from quantdrift.core.slices import ALL, TIME, SliceKey, feature_key, holds, time_attributes
 from quantdrift.drift.evidence.group import ROUNDING
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
 from quantdrift.shadow.comparators.protocol import Values
-from quantdrift.shadow.gate.offline import Route, answered, computed
+from quantdrift.shadow.gate.labels import NO_CLASS, Answers, ExpectedLabels
+from quantdrift.shadow.gate.offline import Route, answered, capped, computed, top_classes
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.replay import ReplayResult, compare
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.features import features_of
+from quantdrift.storage.gate import TrueLabel
 
 _CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
 _MOST_SESSIONS: Final = 100_000
@@ -48,6 +53,14 @@ class _Session(msgspec.Struct, kw_only=True):
     least: list[float]
 
 
+class _Values(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the items of an exchange, as of `Compared` : (items,) each."""
+
+    flip: Values
+    served_flip: Values
+    divergence: Values
+
+
 class LiveGate:
     """The trials of one candidate, advanced by exchanges. One thread calls it.
 
@@ -56,13 +69,17 @@ class LiveGate:
     config, model
         With the slices by feature, and the time zone.
     slices
-        The slices that are judged, of which `is_judged` is true.
+        The slices that are judged, of which `is_judged` or `is_learned` is true.
     questions
-        To each slice: kinds `flips` and `harm`.
+        To each slice: kinds `flips`, `harm` and `divergence`.
+    together
+        Further questions, to all traffic together: of the kind `accuracy`, by flips or by labels that come later (`take_labels`).
     candidate, routes
         The models that are judged: the first route whose slice an exchange is in, else the candidate.
     begun_at
         Exchanges that were captured before do not count.
+    clusterings
+        Those by which items belong to learned slices, from the beginning to the end of the gate.
 
     Attributes
     ----------
@@ -71,6 +88,8 @@ class LiveGate:
         failing on what is hard; and those that were not counted, because the reference or the served answer cannot be used.
     problem
         The last reason for one of the latter two; empty: there was none.
+    expected
+        The exchanges that wait for labels.
     """
 
     def __init__(
@@ -84,6 +103,8 @@ class LiveGate:
         routes: Sequence[Route],
         begun_at: datetime,
         alpha: float,
+        together: Sequence[Question] = (),
+        clusterings: Sequence[Clustering] = (),
     ) -> None:
         self.seen = self.refused = self.unusable = 0
         self.problem = ""
@@ -95,9 +116,21 @@ class LiveGate:
         self._session_s = timedelta(seconds=config.monitor.session_s)
         self._slices = list(slices)
         self._candidate, self._routes, self._begun_at = candidate, tuple(routes), begun_at
-        asked = [(key, question) for key in self._slices for question in questions]
+        asked = [
+            (key, question)
+            for key in self._slices
+            for question in (*questions, *(together if key.name == ALL else ()))
+        ]
         begun = trials([question for _, question in asked], alpha)
         self._trials = [(key, trial) for (key, _), trial in zip(asked, begun, strict=True)]
+        self._labelled = [
+            number for number, (_, trial) in enumerate(self._trials) if trial.question.is_labelled
+        ]
+        self._learned = ClusterSlices(config)
+        self._learned.sample_share = 0.0  # the shadow keeps the vectors of the next fit
+        self._learned.use_clusterings(clusterings)
+        self._newest_at = begun_at
+        self.expected = ExpectedLabels(model.labels, self._session_s)
         self._sessions: dict[str, _Session] = {}
         self._rates: dict[tuple[str, str], tuple[float, float, float]] = {}
 
@@ -120,29 +153,83 @@ class LiveGate:
             return
         try:
             outputs = computed(entry, "an exchange", "reference", step=entry.n_items)
-            served = _flips(entry, outputs)
+            served = _compared(entry, outputs)
         except (QuarantineError, OperatorError) as error:  # of this exchange; another one may do
             self.skip(str(error))
             return
+        values, judged = self._values_of(entry, outputs, served.divergences.flip)
+        self.seen += 1
+        self._newest_at = max(self._newest_at, exchange.captured_at)
+        if self._labelled:
+            self._expect(entry, judged, outputs)
+        self._count(entry, values, self._inside(entry, served.embedding))
+
+    def skip(self, problem: str) -> None:
+        """Note an exchange that cannot be used, and why."""
+        self.unusable += 1
+        self.problem = problem
+
+    def take_labels(self, labels: Sequence[TrueLabel], *, is_end: bool = False) -> None:
+        """Count the exchanges that these labels are of; of sessions those that are over, or at the end all."""
+        self.expected.give(labels)
+        for shares in self.expected.taken(None if is_end else self._newest_at):
+            for number in self._labelled:
+                self._add(number, shares)
+
+    def finish(self) -> None:
+        """Count the sessions that are still open."""
+        self._close(None)
+
+    def _values_of(
+        self, entry: PreparedExchange, outputs: dict[str, Array], served: Values
+    ) -> tuple[_Values, PreparedExchange | None]:
+        """Return what is known of the items, and the exchange with the candidate's answer, or None if it has none."""
+        cap = self._model.budget.cap
         try:
-            flips = _flips(self._answered(entry), outputs)
+            judged = self._answered(entry)
+            found = _compared(judged, outputs).divergences
         except (QuarantineError, OperatorError) as error:
             self.refused += 1
             self.problem = str(error)
-            flips = np.where(np.isnan(served), np.nan, 1.0)
-        self.seen += 1
+            flip = np.where(np.isnan(served), np.nan, 1.0)
+            return _Values(flip=flip, served_flip=served, divergence=cap * flip), None
+        return _Values(flip=found.flip, served_flip=served, divergence=capped(found, cap)), judged
+
+    def _inside(self, entry: PreparedExchange, embedding: Array | None) -> dict[str, BoolArray]:
+        """Return which items are in each slice, by its predicate : (items,)."""
+        exchange = entry.exchange
         attributes = {**exchange.attributes, **time_attributes(exchange.captured_at, self._zone)}
         features = features_of(self._rules, entry.inputs) if self._rules else [{}] * entry.n_items
-        inside = {
-            key.predicate: np.array([all(holds(p, attributes, one) for p in key.where) for one in features])
+        learned = self._learned.assign(
+            model=self._model,
+            exchange=exchange,
+            digest=entry.version_reference.runtime.artefact.digest,
+            embedding=embedding,
+            features=features,
+            at=exchange.captured_at,
+        )
+        of_items = [{key.predicate for key in keys} for keys in learned.slices]
+        return {
+            key.predicate: np.array(
+                [
+                    key.predicate in own
+                    if _of_clustering(key)
+                    else all(holds(p, attributes, one) for p in key.where)
+                    for one, own in zip(features, of_items, strict=True)
+                ],
+                dtype=np.bool_,
+            )
             for key in self._slices
         }
-        sampling = exchange.sampling
+
+    def _count(self, entry: PreparedExchange, values: _Values, inside: dict[str, BoolArray]) -> None:
+        """Advance all trials but those that wait for labels."""
+        exchange, sampling = entry.exchange, entry.exchange.sampling
         if exchange.group:
             self._close(exchange.captured_at)
         for number, (key, trial) in enumerate(self._trials):
-            shares = _shares(trial.question, flips, served, inside[key.predicate])
-            if shares is None:
+            shares = _shares(trial.question, values, inside[key.predicate])
+            if shares is None or number in self._labelled:
                 continue
             smallest, sure, session = self._rates_of(key, sampling.policy)
             if exchange.group:
@@ -155,14 +242,32 @@ class LiveGate:
             if weight <= 1 + ROUNDING:  # else it was sampled under another policy than it says
                 self._add(number, min(weight, 1.0) * shares)
 
-    def skip(self, problem: str) -> None:
-        """Note an exchange that cannot be used, and why."""
-        self.unusable += 1
-        self.problem = problem
-
-    def finish(self) -> None:
-        """Count the sessions that are still open."""
-        self._close(None)
+    def _expect(
+        self, entry: PreparedExchange, judged: PreparedExchange | None, outputs: dict[str, Array]
+    ) -> None:
+        """Wait for the labels of an exchange; `judged` is None where the candidate has no answer."""
+        exchange, sampling = entry.exchange, entry.exchange.sampling
+        try:
+            reference, served = top_classes(entry, outputs)
+            candidate = np.full_like(reference, NO_CLASS)
+            if judged is not None:
+                _, candidate = top_classes(judged, outputs)
+        except QuarantineError as error:
+            self.problem = str(error)
+            return
+        key, _ = self._trials[self._labelled[0]]
+        smallest, sure, session = self._rates_of(key, sampling.policy)
+        weight = session if exchange.group else smallest / sampling.pi
+        if weight > 1 + ROUNDING:
+            return
+        self.expected.expect(
+            UUID(exchange.id),
+            Answers(reference=reference, candidate=candidate, served=served),
+            at=exchange.captured_at,
+            weight=min(weight, 1.0),
+            part=min(sampling.pi1, sure) if exchange.group else 1.0,
+            session=exchange.group,
+        )
 
     def _add(self, number: int, shares: FloatArray) -> None:
         key, trial = self._trials[number]
@@ -230,8 +335,20 @@ class LiveGate:
                     self._add(number, total)
 
 
+def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
+    """Return whether these clusterings say who is in a slice: a cluster of them, or what is novel to them."""
+    clusters = {str(number) for one in clusterings for number in one.ids if number != OTHER_ID}
+    return bool(clusterings) and any(
+        one.key == NOVELTY_KEY or (one.key == CLUSTER_KEY and one.equals in clusters) for one in key.where
+    )
+
+
+def _of_clustering(key: SliceKey) -> bool:
+    return any(one.key in {CLUSTER_KEY, NOVELTY_KEY} for one in key.where)
+
+
 def is_judged(config: Config, key: SliceKey) -> bool:
-    """Return whether a slice can be told here: neither learned, nor `(other)`, which depends on what has a place."""
+    """Return whether attributes and features tell a slice: neither learned, nor `(other)`, which depends on what has a place."""
     features = {feature_key(rule) for rule in config.slices if rule.feature}
     return all(
         (one.key.startswith(_CAPTURED) or one.key in features)
@@ -240,17 +357,24 @@ def is_judged(config: Config, key: SliceKey) -> bool:
     )
 
 
-def _flips(entry: PreparedExchange, outputs: dict[str, Array]) -> Values:
+def _compared(entry: PreparedExchange, outputs: dict[str, Array]) -> ReplayResult:
     (outcome,) = compare([entry], [outputs])
     if not isinstance(outcome, ReplayResult):
         raise outcome
-    return outcome.divergences.flip
+    return outcome
 
 
-def _shares(question: Question, flips: Values, served: Values, inside: FloatArray) -> FloatArray | None:
+def _shares(question: Question, values: _Values, inside: BoolArray) -> FloatArray | None:
     """Return the shares of the items in the slice by value; None where none is known."""
-    value = flips if question.kind is Kind.FLIPS else flips - served
-    value = value[inside.astype(bool) & ~np.isnan(value)]
+    value = values.flip
+    if question.kind is Kind.HARM:
+        value = values.flip - values.served_flip
+    if question.kind is Kind.DIVERGENCE:
+        value = values.divergence
+    value = value[inside & ~np.isnan(value)]
     if not len(value):
         return None
+    if question.kind is Kind.DIVERGENCE:
+        share = float(np.mean(value)) / question.values[1]
+        return np.array([1.0 - share, share])
     return np.array([np.mean(value == one) for one in question.values])

@@ -16,7 +16,8 @@ from quantdrift.core.sampling.inclusion import known_at_capture
 from quantdrift.core.slices import ALL, TIME, SliceKey, holds
 from quantdrift.core.tasks import Task
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.comparators.protocol import Flags, Values
+from quantdrift.drift.evidence.observations import IntArray
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.gate.recording import Items, Layout, Part, read
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import pair_of
@@ -102,6 +103,18 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
             names += [spec.name for spec in runtime.inputs]
         return tuple(dict.fromkeys(names))
 
+    @property
+    def takers(self) -> dict[str, str]:
+        """The model that takes an input which the reference does not take, by the name of the input."""
+        mapped = {entry.name: entry.captured or entry.name for entry in self.reference.reference.inputs}
+        known = {mapped.get(spec.name, spec.name) for spec in self.reference.runtime.inputs}
+        return {
+            spec.name: f"the {what} {runtime.artefact.path}"
+            for runtime, what in self.models
+            for spec in runtime.inputs
+            if spec.name not in known
+        }
+
     def close(self) -> None:
         """Close all of them."""
         for runtime in (self.reference.runtime, *(runtime for runtime, _ in self.models)):
@@ -120,6 +133,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     flip, served_flip
         1 where the decision of the candidate, or of what is serving, differs from the reference's, 0 where not, NaN where it
         cannot be told : (items,); None: nothing is serving.
+    divergence
+        The divergence of the candidate, at most `models.budget.cap`; that of an output that is not finite is the cap : (items,).
     right
         Whether reference and candidate have the true class : (items, 2); None without labels.
     """
@@ -128,6 +143,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     features: list[dict[str, float]]
     flip: Values
     served_flip: Values | None
+    divergence: Values
     right: Array | None
 
 
@@ -143,12 +159,29 @@ def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
     if found is None or name == ALL:
         known = ", ".join(f"`{key.name}`" for key in slices if key.name != ALL) or "none"
         raise OperatorError(f"--route {name}: there is no such slice; known are {known}")
-    if not all(known_at_capture(one) and not one.key.startswith(TIME) for one in found.where):
+    if not is_routable(found):
         raise OperatorError(
             f"--route {name}: a request cannot be routed by it, because only its headers, parameters and JSON are known before it is"
             " computed"
         )
     return found
+
+
+def is_routable(key: SliceKey) -> bool:
+    """Return whether requests of a slice can be told before they are computed."""
+    return all(known_at_capture(one) and not one.key.startswith(TIME) for one in key.where)
+
+
+def served_items(sides: Sides, found: Sequence[Compared]) -> list[IntArray]:
+    """Return the numbers of the items, counted through all files, that the candidate serves, and that each route serves."""
+    by: list[Array] = []
+    for one in found:
+        model = np.zeros(len(one.items), dtype=np.intp)
+        for number, route in reversed(list(enumerate(sides.routes, start=1))):
+            model[_inside(route.slice, one.items, slice(0, len(one.items)))] = number
+        by.append(model)
+    served = np.concatenate(by)
+    return [np.flatnonzero(served == number) for number in range(1 + len(sides.routes))]
 
 
 def open_candidate(path: Path, *, what: str, provider: Provider, threads: int) -> OnnxRuntime:
@@ -212,6 +245,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     features: list[dict[str, float]]
     flip: Values
     served_flip: Values | None
+    divergence: Values
     right: Array | None
 
 
@@ -224,12 +258,15 @@ def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice]) -> _S
         entry = _prepared(sides.reference, arrays)
         outputs = computed(entry, where, "reference", step=rows.stop - rows.start)
         labels = None if items.labels is None else _classes(items.labels[rows], model, items.path)
-        flip, right = _judged(entry, sides.candidate, arrays, outputs, where=where, labels=labels)
+        flip, divergence, right = _judged(entry, sides.candidate, arrays, outputs, where=where, labels=labels)
         for route in reversed(sides.routes):
             inside = _inside(route.slice, items, rows)
             if inside.any():
-                own, own_right = _judged(entry, route.runtime, arrays, outputs, where=where, labels=labels)
+                own, own_divergence, own_right = _judged(
+                    entry, route.runtime, arrays, outputs, where=where, labels=labels
+                )
                 flip = np.where(inside, own, flip)
+                divergence = np.where(inside, own_divergence, divergence)
                 if right is not None and own_right is not None:
                     right = np.where(inside[:, np.newaxis], own_right, right)
         served = None
@@ -239,7 +276,7 @@ def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice]) -> _S
         raise OperatorError(f"{where}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
     features = features_of(wanted, entry.inputs) if wanted else [{} for _ in range(entry.n_items)]
-    return _Step(features=features, flip=flip, served_flip=served, right=right)
+    return _Step(features=features, flip=flip, served_flip=served, divergence=divergence, right=right)
 
 
 def _judged(
@@ -250,10 +287,18 @@ def _judged(
     *,
     where: str,
     labels: Array | None,
-) -> tuple[Values, Array | None]:
-    """Return the flips of a candidate, and with labels whether reference and candidate have the true class."""
+) -> tuple[Values, Values, Array | None]:
+    """Return the flips and the divergences of a candidate, and with labels whether reference and candidate have the true class."""
     judged = answered(entry, runtime, arrays, where, "candidate")
-    return _flips(judged, outputs, where), None if labels is None else _right(judged, outputs, labels)
+    found = _divergences(judged, outputs, where)
+    divergence = capped(found, entry.version_reference.model.budget.cap)
+    return found.flip, divergence, None if labels is None else _right(judged, outputs, labels)
+
+
+def capped(found: Divergences, cap: float) -> Values:
+    """Return the divergences as they count, at most `cap`; where only the candidate's output is not finite it is `cap` : (items,)."""
+    divergence = np.minimum(found.divergence, cap)
+    return np.where(found.reference_finite & ~found.candidate_finite, cap, divergence)
 
 
 def _inside(key: SliceKey, items: Items, rows: slice) -> Flags:
@@ -305,6 +350,11 @@ def answered(
         model=of_reference.model, runtime=runtime, comparator=of_reference.comparator
     )
     outputs = computed(_prepared(candidate, arrays), where, what, step=entry.n_items)
+    if not outputs:
+        raise OperatorError(
+            f"{where}: no output of the {what} {runtime.artefact.path} has one entry for each item, but it has"
+            f" {', '.join(map(str, runtime.outputs))}: export it with the outputs of the reference"
+        )
     answer = tuple(_tensor(name, _wire(array, of_reference.model)) for name, array in outputs.items())
     return msgspec.structs.replace(entry, exchange=msgspec.structs.replace(entry.exchange, outputs=answer))
 
@@ -319,28 +369,57 @@ def computed(entry: PreparedExchange, where: str, what: str, *, step: int) -> di
 
 
 def _flips(judged: PreparedExchange, outputs: Answer, where: str) -> Values:
+    return _divergences(judged, outputs, where).flip
+
+
+def _divergences(judged: PreparedExchange, outputs: Answer, where: str) -> Divergences:
     (outcome,) = compare([judged], [outputs])
     if not isinstance(outcome, ReplayResult):
         raise OperatorError(f"{where}: the outputs cannot be compared: {outcome.detail}")
-    return outcome.divergences.flip
+    return outcome.divergences
 
 
 def _right(judged: PreparedExchange, outputs: Answer, labels: Array) -> Array:
     """Return whether reference and candidate have the true class : (items, 2)."""
+    return np.stack([side == labels for side in top_classes(judged, outputs)], axis=1)
+
+
+def top_classes(judged: PreparedExchange, outputs: Answer) -> tuple[IntArray, IntArray]:
+    """Return the top classes of the reference and of the answer : (items,) each.
+
+    Raises
+    ------
+    QuarantineError
+        The outputs cannot be compared.
+    """
     pair = pair_of(judged, outputs, {})
     if isinstance(pair, QuarantineError):
         raise pair
-    sides = [next(iter(side.values())) for side in (pair.reference, pair.candidate)]
-    return np.stack([side.reshape(len(side), -1).argmax(axis=1) == labels for side in sides], axis=1)
+    reference, candidate = (next(iter(side.values())) for side in (pair.reference, pair.candidate))
+    return (
+        reference.reshape(len(reference), -1).argmax(axis=1),
+        candidate.reshape(len(candidate), -1).argmax(axis=1),
+    )
+
+
+def check_task_of_labels(model: Model) -> None:
+    """Check that true classes can say who is right.
+
+    Raises
+    ------
+    OperatorError
+        The model chooses no class.
+    """
+    if model.task is not Task.CLASSIFICATION:
+        raise OperatorError(
+            f"true classes are for classification, and model `{model.name}` has the task `{model.task}`: give --reference-accuracy in"
+            " place of labels"
+        )
 
 
 def _classes(labels: Array, model: Model, path: Path) -> Array:
     """Return the numbers of the true classes."""
-    if model.task is not Task.CLASSIFICATION:
-        raise OperatorError(
-            f"--labels is for classification, and model `{model.name}` has the task `{model.task}`: leave it out and give"
-            " --reference-accuracy"
-        )
+    check_task_of_labels(model)
     if labels.ndim != 1 or labels.dtype.kind not in "iuUS":
         raise OperatorError(
             f"{path}: the labels are {labels.dtype}{list(labels.shape)}, not one class for each item"
@@ -393,6 +472,7 @@ def _joined(items: Items, steps: Sequence[_Step]) -> Compared:
         items=items,
         features=[features for step in steps for features in step.features],
         flip=np.concatenate([step.flip for step in steps]),
+        divergence=np.concatenate([step.divergence for step in steps]),
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
     )

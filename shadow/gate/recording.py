@@ -6,6 +6,7 @@ An attribute is called like the rule of its slices (`scanner`), like the header,
 (`header.x-scanner`).
 """
 
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -84,12 +85,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         Name of the array with the true classes; empty: none.
     session
         Key of the attribute by which items are one observation, unless there is an array `group`; empty: none.
+    takers
+        The model that takes an input which the reference does not take, by the name of the input.
     """
 
     inputs: tuple[str, ...]
     keys: dict[str, str]
     labels: str = ""
     session: str = ""
+    takers: Mapping[str, str] = {}
 
 
 def layout_of(config: Config, rules: Sequence[Slice], inputs: Iterable[str], labels: str = "") -> Layout:
@@ -118,12 +122,12 @@ def parts_of(path: Path) -> list[Part]:
     Raises
     ------
     OperatorError
-        There is none, or a folder between has no attribute in its name.
+        There is none, one is damaged, or a folder between has no attribute in its name.
     """
     if path.is_file():
         if path.suffix not in _SUFFIXES:
             raise OperatorError(f"--inputs {path}: recorded inputs are .npz or .safetensors files")
-        return [Part(path=path, folders={}, n_bytes=path.stat().st_size)]
+        return [_part(path, {})]
     if not path.is_dir():
         raise OperatorError(f"--inputs {path}: there is no such file or folder")
     parts = []
@@ -136,10 +140,19 @@ def parts_of(path: Path) -> list[Part]:
                     f"--inputs {path}: the folder `{folder}` gives no attribute; name it NAME=VALUE, such as scanner=archive"
                 )
             folders[name] = value
-        parts.append(Part(path=file, folders=folders, n_bytes=file.stat().st_size))
+        parts.append(_part(file, folders))
     if not parts:
         raise OperatorError(f"--inputs {path}: the folder has no .npz or .safetensors file")
     return parts
+
+
+def _part(file: Path, folders: dict[str, str]) -> Part:
+    """Return a file of a recording; one that is cut off is an error at once, and not after all files before it."""
+    if file.suffix == ".npz" and not zipfile.is_zipfile(file):
+        raise OperatorError(
+            f"{file} is no .npz file, or only the beginning of one: record it again, or remove it"
+        )
+    return Part(path=file, folders=folders, n_bytes=file.stat().st_size)
 
 
 def read(part: Part, layout: Layout) -> Items:
@@ -152,6 +165,12 @@ def read(part: Part, layout: Layout) -> Items:
     """
     arrays = read_inputs(part.path)
     if missing := [name for name in layout.inputs if name not in arrays]:
+        taker = layout.takers.get(missing[0])
+        if taker is not None:
+            raise OperatorError(
+                f"{taker} takes `{missing[0]}`, which the reference does not take: export it with the names of the reference's inputs,"
+                f" or give {part.path} an array of that name, if requests have it"
+            )
         raise OperatorError(
             f"{part.path} has no array {_listed(missing)}: it has {_listed(arrays) or 'none'}, and the inputs are"
             f" {_listed(layout.inputs)}"

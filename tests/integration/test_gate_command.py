@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -351,6 +352,35 @@ def _other_output(directory: Path) -> None:
     saved(model, directory / "good.onnx")
 
 
+def _other_input_name(directory: Path) -> None:
+    model = linear_model()
+    model.graph.input[0].name = "pixels"
+    model.graph.node[0].input[0] = "pixels"
+    saved(model, directory / "good.onnx")
+
+
+def _other_output_shape(directory: Path) -> None:
+    """Give all scores as one row."""
+    model = linear_model()
+    model.graph.initializer.append(onnx.helper.make_tensor("row", onnx.TensorProto.INT64, [1], [-1]))
+    name, model.graph.node[-1].output[0] = model.graph.node[-1].output[0], "rows"
+    model.graph.node.append(onnx.helper.make_node("Reshape", ["rows", "row"], [name]))
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["k"]))
+    saved(model, directory / "good.onnx")
+
+
+def _no_arrays(directory: Path) -> None:
+    np.savez(directory / "rec.npz")
+
+
+def _no_bytes(directory: Path) -> None:
+    (directory / "rec.npz").write_bytes(b"")
+
+
+def _no_rows(directory: Path) -> None:
+    np.savez(directory / "rec.npz", x=np.zeros((0, 4), np.float32), scanner=np.zeros(0, "U6"))
+
+
 def _nothing(_: Path) -> None:
     pass
 
@@ -378,6 +408,20 @@ def _nothing(_: Path) -> None:
         ),
         (_no_onnx, (), "the candidate good.onnx is not an ONNX model"),
         (_other_output, (), r"the candidate's outputs are \['scores'\]"),
+        (
+            _other_input_name,
+            (),
+            "the candidate good.onnx takes `pixels`, which the reference does not take: export it",
+        ),
+        (
+            _other_output_shape,
+            (),
+            r"no output of the candidate good.onnx has one entry for each item, but it has logits: float32\[\?\]: export it",
+        ),
+        (_no_arrays, (), "rec.npz has no array `x`: it has none"),
+        (_no_bytes, (), "rec.npz is no .npz file, or only the beginning of one: record it again"),
+        (_no_rows, (), "rec.npz has no items"),
+        (_nothing, ("--slice", "scanner=office"), "give the name of the rule, --slice scanner, "),
         (_nothing, ("--slice", "scaner"), "--slice scaner: .* it has `all`, `scanner`"),
         (_nothing, ("--mlperf", "99"), "--mlperf needs either --labels.*--reference-accuracy"),
         (_nothing, ("--labels", "truth"), "need --mlperf 99"),
@@ -404,6 +448,55 @@ def test_what_does_not_fit_is_an_error_that_says_so(
     assert not done.stdout
 
 
+def test_one_broken_file_of_a_folder_is_named_before_anything_runs(directory: Path) -> None:
+    """It is the last of the folder and cut off in its middle; no file is compared before."""
+    folder = directory / "rec" / "scanner=archive"
+    folder.mkdir(parents=True)
+    np.savez(folder / "a.npz", x=inputs_of(N))
+    whole = (folder / "a.npz").read_bytes()
+    (folder / "b.npz").write_bytes(whole[: len(whole) // 2])
+    done = _gate(directory, "good.onnx", "--inputs", "rec")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "quantdrift: rec/scanner=archive/b.npz is no .npz file, or only the beginning of one: record it again, or remove it\n"
+    )
+
+
+def test_a_junit_file_that_cannot_be_written_is_an_error_before_anything_runs(directory: Path) -> None:
+    """The inputs were not even read; one that can be written is not left behind empty where there is another error."""
+    (directory / "rec.npz").unlink()
+    (directory / "rec").mkdir()
+    done = _gate(directory, "good.onnx", "--inputs", "rec", "--junit", "absent/gate.xml")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "quantdrift: --junit absent/gate.xml cannot be written: No such file or directory\n"
+    done = _gate(directory, "good.onnx", "--inputs", "rec", "--junit", "gate.xml")
+    assert (done.returncode, (directory / "gate.xml").exists()) == (2, False)
+
+
+def test_a_typing_error_in_a_value_and_answers_that_are_not_finite_are_noted(directory: Path) -> None:
+    """The verdict is insufficient as before, and stderr has the reason in one line; stdout stays JSON."""
+    np.savez(directory / "rec.npz", x=inputs_of(N), scanner=np.full(N, "offfice"))
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--json")
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (4, "insufficient")
+    assert (
+        "800 items are in no slice of `scanner`, because `values` of this rule does not have `offfice`\n"
+        in done.stderr
+    )
+    np.savez(directory / "rec.npz", x=np.full((9, 4), np.nan, np.float32), scanner=np.full(9, "office"))
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--json")
+    assert done.returncode == 4
+    assert "9 items do not count, because the reference's answer to them is not finite\n" in done.stderr
+
+
+def test_the_reference_itself_passes_as_a_candidate(directory: Path) -> None:
+    """Nothing flips, and nothing is worse than itself."""
+    done = _gate(
+        directory, "fp32.onnx", "--inputs", "rec.npz", "--against", "fp32.onnx", "--margin", "0.02", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert {one["mean"] for one in _answers(done).values()} == {0.0}
+
+
 def test_slices_without_an_attribute_are_left_out_only_if_one_says_so(directory: Path) -> None:
     """With --slice the named rules are judged, and all inputs together."""
     _no_attribute(directory)
@@ -412,3 +505,186 @@ def test_slices_without_an_attribute_are_left_out_only_if_one_says_so(directory:
     done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--slice", "all", "--json")
     assert done.returncode == 0
     assert {name for name, _ in _answers(done)} == {"all"}
+
+
+PERF = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency
+1,69.2,225,2148,64,206,11781,19,0,13891,18795,19753,21018
+3,84.2,237,1768,21673,209,11742,17,0,35398,43984,47085,51701
+2,87.2,235,1973,9151,190,11346,17,0,21874,28557,29768,34766
+"""
+MLPERF = """================================================
+MLPerf Results Summary
+================================================
+SUT name : PySUT
+Scenario : Server
+Mode     : PerformanceOnly
+Completed samples per second    : 480.5
+Result is : VALID
+  Min duration satisfied : Yes
+
+================================================
+Additional Stats
+================================================
+50.00 percentile latency (ns)   : 2000000
+99.00 percentile latency (ns)   : 9000000
+"""
+
+
+def test_a_candidate_is_measured_against_budgets_of_latency_and_throughput(directory: Path) -> None:
+    """A wide budget passes, a narrow one fails the whole gate; device, clock and processor time are told, in JUnit too."""
+    asked = ("good.onnx", "--inputs", "rec.npz", "--slice", "all")
+    done = _gate(directory, *asked, "--latency-p99", "30", "--throughput", "0.01", "--json")
+    assert done.returncode == 0, done.stderr
+    made, answers = json.loads(done.stdout), _answers(done)
+    latency, throughput = answers["all", "latency"], answers["all", "throughput"]
+    assert (latency["verdict"], throughput["verdict"]) == ("pass", "pass")
+    assert 0 <= latency["low"] <= latency["mean"] <= latency["high"] < latency["limit"] == 30
+    assert throughput["low"] <= throughput["mean"] <= throughput["high"]
+    assert latency["n"] == made["load"]["n"] >= 370
+    assert made["load"]["source"]
+    assert 0 < made["load"]["p50_s"] <= made["load"]["p99_s"]
+    assert made["load"]["cpu_p99_s"] >= 0
+    done = _gate(directory, *asked, "--latency-p99", "1e-9", "--throughput", "1e9", "--junit", "gate.xml")
+    assert done.returncode == 3, done.stderr
+    assert re.search(r"all +latency p99 +fail .* < 1e-06 ms", done.stdout)
+    assert re.search(r"all +throughput +fail .* >= 1e\+09 /s", done.stdout)
+    assert done.stdout.endswith("fail: the load run does not keep its budget: latency p99, throughput\n")
+    cases = {
+        case.attrib["name"]: case for case in ET.parse(directory / "gate.xml").getroot().iter("testcase")
+    }
+    assert cases["all: latency p99"].find("failure") is not None
+    assert cases["all: flips"].find("failure") is None
+
+
+def test_the_file_of_a_route_is_measured_like_the_candidate(directory: Path) -> None:
+    """Each keeps the budget or fails on its own, on the inputs of its slice; text, JSON and JUnit name its file."""
+    asked = ("good.onnx", "--inputs", "rec.npz", "--slice", "scanner")
+    routed = (*asked, "--route", "scanner=archive=worse.onnx")
+    done = _gate(directory, *routed, "--latency-p99", "30", "--throughput", "0.01", "--json")
+    made, answers = json.loads(done.stdout), _answers(done)
+    assert {name for name, question in answers if question == "latency"} == {"all", "scanner=archive"}
+    of_route = answers["scanner=archive", "latency"]
+    assert (of_route["verdict"], answers["scanner=archive", "throughput"]["verdict"]) == ("pass", "pass")
+    (load,) = made["routes"]
+    assert (load["file"], load["slice"], load["n"]) == ("worse.onnx", "scanner=archive", of_route["n"])
+    assert (made["load"]["file"], made["load"]["slice"]) == ("good.onnx", "all")
+    assert load["n"] >= 370
+    done = _gate(directory, *routed, "--latency-p99", "1e-9", "--junit", "gate.xml")
+    assert done.returncode == 3, done.stderr
+    assert re.search(r"load run of worse.onnx, [\d,]+ requests, ", done.stdout)
+    assert done.stdout.endswith("latency p99 of good.onnx, latency p99 of worse.onnx\n")
+    names = {case.attrib["name"] for case in ET.parse(directory / "gate.xml").getroot().iter("testcase")}
+    assert {"all: latency p99 of good.onnx", "scanner=archive: latency p99 of worse.onnx"} <= names
+
+
+def test_a_route_that_no_input_takes_has_no_speed_yet(directory: Path) -> None:
+    """Nothing of the archive was recorded: its file is insufficient, with the number of requests that is missing, and no pass."""
+    np.savez(directory / "rec.npz", x=inputs_of(N), scanner=np.full(N, "office"))
+    asked = ("good.onnx", "--inputs", "rec.npz", "--slice", "scanner", "--latency-p99", "30")
+    routed = (*asked, "--route", "scanner=archive=good.onnx")
+    done = _gate(directory, *routed, "--json")
+    assert done.returncode == 4, done.stderr
+    latency = _answers(done)["scanner=archive", "latency"]
+    assert (latency["verdict"], latency["n"], latency["mean"]) == ("insufficient", 0, None)
+    assert latency["more"] == 370
+    assert "no input is in its slice, so its speed was not measured" in _gate(directory, *routed).stdout
+
+
+def test_each_file_has_a_load_run_of_its_own(directory: Path) -> None:
+    """The slow route fails though the candidate is fast; without its load run, or with one of nobody, it is an error."""
+    (directory / "fast.json").write_text('{"latency_p99_s": 0.001}', encoding="utf-8")
+    (directory / "slow.json").write_text('{"latency_p99_s": 0.5}', encoding="utf-8")
+    asked = ("good.onnx", "--inputs", "rec.npz", "--latency-p99", "0.02", "--load", "fast.json")
+    routed = (*asked, "--route", "scanner=archive=worse.onnx")
+    done = _gate(directory, *routed, "--load", "scanner=archive=slow.json", "--json")
+    assert done.returncode == 3, done.stderr
+    answers = _answers(done)
+    assert (answers["all", "latency"]["verdict"], answers["all", "latency"]["mean"]) == ("pass", 0.001)
+    slow = answers["scanner=archive", "latency"]
+    assert (slow["verdict"], slow["mean"]) == ("fail", 0.5)
+    for arguments, words in [
+        (routed, "load run of worse.onnx is missing.*give --load scanner=archive=FILE"),
+        ((*asked, "--load", "scanner=archive=slow.json"), "there is no --route scanner=archive=FILE"),
+        ((*asked, "--load", "slow.json"), "good.onnx has two load runs"),
+        ((*asked, "--load", "absent.json"), "--load absent.json: there is no file absent.json"),
+        ((*routed, "--route", "scanner=archive=good.onnx"), "worse.onnx serves this slice already"),
+    ]:
+        done = _gate(directory, *arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert re.search(words, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "p99", "rate"),
+    [
+        (PERF, 0.034766, 87.2),
+        (MLPERF, 0.009, 480.5),
+        ('{"latency_p99_s": 0.02, "throughput_per_s": 100, "requests": 900}', 0.02, 100),
+    ],
+)
+def test_a_finished_load_run_is_read_from_its_file(
+    directory: Path, content: str, p99: float, rate: float
+) -> None:
+    """Microseconds and nanoseconds become seconds; of several loads the fastest that keeps the latency counts."""
+    (directory / "load").write_text(content, encoding="utf-8")
+    asked = (
+        "good.onnx",
+        "--inputs",
+        "rec.npz",
+        "--slice",
+        "all",
+        "--json",
+        "--load",
+        "load",
+        "--throughput",
+        "80",
+    )
+    done = _gate(directory, *asked, "--latency-p99", "0.05")
+    assert done.returncode == 0, done.stderr
+    answers = _answers(done)
+    assert answers["all", "latency"]["mean"] == pytest.approx(p99)
+    assert answers["all", "throughput"]["mean"] == rate
+    done = _gate(directory, *asked, "--latency-p99", "0.001")
+    assert done.returncode == 3
+    assert _answers(done)["all", "latency"]["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("hello", "is no CSV of perf_analyzer"),
+        ('{"p99": 1}', "is no load run: .*p99"),
+        ('{"throughput_per_s": 5}', "has no p99 of the latency"),
+        ('{"latency_p99_s": -1}', "are numbers above 0"),
+        (MLPERF.replace("VALID", "INVALID"), "says that its result is INVALID"),
+        (MLPERF.replace("PerformanceOnly", "AccuracyOnly"), "is of the mode AccuracyOnly"),
+        (PERF.splitlines()[0], "has a head and no row"),
+        (PERF.replace("21018", "fast"), "`fast` is no number"),
+    ],
+)
+def test_a_file_that_is_no_load_run_is_an_error(directory: Path, content: str, words: str) -> None:
+    """Exit code 2 before anything runs, with the name of the file."""
+    (directory / "load").write_text(content, encoding="utf-8")
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--latency-p99", "1", "--load", "load")
+    assert done.returncode == 2
+    assert re.search(f"--load load.*{words}", done.stderr), done.stderr
+
+
+def test_the_mean_divergence_is_asked_of_every_slice_with_divergence(directory: Path) -> None:
+    """It is compared with `models.budget.divergence`, each divergence counting at most the cap; a budget above the cap is an error."""
+    _configure(directory, model="budget = { divergence = 0.02, cap = 1.0 }")
+    asked = ("--inputs", "rec.npz", "--divergence", "--json")
+    done = _gate(directory, "good.onnx", *asked)
+    assert done.returncode == 0, done.stderr
+    answers = _answers(done)
+    assert {name for name, question in answers if question == "divergence"} == {name for name, _ in answers}
+    good = answers["scanner=archive", "divergence"]
+    assert (good["verdict"], good["limit"]) == ("pass", 0.02)
+    assert 0 <= good["mean"] < 1e-4
+    saved(linear_model(weight=-WEIGHT), directory / "broken.onnx")
+    broken = _answers(_gate(directory, "broken.onnx", *asked))["all", "divergence"]
+    assert broken["verdict"] == "fail"
+    assert 0.02 < broken["low"] <= broken["mean"] <= broken["high"] <= 1.0
+    _configure(directory, model="budget = { divergence = 1.0, cap = 1.0 }")
+    done = _gate(directory, "good.onnx", *asked)
+    assert (done.returncode, "budget.cap" in done.stderr) == (2, True)

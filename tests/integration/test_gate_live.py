@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import subprocess
 import threading
 import time
@@ -18,22 +19,32 @@ import numpy as np
 import onnx
 import pytest
 
+from quantdrift.core.clusters import Anchors, Clustering, cluster_slice
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config, Model, Reference, Stream
+from quantdrift.core.config.schema import Budget, Config, Model, Reference, Stream
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
 from quantdrift.core.sealing import seal
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.gate import Outcome, Question
+from quantdrift.monitor.gate import body_of
 from quantdrift.shadow.gate.live import LiveGate
 from quantdrift.shadow.gate.offline import Route
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import digest_of
+from quantdrift.shadow.tensors.codec import decode
+from quantdrift.storage.database import Database
+from quantdrift.storage.gate import GateRun
+from quantdrift.storage.labels import Row
+from quantdrift.storage.labels import load as load_labels
+from quantdrift.storage.slices.clusters import Vectors, store_clustering
 from tests.support.commands import invoked
-from tests.support.shadow.onnx_models import WEIGHT, exchange_of, inputs_of, linear_model, saved
+from tests.support.shadow.onnx_models import WEIGHT, exchange_of, inputs_of, linear_model, logits_of, saved
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 pytestmark = pytest.mark.integration
 
@@ -84,6 +95,22 @@ class Site:
                 await connection.close()
 
         return asyncio.run(read())
+
+    def alert(self, name: str) -> None:
+        """Let a slice alert."""
+
+        async def fire() -> None:
+            connection = await asyncpg.connect(self.dsn)
+            try:
+                await connection.execute(
+                    "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+                    " select v.id, s.id, 'firing', 'flip', now(), now(), '{}' from model_version v, slice s where s.name = $1",
+                    name,
+                )
+            finally:
+                await connection.close()
+
+        asyncio.run(fire())
 
     @contextlib.contextmanager
     def traffic(self, make: Callable[[int], Exchange], sealed: Key | None = None) -> Iterator[None]:
@@ -192,6 +219,148 @@ def test_a_broken_candidate_fails_at_once_and_the_table_says_where(site: Site) -
     assert site.rows()[0]["verdict"] == "fail"
 
 
+def test_the_accuracy_is_asked_of_all_traffic_by_bounding_flips(site: Site) -> None:
+    """With the reference's accuracy a good candidate passes at 99 %; live traffic has no true classes yet, so --labels is an error."""
+    asked = ("good.onnx", "--mlperf", "99")
+    done = site.gate(*asked, "--labels", "truth")
+    assert (done.returncode, "true classes come later than the traffic" in done.stderr) == (2, True)
+    with site.traffic(served):
+        done = site.gate(*asked, "--reference-accuracy", "0.97", "--margin", "0.02", "--wait", "2m")
+    assert done.returncode == 0, done.stderr
+    answers = answers_of(site.rows()[0])
+    assert {name for name, question in answers if question == "accuracy"} == {"all"}
+    accuracy = answers["all", "accuracy"]
+    assert (accuracy["verdict"], accuracy["limit"]) == ("pass", pytest.approx(0.0097))
+    assert accuracy["n"] > 370
+
+
+def test_labels_that_are_loaded_while_the_gate_runs_count(site: Site) -> None:
+    """With --mlperf 99 and no accuracy given, the true classes of some hundred exchanges let a good candidate pass."""
+    seen: list[Exchange] = []
+
+    def make(number: int) -> Exchange:
+        seen.append(served(number))
+        return seen[-1]
+
+    async def label() -> None:
+        """Compare the exchanges as a shadow does, and load the true classes, until the gate has ended."""
+        connection = await asyncpg.connect(site.dsn)
+        try:
+            await make_partitions(connection, [datetime.now(UTC).date() + timedelta(days=n) for n in (0, 1)])
+            done = 0
+            async with Database(site.dsn) as database:
+                while not over.is_set():
+                    some, done = seen[done : done + 4000], min(len(seen), done + 4000)
+                    tops = {one.id: logits_of(decode(one.inputs[0])).argmax(axis=1).tolist() for one in some}
+                    await store_comparisons(
+                        connection,
+                        [
+                            Comparison(
+                                captured_at=one.captured_at,
+                                exchange_id=uuid.UUID(one.id),
+                                item=item,
+                                batch_id=1,
+                                model_version_id=1,
+                                detail=json.dumps({"candidate_top": top, "reference_top": top}),
+                            )
+                            for one in some
+                            for item, top in enumerate(tops[one.id])
+                        ],
+                    )
+                    rows = [
+                        Row(n=0, key=str(uuid.UUID(name)), item=item, number=top, label=str(top))
+                        for name, classes in tops.items()
+                        for item, top in enumerate(classes)
+                    ]
+                    async with database.begin() as begun:
+                        await load_labels(
+                            begun, rows, model="digits", by="exchange", since=since, source="truth.csv"
+                        )
+                    await asyncio.to_thread(over.wait, 0.5)
+        finally:
+            await connection.close()
+
+    over, since = threading.Event(), datetime.now(UTC) - timedelta(hours=1)
+    thread = threading.Thread(target=lambda: asyncio.run(label()))
+    thread.start()
+    try:
+        with site.traffic(make):
+            done = site.gate("good.onnx", "--mlperf", "99", "--margin", "0.02", "--wait", "2m", "--json")
+    finally:
+        over.set()
+        thread.join(60)
+    assert done.returncode == 0, done.stderr
+    accuracy = answers_of(site.rows()[0])["all", "accuracy"]
+    assert (accuracy["verdict"], accuracy["limit"]) == ("pass", 0.0)
+    assert accuracy["n"] >= 366
+    assert accuracy["mean"] == pytest.approx(-0.01)
+
+
+def test_without_labels_the_accuracy_is_insufficient_and_the_command_says_why(site: Site) -> None:
+    """All exchanges wait for a label; what to do is said."""
+    with site.traffic(served):
+        done = site.gate("good.onnx", "--mlperf", "99", "--wait", "2s")
+    assert done.returncode == 4, done.stderr
+    assert re.search(
+        r"[\d,]+ have no label: `quantdrift labels load` gives them one while the gate runs", done.stdout
+    )
+    assert re.search(r"all +accuracy lost +insufficient +0 ", done.stdout)
+
+
+def test_a_load_run_above_its_budget_fails_the_gate_on_live_traffic(site: Site) -> None:
+    """The row, which HTTP shows, has its answer and the reason; budgets without a file are an error, because nothing is measured."""
+    (site.directory / "load.json").write_text('{"latency_p99_s": 0.02}', encoding="utf-8")
+    done = site.gate("good.onnx", "--latency-p99", "0.01")
+    assert (done.returncode, "need --load with --live" in done.stderr) == (2, True)
+    with site.traffic(served):
+        done = site.gate("good.onnx", "--latency-p99", "0.01", "--load", "load.json", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    (row,) = site.rows()
+    latency = answers_of(row)["all", "latency"]
+    assert (row["verdict"], latency["verdict"], latency["mean"], latency["limit"]) == (
+        "fail",
+        "fail",
+        0.02,
+        0.01,
+    )
+    run = GateRun(**{**row, "answers": json.loads(row["answers"])})
+    assert body_of(run).reason == "the load run does not keep its budget: latency"
+
+
+def test_an_alert_gives_the_gate_its_model_and_its_slice(site: Site) -> None:
+    """Recorded or live: its slice and all inputs are judged, and no other; with --model, or for an unknown alert, it is an error."""
+    site.alert("scanner=archive")
+    x = inputs_of(800)
+    np.savez(site.directory / "rec.npz", x=x, scanner=np.where(np.arange(800) % 2, "archive", "office"))
+    recorded = ("gate", "good.onnx", "--inputs", "rec.npz", "--alert")
+
+    def offline(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return invoked(*recorded, *arguments, directory=site.directory, QUANTDRIFT_DSN=site.dsn)
+
+    done = offline("1", "--json")
+    assert done.returncode in {0, 4}, done.stderr
+    made = json.loads(done.stdout)
+    assert made["model"] == "digits"
+    assert [one["slice"] for one in made["slices"]] == ["all", "scanner=archive"]
+    done = offline("1", "--model", "digits")
+    assert (done.returncode, "leave out --model and --slice" in done.stderr) == (2, True)
+    done = offline("2")
+    assert (done.returncode, "there is no alert 2" in done.stderr) == (2, True)
+    np.savez(site.directory / "rec.npz", x=x, scanner=np.full(800, "office"))
+    done = offline("1")
+    assert (done.returncode, "no item is in the slice `scanner=archive` of alert 1" in done.stderr) == (
+        2,
+        True,
+    )
+    site.alert("scanner=old")
+    with site.traffic(served):
+        done = site.gate("broken.onnx", "--alert", "1", "--wait", "2m")
+        old = site.gate("broken.onnx", "--alert", "2", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    assert {name for name, _ in answers_of(site.rows()[0])} == {"all", "scanner=archive"}
+    assert (old.returncode, "`scanner=old` cannot be judged on live traffic" in old.stderr) == (2, True)
+
+
 def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
     """The archive is served by a broken model: it fails, the office does not; both digests are recorded."""
     with site.traffic(served):
@@ -258,6 +427,30 @@ def test_rare_samples_weigh_more_so_the_mean_is_that_of_the_traffic(tmp_path: Pa
     assert gate.outcome is Outcome.FAIL
 
 
+def test_the_mean_divergence_is_asked_of_live_traffic_too(site: Site) -> None:
+    """A candidate that decides alike and whose scores differ fails by it alone; one that computes the same passes in every slice."""
+    budget = "[models.budget]\nflip = 0.5\ndivergence = 0.02\ncap = 1.0\n"
+    text = (site.directory / "config.toml").read_text(encoding="utf-8")
+    (site.directory / "config.toml").write_text(
+        text.replace("[[slices]]", f"{budget}[[slices]]"), encoding="utf-8"
+    )
+    saved(
+        linear_model(weight=WEIGHT * np.float32(0.2)), site.directory / "flat.onnx"
+    )  # less sure, of the same class
+    with site.traffic(served):
+        good = site.gate("good.onnx", "--divergence", "--wait", "2m", "--json")
+        flat = site.gate("flat.onnx", "--divergence", "--wait", "2m", "--json")
+    assert good.returncode == 0, good.stderr
+    answers = answers_of(site.rows()[0])
+    assert {name for name, question in answers if question == "divergence"} == {name for name, _ in answers}
+    assert 0 <= answers["all", "divergence"]["mean"] < 1e-4
+    assert flat.returncode == 3, flat.stderr
+    found = answers_of(site.rows()[1])
+    failed = {question for (_, question), one in found.items() if one["verdict"] == "fail"}
+    assert failed == {"divergence"}
+    assert max(one["low"] for (_, question), one in found.items() if question == "divergence") > 0.02
+
+
 def test_a_session_is_one_observation(site: Site) -> None:
     """Ten exchanges each: as many observations as sessions, counted when the wait is over."""
     with site.traffic(lambda number: served(number, group=f"g{number // 10 % 40}")):
@@ -269,12 +462,86 @@ def test_a_session_is_one_observation(site: Site) -> None:
     assert answers["all", "flips"]["n"] == 40
 
 
+def clustering_of(digest: str) -> Clustering:
+    """Return a clustering of the logits: cluster 1, 2 or 3 is the class 0, 1 or 2, and nothing is novel."""
+    return Clustering(
+        model="digits",
+        reference_digest=digest,
+        version=1,
+        space="logits",
+        columns=(),
+        ids=(1, 2, 3),
+        centroids=1e3 * np.eye(3, dtype=np.float32),
+        radii=np.full(3, np.inf, np.float32),
+        centre=np.zeros(3, np.float32),
+        scale=np.ones(3, np.float32),
+        spreads=np.ones(3, np.float32),
+        gaps=False,
+        vocabulary={},
+        former=Anchors(ids=(), centres=np.zeros((0, 3), np.float32), spreads=np.zeros(0, np.float32)),
+        next_id=4,
+        expected_novel=0.005,
+    )
+
+
+def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(site: Site) -> None:
+    """A candidate that never says class 2 breaks the cluster of these inputs alone; a cluster that the fit no longer has is left out."""
+    text = (site.directory / "config.toml").read_text(encoding="utf-8")
+    (site.directory / "config.toml").write_text(
+        text.replace('name = "digits"', 'name = "digits"\nembedding = "logits"', 1), encoding="utf-8"
+    )
+    digest = digest_of(site.directory / "fp32.onnx", ())
+
+    async def fit() -> None:
+        async with Database(site.dsn) as database, database.begin() as connection:
+            at = datetime.now(UTC)
+            vectors = Vectors(
+                vectors=np.zeros((1, 3), np.float32),
+                pi=np.ones(1),
+                exchanges=[""],
+                slices=[()],
+                attributes=[{}],
+                from_at=at,
+                to_at=at,
+            )
+            await store_clustering(
+                connection, clustering_of(digest), "[]", vectors=vectors, made_by="monitor"
+            )
+        connection = await asyncpg.connect(site.dsn)
+        for number in (1, 2, 3, 9):
+            key = cluster_slice("digits", number)
+            where = json.dumps({"where": [{"key": "cluster", "equals": str(number)}]})
+            await connection.execute(
+                SUMS, 1, await connection.fetchval(SLICE, key.name, key.predicate, where)
+            )
+        await connection.close()
+
+    asyncio.run(fit())
+    blind = linear_model()
+    bias = onnx.helper.make_tensor("never", onnx.TensorProto.FLOAT, [3], [0.0, 0.0, -1e3])
+    blind.graph.initializer.append(bias)
+    last = blind.graph.node[-1]
+    name, last.output[0] = last.output[0], "before"
+    blind.graph.node.append(onnx.helper.make_node("Add", ["before", "never"], [name]))
+    saved(blind, site.directory / "blind.onnx")
+    with site.traffic(served):
+        done = site.gate("blind.onnx", "--wait", "2m", "--alpha", "1e-9", "--json")
+        good = site.gate("good.onnx", "--wait", "2m", "--margin", "0.02", "--json")
+    assert done.returncode == 3, done.stderr
+    flips = {name: one for (name, question), one in answers_of(site.rows()[0]).items() if question == "flips"}
+    assert {name for name in flips if name.startswith("cluster")} == {"cluster=1", "cluster=2", "cluster=3"}
+    assert [flips[f"cluster={number}"]["mean"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    assert good.returncode == 0, good.stderr
+    assert answers_of(site.rows()[1])["cluster=3", "flips"]["verdict"] == "pass"
+
+
 def test_what_the_candidate_cannot_answer_counts_as_flips(site: Site) -> None:
-    """It takes five features, and requests have four: it fails, because failing on what is hard must not pass."""
+    """It takes five features, and requests have four: it fails, because failing on what is hard must not pass; its divergence is the cap."""
     saved(other_model(5, "x"), site.directory / "wide.onnx")
     with site.traffic(served):
-        done = site.gate("wide.onnx", "--wait", "2m")
+        done = site.gate("wide.onnx", "--divergence", "--wait", "2m")
     assert done.returncode == 3, done.stderr
+    assert answers_of(site.rows()[0])["all", "divergence"]["mean"] == Budget().cap
     assert "of them the candidate could not answer; they count as flips (" in done.stdout
     assert "takes x: float32[?, 5]" in done.stdout
 

@@ -3,6 +3,9 @@
 Seeds are fixed: each test states with which probability another seed would fail.
 """
 
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
 import numpy as np
 import pytest
 
@@ -11,12 +14,26 @@ from quantdrift.drift.evidence.few_values import against_more
 from quantdrift.drift.evidence.few_values import lower_bound as lower_of_few
 from quantdrift.drift.evidence.few_values import upper_bound as upper_of_few
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.gate import ALPHA, MOST_NEEDED, Outcome, Question, Trial, more_of, outcome_of, trials
+from quantdrift.drift.gate import (
+    ALPHA,
+    MOST_NEEDED,
+    Load,
+    Outcome,
+    Question,
+    Trial,
+    more_of,
+    outcome_of,
+    trials,
+)
+from quantdrift.shadow.gate.labels import Answers, ExpectedLabels
+from quantdrift.shadow.gate.load import Budget, judged
+from quantdrift.storage.gate import TrueLabel
 
 pytestmark = pytest.mark.statistical
 
 BUDGET = 0.01
 SLACK = 4  # standard errors
+DRAWN = Load(source="drawn")
 
 
 def trial(question: Question | None = None, *, n_questions: int = 1) -> Trial:
@@ -202,3 +219,96 @@ def test_groups_that_would_break_the_bound_are_refused() -> None:
     for group in ([-0.1, 0.5], [0.8, 0.3]):
         with pytest.raises(ValueError, match="weights of a group"):
             trial().after(np.array([group]))
+
+
+def test_a_candidate_whose_latency_is_at_the_budget_passes_with_a_probability_of_at_most_alpha() -> None:
+    """400 load runs of 2,000 requests, p99 and median throughput at their budgets: at most 5 % pass and 5 % fail, and no bound is wrong more often.
+
+    A verdict by the measured p99 alone passes half of them. Seconds are exponential, so the p99 is log 100, and the sum of a
+    round is a gamma variable, whose median is taken from many draws.
+    """
+    rng, runs = np.random.default_rng(5), 400
+    p99 = float(np.log(100))
+    rate = 20 / float(np.median(rng.gamma(20, size=400_000)))
+    budget = Budget(latency_p99_s=p99, throughput_per_s=rate)
+    found = []
+    for _ in range(runs):
+        wall = rng.exponential(size=2000)
+        run = judged(wall, wall, budget, DRAWN, pass_level=ALPHA, fail_level=ALPHA)
+        found.append(run.answers)
+    for number, limit in ((0, p99), (1, rate)):
+        answers = [run[number] for run in found]
+        assert np.mean([one.verdict is Outcome.PASS for one in answers]) <= most(ALPHA, runs)
+        assert np.mean([one.verdict is Outcome.FAIL for one in answers]) <= most(ALPHA, runs)
+        assert np.mean([one.high < limit for one in answers]) <= most(ALPHA, runs)
+        assert np.mean([one.low > limit for one in answers]) <= most(ALPHA, runs)
+    naive = np.mean([run[0].mean is not None and run[0].mean < p99 for run in found])
+    assert naive > 0.3
+
+
+def test_the_bounds_of_a_latency_say_the_same_as_the_verdict() -> None:
+    """It passes exactly where the upper bound is below the budget, and fails exactly where the lower one is not; few requests say nothing."""
+    wall = np.random.default_rng(6).exponential(size=1500)
+    for limit in (2.0, 3.5, 4.0, 5.0, 6.0, 8.0):
+        run = judged(wall, wall, Budget(latency_p99_s=limit), DRAWN, pass_level=ALPHA, fail_level=ALPHA)
+        (answer,) = run.answers
+        wanted = Outcome.INSUFFICIENT
+        if answer.high < limit:
+            wanted = Outcome.PASS
+        elif answer.low >= limit:
+            wanted = Outcome.FAIL
+        assert answer.verdict is wanted
+    few = judged(
+        wall[:100], wall[:100], Budget(latency_p99_s=50.0), DRAWN, pass_level=ALPHA, fail_level=ALPHA
+    )
+    assert few.answers[0].verdict is Outcome.INSUFFICIENT
+    assert (few.answers[0].high, few.answers[0].more) == (np.inf, 270)
+
+
+def test_a_candidate_whose_mean_divergence_is_at_the_budget_passes_with_a_probability_of_at_most_alpha() -> (
+    None
+):
+    """400 streams of 1,500 clipped divergences with a mean at the budget, most of them 0 and some at the cap: at most 5 % pass and 5 % fail."""
+    rng, streams, steps, cap = np.random.default_rng(7), 400, 1500, 2.0
+    ended = []
+    for _ in range(streams):
+        kind = rng.random(steps)
+        share = np.where(kind < 0.01, 1.0, np.where(kind < 0.11, rng.random(steps), 0.0))  # mean 0.06
+        groups = np.stack((1 - share, share), axis=1)
+        ended.append(trial(Question.divergence(0.06 * cap, cap)).after(groups))
+    assert np.mean([one.passed is not None for one in ended]) <= most(ALPHA, streams)
+    assert np.mean([one.failed is not None for one in ended]) <= most(ALPHA, streams)
+
+
+def test_a_candidate_that_loses_too_much_accuracy_passes_by_late_labels_with_a_probability_of_at_most_alpha() -> (
+    None
+):
+    """100 streams of 600 exchanges at the limit, of which 70 % get a label, much later and in any order: at most 5 % pass and 5 % fail.
+
+    More than 5 % plus four standard errors with probability below 1e-4 if the bound were attained. Here it does not depend on who is
+    right whether a label comes, as is assumed.
+    """
+    rng, streams, steps = np.random.default_rng(8), 100, 600
+    question, wrong, at = Question.accuracy(0.9), np.zeros(2), datetime(2026, 11, 23, tzinfo=UTC)
+    # The true class is 0: both right, reference alone, candidate alone, and neither; 0.9 * (0.78 + 0.12) = 0.78 + 0.03.
+    kinds = [
+        Answers(reference=np.array([r]), candidate=np.array([c]), served=np.array([r]))
+        for r, c in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    for _ in range(streams):
+        expected, after = ExpectedLabels((), timedelta(minutes=30)), trial(question)
+        for number, kind in enumerate(rng.choice(4, steps, p=(0.78, 0.12, 0.03, 0.07)).tolist()):
+            expected.expect(UUID(int=number), kinds[kind], at=at, weight=1.0)
+        labels = [
+            TrueLabel(
+                exchange=UUID(int=number), item=0, label="0", candidate_right=False, reference_right=False
+            )
+            for number in rng.permutation(steps)[: int(0.7 * steps)].tolist()
+        ]
+        for begin in range(0, len(labels), 70):
+            expected.give(labels[begin : begin + 70])
+            for weights in expected.taken(at):
+                after = after.after(weights[None])
+        assert after.n == len(labels)
+        wrong += (after.passed is not None, after.failed is not None)
+    assert (wrong / streams <= most(ALPHA, streams)).all()

@@ -1,0 +1,41 @@
+"""What `quantdrift gate --live` shows while it waits."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from quantdrift.cli.gate import _progress
+from quantdrift.drift.gate import Question, Trial, decision
+from quantdrift.shadow.gate.follow import Followed
+
+pytestmark = pytest.mark.unit
+
+
+def followed(*trials: Trial) -> Followed:
+    """Return what is known after these trials, each of all traffic."""
+    made = decision(
+        [("all", one) for one in trials], model="digits", candidate="sha256:1", at=datetime.now(UTC)
+    )
+    return Followed(id=7, decision=made, seen=1000, refused=0, unusable=0, problem="", elapsed_s=100.0)
+
+
+def trial(n: int) -> Trial:
+    """Return the flips of so many exchanges without any; 370 pass."""
+    return Trial(question=Question.flips(0.01), pass_level=0.05, fail_level=0.05).at_once(
+        np.tile([[1.0, 0.0]], (n, 1))
+    )
+
+
+def test_it_names_the_slice_that_lacks_most() -> None:
+    """With the time that it takes at this rate."""
+    shown = _progress(followed(trial(400), trial(100)))
+    assert (
+        shown
+        == "gate 7: 1,000 exchanges, 1 of 2 questions decided; all: about 270 more, 4.5 min at this rate"
+    )
+
+
+def test_a_look_at_the_moment_of_the_verdict_shows_that_all_is_decided() -> None:
+    """The last exchange may decide the last question just before a look."""
+    assert _progress(followed(trial(400))) == "gate 7: 1,000 exchanges, all questions decided"
