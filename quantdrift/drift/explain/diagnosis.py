@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Z
@@ -90,6 +90,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
         The accepted mean, and the allowance for noise that was added to it.
     tail_level, tail_before, tail_after
         For a tail: a level, and the shares of items above it before and since the onset.
+    latency_budget_s, suspect
+        For a latency: what counts as slow, and where to look first.
     """
 
     task: Task
@@ -103,6 +105,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     tail_level: float | None = None
     tail_before: float | None = None
     tail_after: float | None = None
+    latency_budget_s: float | None = None
+    suspect: Suspect | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from math import floor, log10
 from typing import Final
 
 from quantdrift.core.notation import count_of, number, percent
-from quantdrift.core.records import Metric
+from quantdrift.core.records import SHARES, Metric, Suspect
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState, Begin, Decided, Diagnosis, Kind
@@ -28,6 +28,19 @@ _ONE_CAUSE = {
     DamageCause.INPUT_SHIFT: "; where the inputs are as hard as before the model answers as before",
     DamageCause.UNSEEN: ", so there is nothing to compare them with",
 }
+ANSWERS: Final = {
+    Suspect.MODEL: "its answers have drifted as well",
+    Suspect.ENGINE: "its answers have not drifted, and all traffic together is too slow",
+    Suspect.TRAFFIC: "its answers have not drifted, and all traffic together is fast enough",
+    Suspect.UNKNOWN: "it is not known yet whether its answers have drifted, or whether all traffic together is too slow",
+}
+"""What is known of a slow candidate's answers."""
+LOOK_FIRST: Final = {
+    Suspect.MODEL: "look at what was deployed, the model and its engine",
+    Suspect.ENGINE: "look at the engine, the machine and the load; if only some slices are slow, at their requests",
+    Suspect.TRAFFIC: "look at the requests of this slice, such as their size",
+    Suspect.UNKNOWN: "look at the load, then at what was deployed",
+}
 _CALIBRATE = (
     "calibrate again with inputs of this slice, or quantise more finely (per channel, or with higher precision in the"
     " sensitive layers), and measure with labels which of them helps"
@@ -43,10 +56,8 @@ def finding(case: Diagnosis) -> str:
     """Return what is wrong, in whole words: the measure that decided, what is accepted, and how many answers a day."""
     deciding = case.deciding
     where = "all traffic" if case.whole.itself else case.slice
-    if deciding.kind == Kind.TAIL:
-        return f"{_tail_finding(deciding, where)}{_answers(case)}"
     if deciding.metric is not Metric.FLIP:
-        return f"outputs in {where} are {_far(deciding)} from those of the unquantised model {_than(deciding)}{_answers(case)}"
+        return _finding_of_another_measure(case, where)
     if deciding.after is None:
         return f"more answers in {where} changed than are accepted"
     seen = f"{percent(deciding.after)} of answers in {where} changed"
@@ -66,8 +77,22 @@ def finding(case: Diagnosis) -> str:
     return f"{seen}, {before}{within}{daily}"
 
 
+def _finding_of_another_measure(case: Diagnosis, where: str) -> str:
+    """Return what is wrong where the share of changed answers did not decide."""
+    deciding = case.deciding
+    if deciding.metric is Metric.LATENCY:
+        share = "more exchanges" if deciding.after is None else f"{percent(deciding.after)} of exchanges"
+        return f"{share} in {where} took {slower(deciding.latency_budget_s)}{_accepted(deciding)}{_answers(case)}"
+    if deciding.kind == Kind.TAIL:
+        return f"{_tail_finding(deciding, where)}{_answers(case)}"
+    return f"outputs in {where} are {_far(deciding)} from those of the unquantised model {_than(deciding)}{_answers(case)}"
+
+
 def sureness(case: Diagnosis) -> str:
     """Return how sure it is that this is not chance."""
+    if case.deciding.metric is Metric.LATENCY:
+        timed = f"{count_of(case.deciding.n_after, 'exchange')} since then"
+        return f"How sure: likely, and not certain ({timed}). A slow model opens a ticket and never a page."
     n = count_of(case.deciding.n_after, "answer")
     verb = "was" if case.deciding.n_after == 1 else "were"
     compared = f"{n} {verb} compared with the unquantised model since then"
@@ -127,13 +152,25 @@ def changed(case: Diagnosis) -> str:
     return "What changed: not known, because too little from before can be compared with."
 
 
+def slower(limit_s: float | None) -> str:
+    """Return what counts as slow, as words that follow `took`."""
+    return "longer than the latency budget" if limit_s is None else f"longer than {number(limit_s)} s"
+
+
 def news(changes: Iterable[str]) -> list[str]:
     """Return the sentences of an explanation on what is new; `changed` says the same in one line."""
     return [f"New around the onset: {change}." for change in changes]
 
 
 def elsewhere(case: Diagnosis) -> str:
-    """Return how all traffic of the version is; empty where the alert is about it."""
+    """Return how all traffic of the version is, empty where the alert is about it; of a slow model how its answers are."""
+    if case.deciding.metric is Metric.LATENCY:
+        answers = ANSWERS[case.deciding.suspect or Suspect.UNKNOWN]
+        return f"{answers[0].upper()}{answers[1:]}."
+    return _all_traffic(case)
+
+
+def _all_traffic(case: Diagnosis) -> str:
     whole = case.whole
     share = case.deciding.metric is Metric.FLIP
     mean = f" ({percent(whole.mean)} changed)" if share and whole.mean is not None else ""
@@ -156,6 +193,8 @@ def first_step(case: Diagnosis) -> str:
     """Return what to do first, and then."""
     if case.explained_by:
         return f"look at {case.explained_by}: without its answers this alert vanishes."
+    if case.deciding.metric is Metric.LATENCY:
+        return f"{LOOK_FIRST[case.deciding.suspect or Suspect.UNKNOWN]}."
     whole = case.whole.itself or case.whole.state is AggregateState.ALERTING
     part = "the traffic" if whole else case.slice
     match case.begin:
@@ -264,10 +303,12 @@ def decided(deciding: Decided, since: str) -> str:
         return _tail(deciding, since)
     if deciding.after is None:
         return ""
-    share = deciding.metric is Metric.FLIP
+    took = f"took {slower(deciding.latency_budget_s)}"
     observed = (
-        f"{percent(deciding.after)} of answers changed"
-        if share
+        f"{percent(deciding.after)} of exchanges {took}"
+        if deciding.metric is Metric.LATENCY
+        else f"{percent(deciding.after)} of answers changed"
+        if deciding.metric is Metric.FLIP
         else f"mean {_amount(deciding, deciding.after)}"
     )
     observed = f"{observed} since {since} ({count_of(deciding.n_after, 'exchange')})"
@@ -321,4 +362,4 @@ def _value(deciding: Decided, value: float) -> str:
 
 
 def _plain(metric: Metric, value: float, unit: str) -> str:
-    return percent(value) if metric is Metric.FLIP else f"{number(value)} {unit}".rstrip()
+    return percent(value) if metric in SHARES else f"{number(value)} {unit}".rstrip()

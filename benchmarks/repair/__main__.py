@@ -1,0 +1,198 @@
+"""From alert to fix: faults that are injected into a quantised network, and whether `quantdrift diagnose` names them.
+
+    python -m benchmarks.repair [--quick]
+
+A residual network of 32 sites is quantised by ONNX Runtime. At one site a scale, a zero point, a channel or the rounding is
+spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose` does it, with 32 changed and 32 other pages:
+
+- `culprit_first`: share of faults that are named first. `culprit_first_decoy`: the same beside a harmless fault elsewhere that has
+  a larger error. `both_of_two`: share of pairs of faults that are the first two.
+- `healthy_accused`: share of diagnoses that name a site though nothing is wrong: the worst of 50 random slices of a sound candidate,
+  with no budget that would hide it.
+- `ort_first`, `ort_first_decoy`: the same faults, by the ranking of ONNX Runtime's own debugger, among sites of the same kind: the
+  smallest ratio of signal to noise against the reference (`onnxruntime.quantization.qdq_loss_debug`).
+- `diagnose_s`: the seconds of one diagnosis of 2,000 pages.
+- `gate_*`: the false passes of `quantdrift gate`, and how many samples it needs; see `gates`.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+import numpy as np
+
+from benchmarks.repair.faults import Fault, Patient
+from benchmarks.repair.gates import gate_figures
+from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
+from benchmarks.result import Goal, finish
+from quantdrift.core.config.schema import OutputKind
+from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.repair.blame import Diagnosis, Verdict, diagnose
+from quantdrift.shadow.repair.sites import SiteKind, SwitchableCopy
+from quantdrift.shadow.tensors.arrays import Outputs
+
+N_PAGES: Final = 2_000
+BUDGET: Final = 0.01
+_POOL: Final = 40_000
+_SLICES: Final = 50
+_COMPARATOR: Final = ClassificationComparator(OutputKind.LOGITS, 3)
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of each are tried."""
+
+    single: int = 100
+    decoy: int = 100
+    pairs: int = 50
+    healthy: int = 100
+
+
+QUICK: Final = Scale(single=6, decoy=3, pairs=3, healthy=6)
+
+
+def compare(candidate: Outputs, reference: Outputs) -> Divergences:
+    """Compare logits."""
+    return _COMPARATOR.compare(candidate[OUTPUT], reference[OUTPUT])
+
+
+def found_in(patient: Patient, faults: Sequence[Fault], seed: int) -> Diagnosis:
+    """Return the diagnosis of the candidate with some faults."""
+    copy = SwitchableCopy(patient.write(faults), patient.reference)
+    return diagnose(copy, compare, {INPUT: patient.images}, budget=BUDGET, seed=seed)
+
+
+def first_by_error(patient: Patient, faults: Sequence[Fault]) -> bool:
+    """Return whether ONNX Runtime's debugger ranks the first fault's site above all others of its kind, activations or weights.
+
+    By the smallest ratio of signal to noise of a tensor against the reference's tensor: the error that reaches an activation
+    counts there.
+    """
+    from onnxruntime.quantization.qdq_loss_debug import (  # noqa: PLC0415 - a second of imports
+        compute_signal_to_quantization_noice_ratio as signal_to_noise,
+    )
+
+    copy = SwitchableCopy(patient.write(faults), patient.reference)
+    kind = patient.sites[faults[0].site].kind
+    ratios: dict[str, float] = {}
+    if kind is SiteKind.ACTIVATION:
+        inputs = {INPUT: patient.images[:64]}
+        served, whole = copy.raw(inputs), copy.raw(inputs, copy.everywhere)
+        ratios = {
+            copy.sites[number].name: float(signal_to_noise([raw], [served[number]]))
+            for number, raw in whole.items()
+        }
+    else:
+        largest: dict[int, int] = {}
+        for weight in copy.weights:  # the weight of a site is larger than its bias
+            if weight.raw.size > largest.get(weight.site, 0):
+                largest[weight.site] = weight.raw.size
+                ratios[copy.sites[weight.site].name] = float(
+                    signal_to_noise([weight.raw.reshape(-1)], [weight.served.reshape(-1)])
+                )
+    return min(ratios, key=lambda name: ratios[name]) == faults[0].site
+
+
+def _healthy(patient: Patient, seed: int) -> Diagnosis:
+    """Return the diagnosis of the worst of some random slices of the sound candidate."""
+    rng = np.random.default_rng(seed)
+    pool = drawn(pages().held_out, _POOL, rng)
+    copy = patient.copy
+    flips = compare(copy.served({INPUT: pool}), copy.expected({INPUT: pool})).flip
+    slices = np.array_split(rng.permutation(_POOL), _SLICES)
+    worst = max(slices, key=lambda rows: float(np.nansum(flips[rows])))
+    return diagnose(copy, compare, {INPUT: pool[worst]}, budget=0.0, seed=seed)
+
+
+def _each(label: str, n: int) -> Iterator[int]:
+    with click.progressbar(range(n), label=label, file=sys.stderr) as bar:
+        yield from bar
+
+
+def _patient(folder: Path, images: Images) -> Patient:
+    reference, candidate = folder / "fp32.onnx", folder / "int8.onnx"
+    write(reference, pages(), 1)
+    quantise(reference, candidate, pages().learnable)
+    return Patient(reference, candidate, images, folder)
+
+
+def measure(scale: Scale, folder: Path) -> dict[str, float]:
+    """Inject, diagnose and count."""
+    patient = _patient(folder, drawn(pages().held_out, N_PAGES, np.random.default_rng(2)))
+    first, by_error, seconds = [], [], []
+    for seed in _each("one fault", scale.single):
+        fault = patient.draw(np.random.default_rng(seed))
+        begin = time.monotonic()
+        found = found_in(patient, [fault], seed)
+        seconds.append(time.monotonic() - begin)
+        first.append(bool(found.blamed) and found.blamed[0].site == fault.site)
+        by_error.append(first_by_error(patient, [fault]))
+    beside, beside_by_error = [], []
+    seed = 10_000
+    for _ in _each("beside a decoy", scale.decoy):
+        decoy = None
+        while decoy is None:
+            seed += 1
+            rng = np.random.default_rng(seed)
+            fault = patient.draw(rng)
+            decoy = patient.decoy(fault, rng)
+        found = found_in(patient, [fault, decoy], seed)
+        beside.append(bool(found.blamed) and found.blamed[0].site == fault.site)
+        beside_by_error.append(first_by_error(patient, [fault, decoy]))
+    both = []
+    for seed in _each("two faults", scale.pairs):
+        rng = np.random.default_rng(20_000 + seed)
+        one = patient.draw(rng)
+        other = patient.draw(rng, besides=[one.site])
+        found = found_in(patient, [one, other], seed)
+        both.append({site.site for site in found.blamed[:2]} == {one.site, other.site})
+    accused = [
+        _healthy(patient, 30_000 + seed).verdict is Verdict.NAMED
+        for seed in _each("nothing wrong", scale.healthy)
+    ]
+    return {
+        "sites": float(len(patient.sites)),
+        "culprit_first": float(np.mean(first)),
+        "culprit_first_decoy": float(np.mean(beside)),
+        "both_of_two": float(np.mean(both)),
+        "healthy_accused": float(np.mean(accused)),
+        "ort_first": float(np.mean(by_error)),
+        "ort_first_decoy": float(np.mean(beside_by_error)),
+        "diagnose_s": float(np.median(seconds)),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a minute: fewer faults")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(QUICK if given.quick else Scale(), Path(folder))
+    gates = gate_figures(quick=given.quick).goals()
+    figures |= {goal.name: float(goal.value) for goal in gates}
+    for name, value in figures.items():
+        print(f"{name:22} {value:.3g}")
+    goals = [
+        Goal(name=name, value=figures[name], bound=bound, unit=unit, at_most=at_most)
+        for name, bound, unit, at_most in (
+            ("culprit_first", 1.0, "share", False),
+            ("culprit_first_decoy", 1.0, "share", False),
+            ("both_of_two", 1.0, "share", False),
+            ("healthy_accused", 0.05, "share", True),
+            ("diagnose_s", 30.0, "s", True),
+        )
+    ]
+    finish("repair", dict(figures), [*goals, *gates])
+
+
+if __name__ == "__main__":
+    main()

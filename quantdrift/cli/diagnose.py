@@ -1,0 +1,411 @@
+"""The command `quantdrift diagnose`, which names the quantised sites that damage a slice."""
+
+import asyncio
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from quantdrift.cli.alerts import NO_NOTE, add_note
+from quantdrift.cli.damaged import Damaged, damaged
+from quantdrift.cli.embedded_nats import at_data
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit
+from quantdrift.cli.output import Steps, columns
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.slices import SliceKey
+from quantdrift.core.text import plain
+
+if TYPE_CHECKING:
+    from quantdrift.core.records import Exchange, Exemplar
+    from quantdrift.shadow.repair.blame import Blamed, Diagnosis
+    from quantdrift.shadow.repair.samples import Samples
+    from quantdrift.shadow.repair.sites import SwitchableCopy
+
+_EXIT: Final = {"named": 0, "nobody to blame": 3, "too few exemplars": 4}
+_PICTURES: Final = (".svg", ".png")
+_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TINY: Final = 5e-5  # a share below it is shown as 0
+
+# What each cause means, and what to do about it.
+_MEANING: Final = {
+    "saturation": (
+        "Values of this slice lie outside the range that the quantised model can represent, and are cut off.",
+        "Calibrate again, with inputs of this slice among the others; then run quantdrift gate on every slice.",
+    ),
+    "resolution": (
+        "Values of this slice use a small part of a range, so few distinct levels are left for them.",
+        (
+            "Calibrating again does not help: other slices need the wide range. Leave the named sites unquantised, or serve the slice by a"
+            " copy that is calibrated on it."
+        ),
+    ),
+    "weights": (
+        "The rounding of weights changes the answers.",
+        "Quantise these weights by channel, or leave them unquantised.",
+    ),
+    "spread": ("No single site is the cause: several sites together do the damage.", ""),
+    "not this slice": (
+        "Other slices are damaged, too: the quantisation as a whole is too coarse.",
+        "A route for this slice alone does not help. Quantise again by another method, or leave the named sites unquantised.",
+    ),
+    "input": (
+        "No site restores more than chance does.",
+        "Look at the inputs: answers at a small margin change with any rounding. Compare the preparation of inputs on both sides, too.",
+    ),
+    "within budget": (
+        "On these inputs the slice is within its budget: there is no damage to explain.",
+        "If an alert is open, these inputs do not show its damage: record newer ones.",
+    ),
+}
+
+
+@click.command()
+@click.argument("alert_id", metavar="[ALERT]", type=click.IntRange(min=1), required=False)
+@click.option(
+    "--candidate",
+    type=_FILE,
+    required=True,
+    help="The quantised model that serves: an ONNX file in QDQ form.",
+)
+@click.option(
+    "--inputs",
+    type=click.Path(exists=True, path_type=Path),
+    help="Recorded inputs: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.  [default: the exemplars of the slice]",
+)
+@CONFIG
+@DATA
+@click.option("--model", "name", default="", help="Without ALERT: the model.  [default: the only one]")
+@click.option("--slice", "slice_name", default="", help="Without ALERT: the slice, such as scanner=archive.")
+@click.option(
+    "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a picture of the sites and ranges: a .svg or .png file.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of what is drawn at random.")
+@NO_NOTE
+@JSON
+def diagnose(
+    alert_id: int | None,
+    candidate: Path,
+    inputs: Path | None,
+    config_path: Path,
+    data: Path | None,
+    name: str,
+    slice_name: str,
+    number: int | None,
+    picture: Path | None,
+    seed: int,
+    *,
+    no_note: bool,
+    as_json: bool,
+) -> None:
+    """Name the quantised sites of the candidate that damage a slice: that of ALERT, or the one of --slice.
+
+    A site is an activation range or the weight of a layer. Each is put into FP32 alone and with others, on inputs of the slice; a site
+    is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. A healthy candidate is accused in at
+    most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or where none are kept on what waits in the stream. With ALERT the result becomes a note of the alert.
+
+    Exit code 0 if a site is named, 3 if none is to blame, 4 if there are too few inputs of the slice, or too few that are damaged; 1
+    and 2 are errors, 2 also where this candidate cannot be diagnosed.
+
+    \b
+    Examples:
+      quantdrift diagnose 12 --candidate models/digits-int8.onnx
+      quantdrift diagnose 12 --candidate models/digits-int8.onnx --inputs recorded/
+      quantdrift diagnose --slice scanner=archive --candidate digits-int8.onnx --inputs recorded.npz --picture cause.svg
+    """
+    from quantdrift.shadow.repair.blame import diagnose as found_by
+    from quantdrift.shadow.repair.samples import check_served, comparison, recorded
+    from quantdrift.shadow.repair.sites import SwitchableCopy
+
+    if picture is not None and picture.suffix not in _PICTURES:
+        raise OperatorError(f"--picture {picture}: pictures are .svg or .png files")
+    case = damaged(config_path, data, alert_id=alert_id, name=name, slice_name=slice_name, number=number)
+    config, model, chosen = case.config, case.model, case.slice
+    copy = SwitchableCopy(candidate, case.reference, threads=config.shadow.threads)
+    compare = comparison(model, copy)
+    if inputs is None:
+        samples = _kept(case, data, copy, quiet=as_json)
+        check_served(samples, copy, compare)
+    else:
+        samples = _samples(config, case.rules, copy.inputs, inputs, chosen, recorded, quiet=as_json)
+    with click.progressbar(length=1000, label="switching sites", hidden=as_json, file=sys.stderr) as bar:
+        found = found_by(
+            copy,
+            compare,
+            samples.inside,
+            elsewhere=samples.elsewhere,
+            damaged=samples.damaged,
+            budget=model.budget.flip,
+            seed=seed,
+            progress=lambda done, total: bar.update(1000 * done // total - bar.pos),
+        )
+    if picture is not None and found.one_off:
+        from quantdrift.shadow.repair.picture import write
+
+        write(found, picture, title=f"{model.name}, {chosen.name}: {cause_of(found)}")
+    digest = f"sha256:{hashlib.sha256(candidate.read_bytes()).hexdigest()}"
+    if alert_id is not None and not no_note and found.verdict.value != "too few exemplars":
+        add_note(config_path, data, alert_id, "cause", sentence_of(found), details_of(found, digest))
+    if as_json:
+        emit(
+            {
+                "alert": alert_id,
+                "model": model.name,
+                "slice": chosen.name,
+                "candidate": digest,
+                **msgspec.to_builtins(found),
+            }
+        )
+    else:
+        if inputs is None:
+            n_chosen = len(next(iter(samples.damaged.values()))) if samples.damaged else 0
+            click.echo(
+                f"Inputs: {found.n_items} that nobody has chosen, and {n_chosen} that are kept because they are damaged; these count in no share."
+            )
+        click.echo(text_of(found, model=model.name, slice_name=chosen.name))
+        if picture is not None:
+            click.echo(
+                f"Picture: {picture}" if found.one_off else "No picture was written: no site was tried."
+            )
+    sys.exit(_EXIT[found.verdict.value])
+
+
+def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
+    """Return the diagnosis for the terminal."""
+    others = f", elsewhere {_share(found.elsewhere)}" if found.elsewhere is not None else ""
+    damage = f"{_share(found.flips)} of {found.n_items:,} answers change"
+    lines = [
+        f"{plain(model)}, {plain(slice_name)}: {damage}; the budget is {_share(found.budget)}{others}.",
+        f"The copy of the candidate reproduces {found.reproduced:.1%} of its answers.",
+    ]
+    if found.one_off:
+        lines[-1] += (
+            f" {found.n_sites} sites were tried on {found.n_damaged} inputs whose answer changes and {found.n_random} others."
+        )
+    lines.append("")
+    if found.verdict.value == "too few exemplars":
+        return "\n".join([*lines, _too_few(found)])
+    lines.append(f"Cause: {cause_of(found)}.")
+    lines += [f"  {_MEANING[cause.value][0]}" for cause in found.causes]
+    if found.blamed:
+        head = ("site", "restores", "by chance", "changed answers left", "why", "multiplications in FP32")
+        lines += ["", columns(head, [_row(one) for one in found.blamed]), ""]
+        lines.append(
+            "restores: share of the damage that goes away when the site is in FP32, beside the sites above it."
+        )
+        lines.append("by chance: the most that went away when ranges were changed at random.")
+        if not any(one.weight_error is not None for one in found.blamed):
+            lines.append("No weight is named.")
+    if found.unmatched:
+        lines.append(
+            f"{len(found.unmatched)} weights could not be found in the reference and stayed quantised: {', '.join(found.unmatched[:3])}"
+        )
+    lines += ["", f"What to do: {_to_do(found)}"]
+    return "\n".join(lines)
+
+
+def sentence_of(found: "Diagnosis") -> str:
+    """Return the cause and what to do, for a person who reads the alert."""
+    sites = f" at {', '.join(one.site for one in found.blamed)}" if found.blamed else ""
+    return f"Cause: {cause_of(found)}{sites}. {_to_do(found)}"
+
+
+def details_of(found: "Diagnosis", candidate: str) -> dict[str, Any]:
+    """Return the figures of a diagnosis that an alert keeps."""
+    names = ("causes", "flips", "budget", "elsewhere", "n_items", "n_sites", "fresh_flips")
+    return {
+        "candidate": candidate,
+        **msgspec.to_builtins({name: getattr(found, name) for name in names}),
+        "sites": msgspec.to_builtins(found.blamed),
+    }
+
+
+def _to_do(found: "Diagnosis") -> str:
+    last = found.causes[-1].value
+    return _MEANING[last if last == "not this slice" else found.causes[0].value][1]
+
+
+def _too_few(found: "Diagnosis") -> str:
+    from quantdrift.shadow.repair.blame import FEWEST_DAMAGED, FEWEST_ITEMS
+
+    if found.n_items < FEWEST_ITEMS:
+        return f"Too few inputs: there are {found.n_items} of this slice, and {FEWEST_ITEMS} are needed: {FEWEST_ITEMS - found.n_items} more."
+    return (
+        f"Too few damaged inputs: the answer of {found.n_damaged} changes, and {FEWEST_DAMAGED} are needed. Record more of this slice:"
+        f" some {_needed(found):,}."
+    )
+
+
+def _needed(found: "Diagnosis") -> int:
+    from quantdrift.shadow.repair.blame import DAMAGED, FEWEST_ITEMS
+
+    return max(round(DAMAGED / found.flips), FEWEST_ITEMS) if found.flips else 100 * DAMAGED
+
+
+def cause_of(found: "Diagnosis") -> str:
+    """Return the cause in words."""
+    if not found.causes:
+        return found.verdict.value
+    first, *others = (cause.value for cause in found.causes)
+    words = {
+        "spread": f"spread over {len(found.blamed)} of {found.n_sites} sites",
+        "not this slice": "not only on this slice",
+        "input": "none of the sites",
+    }
+    return ", ".join([words.get(first, first), *(words.get(other, other) for other in others)])
+
+
+def _row(one: "Blamed") -> tuple[str, ...]:
+    return (
+        one.site,
+        _percent(one.restores),
+        f"at most {_percent(one.placebo)}",
+        "unknown" if one.flips_left is None else _share(one.flips_left),
+        _why(one),
+        "unknown" if one.cost is None else _share(one.cost),
+    )
+
+
+def _why(one: "Blamed") -> str:
+    if one.weight_error is not None:
+        return f"weights are off by {_share(one.weight_error)}"
+    if one.used is None or one.levels is None:
+        return ""
+    of = f" of [{one.low:.3g}, {one.high:.3g}]" if one.low is not None else ""
+    if one.cause.value == "saturation":
+        return f"{_share(one.outside or 0.0)} of the values are outside{of}"
+    elsewhere = ""
+    if one.elsewhere_used is not None:
+        elsewhere = f" (elsewhere {_share(one.elsewhere_used)}, {one.elsewhere_levels:.0f})"
+    return f"uses {_share(one.used)}{of}, {one.levels:.0f} levels{elsewhere}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.3g} %" if abs(value) >= _TINY else "0 %"
+
+
+def _kept(case: Damaged, data: Path | None, copy: "SwitchableCopy", *, quiet: bool) -> "Samples":
+    """Return the exemplars of the slice, and random ones of its neighbours; without any, what waits in the stream."""
+    from quantdrift.shadow.repair.samples import of_exemplars, of_waiting
+
+    problems: list[str] = []
+    with Steps(quiet=quiet) as step:
+        step(f"reading exemplars of {case.slice.name}")
+        found, others = asyncio.run(_exemplars(case, data, problems))
+        version = case.version or _most_frequent(found)
+        n_kept = len(found)
+        found, others = (
+            [one for one in side if one.exchange.stored_version == version] for side in (found, others)
+        )
+        if len(found) < n_kept:
+            click.echo(
+                f"{n_kept - len(found)} exemplars of other versions are left out: only {plain(version)} counts",
+                err=True,
+            )
+        if any(one.kind.value == "random" for one in found):
+            step(f"{len(found)} exemplars of {version}")
+            _say_unreadable(problems)
+            return of_exemplars(found, others, copy)
+        step("reading what waits in the stream")
+        exchanges = asyncio.run(_waiting(case, data, problems))
+        if case.version:
+            exchanges = [one for one in exchanges if one.stored_version == case.version]
+        _say_unreadable(problems)
+        return of_waiting(exchanges, case.slice, copy)
+
+
+def _say_unreadable(problems: Sequence[str]) -> None:
+    if problems:
+        click.echo(
+            f"{len(problems)} exemplars or exchanges cannot be read, the first: {plain(problems[0])}",
+            err=True,
+        )
+
+
+def _most_frequent(found: "Sequence[Exemplar]") -> str:
+    counts = Counter(one.exchange.stored_version for one in found)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+async def _exemplars(
+    case: Damaged, data: Path | None, problems: list[str]
+) -> "tuple[list[Exemplar], list[Exemplar]]":
+    """Return the exemplars of the slice, and random ones of other values of its rule."""
+    from quantdrift.core.records import ExemplarKind
+    from quantdrift.core.stream.connection import Queue
+    from quantdrift.core.stream.exemplars import kept_exemplars
+    from quantdrift.core.stream.rights import NatsRole
+    from quantdrift.shadow.repair.exemplars import exemplars, opener
+
+    config = at_data(case.config, data, NatsRole.SHADOW)
+    opened = opener(config.stream)
+    queue = await Queue.connect(config.stream, client_name="quantdrift diagnose", role=NatsRole.SHADOW)
+    try:
+        rule = case.slice.name.partition("=")[0]
+        listed = [one async for one in kept_exemplars(queue, model=case.model.name)]
+        names = dict.fromkeys(one.slice for one in listed)
+        found = exemplars(queue, case.model.name, case.slice.name, opened=opened, unreadable=problems.append)
+        inside = [one async for one in found]
+        elsewhere = []
+        for name in names:
+            if name != case.slice.name and name.partition("=")[0] == rule and "=" in name:
+                others = exemplars(
+                    queue,
+                    case.model.name,
+                    name,
+                    opened=opened,
+                    kind=ExemplarKind.RANDOM,
+                    unreadable=problems.append,
+                )
+                elsewhere += [one async for one in others]
+        return inside, elsewhere
+    finally:
+        await queue.close()
+
+
+async def _waiting(case: Damaged, data: Path | None, problems: list[str]) -> "list[Exchange]":
+    from quantdrift.core.stream.connection import Queue
+    from quantdrift.core.stream.rights import NatsRole
+    from quantdrift.shadow.repair.exemplars import opener, waiting
+
+    config = at_data(case.config, data, NatsRole.ADMIN)
+    queue = await Queue.connect(config.stream, client_name="quantdrift diagnose", role=NatsRole.ADMIN)
+    try:
+        found = waiting(queue, case.model.name, opened=opener(config.stream), unreadable=problems.append)
+        return [one async for one in found]
+    finally:
+        await queue.close()
+
+
+def _samples(
+    config: Config,
+    rules: Sequence[Any],
+    names: Sequence[str],
+    inputs: Path,
+    chosen: SliceKey,
+    recorded: Any,
+    *,
+    quiet: bool,
+) -> Any:
+    """Return the recorded items of the slice, and others."""
+    from quantdrift.shadow.gate.recording import layout_of, parts_of
+
+    parts = parts_of(inputs)
+    layout = layout_of(config, rules, names)
+    length = sum(part.n_bytes for part in parts)
+    with click.progressbar(length=length, label="reading inputs", hidden=quiet, file=sys.stderr) as bar:
+        return recorded(parts, layout, rules, chosen, progress=bar.update)

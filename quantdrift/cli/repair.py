@@ -1,0 +1,487 @@
+"""The command `quantdrift repair`, which builds repairs of a candidate for a damaged slice, and measures them."""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+import numpy as np
+
+from quantdrift.cli.alerts import NO_NOTE, add_note
+from quantdrift.cli.damaged import Damaged, damaged
+from quantdrift.cli.diagnose import cause_of, details_of, sentence_of, text_of
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit
+from quantdrift.cli.output import columns
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.text import plain
+
+if TYPE_CHECKING:
+    from quantdrift.drift.gate import Decision
+    from quantdrift.shadow.repair.blame import Compare, Diagnosis
+    from quantdrift.shadow.repair.remedies import Measured, NotBuilt, Workbench
+    from quantdrift.shadow.repair.samples import Recording
+    from quantdrift.shadow.repair.sites import SwitchableCopy
+
+_KINDS: Final = ("recalibrate", "own-copy", "fp32-sites", "reference", "roll-back")
+_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
+_TINY: Final = 5e-5  # a share below it is shown as 0
+_FORMAT: Final = 1
+_MOST_NOTED: Final = 10  # repairs in the note of an alert
+_WORKS: Final = ("passes", "restores")
+_RESULTS: Final = {
+    "passes": "pass",
+    "restores": "the reference answers",
+    "more items needed": "more items needed",
+    "other slices stay bad": "fail: {worse} was bad before",
+    "not enough": "fail: not enough",
+    "moves the damage": "fail: damages {worse}",
+    "does not help": "fail: does not help",
+}
+
+
+@click.command()
+@click.argument("alert_id", metavar="[ALERT]", type=click.IntRange(min=1), required=False)
+@click.option(
+    "--candidate",
+    type=_FILE,
+    required=True,
+    help="The quantised model that serves: an ONNX file in QDQ form.",
+)
+@click.option(
+    "--inputs",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    help="Recorded inputs of all traffic: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="A new folder for the repaired models; nothing in it is ever overwritten.",
+)
+@CONFIG
+@DATA
+@click.option("--model", "name", default="", help="Without ALERT: the model.  [default: the only one]")
+@click.option("--slice", "slice_name", default="", help="Without ALERT: the slice, such as scanner=archive.")
+@click.option(
+    "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
+)
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(_KINDS),
+    help="Build only these. Repeatable.  [default: all that the cause allows]",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Probability that any repair passes wrongly, at most.",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of what is drawn at random.")
+@NO_NOTE
+@JSON
+def repair(
+    alert_id: int | None,
+    candidate: Path,
+    inputs: Path,
+    out: Path,
+    config_path: Path,
+    data: Path | None,
+    name: str,
+    slice_name: str,
+    number: int | None,
+    only: tuple[str, ...],
+    alpha: float,
+    seed: int,
+    *,
+    no_note: bool,
+    as_json: bool,
+) -> None:
+    """Build repairs of the candidate for a damaged slice, that of ALERT or the one of --slice, and measure them.
+
+    The recorded inputs are split into halves. One finds the cause and calibrates; on the other each repair is measured on every slice,
+    and judged as quantdrift gate does. Repairs that work come first, the cheapest first.
+
+    The models are written to the folder --out, with repairs.json and routes for a proxy. Nothing is deployed. With ALERT the cause and the
+    repairs become notes of the alert.
+
+    \b
+    recalibrate  new activation ranges, from all traffic and the slice
+    own-copy     a second quantised copy with the ranges of the slice, and a route to it
+    fp32-sites   the sites to blame are not quantised
+    reference    a route of the slice to the reference
+    roll-back    the reference serves everything
+
+    Exit code 0 if a repaired model passes, 3 if none does, 4 if there are too few inputs to tell; 1 and 2 are errors.
+
+    \b
+    Examples:
+      quantdrift repair 12 --candidate models/digits-int8.onnx --inputs recorded/ --out repaired/
+      quantdrift repair --slice scanner=archive --candidate digits-int8.onnx --inputs recorded.npz --out repaired/ --only own-copy
+    """
+    from quantdrift.shadow.gate.offline import is_routable
+    from quantdrift.shadow.repair.remedies import Kind, Workbench, halves
+    from quantdrift.shadow.repair.samples import comparison
+    from quantdrift.shadow.repair.sites import SwitchableCopy
+
+    case = damaged(config_path, data, alert_id=alert_id, name=name, slice_name=slice_name, number=number)
+    _check_empty(out)
+    copy = SwitchableCopy(candidate, case.reference)
+    compare = comparison(case.model, copy)
+    recording = _recording(case, copy, inputs, quiet=as_json)
+    if case.slice.name not in recording.items.members or not len(recording.items.members[case.slice.name]):
+        raise OperatorError(
+            f"--inputs {inputs}: no item is in the slice {case.slice.name}: record inputs of this slice"
+        )
+    rng = np.random.default_rng(seed)
+    work, fresh = halves(recording.items, rng)
+    found = _diagnosed(case, copy, compare, recording, work, seed=seed, quiet=as_json)
+    bench = Workbench(
+        copy,
+        compare,
+        candidate=candidate,
+        reference=case.reference,
+        inputs=recording.inputs,
+        items=recording.items,
+        slice_name=case.slice.name,
+        work=work,
+        fresh=fresh,
+        rng=rng,
+    )
+    measured: list[Measured] = []
+    skipped: list[NotBuilt] = []
+    if _is_damaged(found):
+        measured, skipped = _built(
+            bench,
+            case,
+            found,
+            [Kind(one) for one in only or _KINDS],
+            alpha=alpha,
+            routable=is_routable(case.slice),
+            quiet=as_json,
+        )
+    record = _record(case, candidate, alert_id, seed, found, measured, skipped, recording)
+    if measured:
+        _write(out, case, measured, record)
+        if alert_id is not None and not no_note:
+            digest = record["candidate"]
+            add_note(config_path, data, alert_id, "cause", sentence_of(found), details_of(found, digest))
+            details = _details(measured, case.slice.name, digest, candidate.stat().st_size)
+            add_note(
+                config_path,
+                data,
+                alert_id,
+                "repair",
+                _sentence(measured, case.slice.name, candidate.stat().st_size),
+                details,
+            )
+    if as_json:
+        emit(record)
+    else:
+        click.echo(_text(case, candidate, out, found, measured, skipped, n_items=(len(work), len(fresh))))
+    sys.exit(_exit_code(found, measured))
+
+
+def _check_empty(out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        raise OperatorError(f"--out {out} is not empty, and nothing is overwritten: name a new folder")
+
+
+def _recording(case: Damaged, copy: "SwitchableCopy", inputs: Path, *, quiet: bool) -> "Recording":
+    from quantdrift.shadow.gate.recording import layout_of, parts_of
+    from quantdrift.shadow.repair.samples import all_recorded
+
+    parts = parts_of(inputs)
+    layout = layout_of(case.config, case.rules, copy.inputs)
+    length = sum(part.n_bytes for part in parts)
+    with click.progressbar(length=length, label="reading inputs", hidden=quiet, file=sys.stderr) as bar:
+        return all_recorded(case.config, case.model.name, parts, layout, case.rules, progress=bar.update)
+
+
+def _diagnosed(
+    case: Damaged,
+    copy: "SwitchableCopy",
+    compare: "Compare",
+    recording: "Recording",
+    work: Any,
+    *,
+    seed: int,
+    quiet: bool,
+) -> "Diagnosis":
+    from quantdrift.shadow.repair.blame import diagnose
+    from quantdrift.shadow.repair.samples import MOST_ELSEWHERE, MOST_INSIDE, thinned
+
+    members = recording.items.members[case.slice.name]
+    inside, elsewhere = np.intersect1d(work, members), np.setdiff1d(work, members)
+    sides = [
+        {name: recording.inputs[name][thinned(rows, most)] for name in copy.inputs}
+        for rows, most in ((inside, MOST_INSIDE), (elsewhere, MOST_ELSEWHERE))
+    ]
+    with click.progressbar(length=1000, label="switching sites", hidden=quiet, file=sys.stderr) as bar:
+        return diagnose(
+            copy,
+            compare,
+            sides[0],
+            elsewhere=sides[1],
+            budget=case.model.budget.flip,
+            keep_aside=False,
+            seed=seed,
+            progress=lambda done, total: bar.update(1000 * done // total - bar.pos),
+        )
+
+
+def _is_damaged(found: "Diagnosis") -> bool:
+    return found.verdict.value != "too few exemplars" and found.flips > found.budget
+
+
+def _built(
+    bench: "Workbench",
+    case: Damaged,
+    found: "Diagnosis",
+    kinds: Sequence[Any],
+    *,
+    alpha: float,
+    routable: bool,
+    quiet: bool,
+) -> "tuple[list[Measured], list[NotBuilt]]":
+    repairs, skipped = bench.build(found, only=kinds, is_routable=routable)
+    with click.progressbar(
+        length=len(repairs), label="measuring repairs", hidden=quiet, file=sys.stderr
+    ) as bar:
+        measured = bench.measure(
+            repairs,
+            model=case.model.name,
+            budget=case.model.budget.flip,
+            at=datetime.now(UTC),
+            alpha=alpha,
+            progress=lambda: bar.update(1),
+        )
+    return measured, skipped
+
+
+def _exit_code(found: "Diagnosis", measured: "Sequence[Measured]") -> int:
+    results = {one.result.value for one in measured if one.repair.model}
+    if "passes" in results:
+        return 0
+    return 4 if "more items needed" in results or found.verdict.value == "too few exemplars" else 3
+
+
+def _is_written(one: "Measured") -> bool:
+    """Return whether a model may be of use: it does not fail in the slice itself, nor by damage elsewhere."""
+    return bool(one.repair.model) and one.result.value in {
+        "passes",
+        "more items needed",
+        "other slices stay bad",
+    }
+
+
+def _file(number: int, one: "Measured") -> str:
+    return f"{number}-{one.repair.kind.value}.onnx"
+
+
+def _write(out: Path, case: Damaged, measured: "Sequence[Measured]", record: dict[str, Any]) -> None:
+    """Write the models that may be of use, their routes, and the record."""
+    from quantdrift.shadow.repair.routes import route_of
+
+    files: dict[str, bytes] = {"repairs.json": msgspec.json.format(msgspec.json.encode(record)) + b"\n"}
+    for number, one in enumerate(measured, start=1):
+        if _is_written(one):
+            files[_file(number, one)] = one.repair.model
+        if one.repair.is_routed and (_is_written(one) or not one.repair.model):
+            route = route_of(case.slice, f"{case.model.name}-{one.repair.kind.value}")
+            if route is not None:
+                files[f"{number}-{one.repair.kind.value}.route.yaml"] = route.encode()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            with (out / name).open("xb") as file:
+                file.write(content)
+    except OSError as error:
+        raise OperatorError(f"--out {error.filename or out} cannot be written: {error.strerror}") from error
+
+
+def _record(
+    case: Damaged,
+    candidate: Path,
+    alert_id: int | None,
+    seed: int,
+    found: "Diagnosis",
+    measured: "Sequence[Measured]",
+    skipped: "Sequence[NotBuilt]",
+    recording: "Recording",
+) -> dict[str, Any]:
+    """Return what `repairs.json` has."""
+    return {
+        "format": _FORMAT,
+        "made_at": datetime.now(UTC),
+        "alert": alert_id,
+        "model": case.model.name,
+        "slice": case.slice.name,
+        "candidate": _digest(candidate.read_bytes()),
+        "reference": _digest(case.reference.read_bytes()),
+        "seed": seed,
+        "diagnosis": msgspec.to_builtins(found),
+        "repairs": [
+            {
+                "number": number,
+                "kind": one.repair.kind.value,
+                "result": one.result.value,
+                "file": _file(number, one) if _is_written(one) else None,
+                "digest": _digest(one.repair.model) if one.repair.model else None,
+                "route": case.slice.name if one.repair.is_routed else None,
+                "sites": one.repair.sites,
+                "calibrated_on": [recording.names[row] for row in one.repair.calibrated_on],
+                "worse": one.worse,
+                "flips": msgspec.to_builtins(one.flips),
+                "time_ratio": one.time_ratio,
+                "bytes": one.n_bytes,
+                "gate": one.decision,
+            }
+            for number, one in enumerate(measured, start=1)
+        ],
+        "not_built": [msgspec.to_builtins(one) for one in skipped],
+    }
+
+
+def _sentence(measured: "Sequence[Measured]", name: str, n_bytes: int) -> str:
+    """Return the best repair in words, for a person who reads the alert."""
+    best = next((one for one in measured if _is_written(one)), measured[0])
+    words = _row(0, best, name, n_bytes)
+    return (
+        f"Repair: {words[1]}. Changed answers {words[2]}, of all traffic {words[3]}; processor time {best.time_ratio:.2f} times the"
+        f" candidate's. Gate on recorded inputs: {words[-1]}."
+    )
+
+
+def _details(measured: "Sequence[Measured]", name: str, digest: str, n_bytes: int) -> dict[str, Any]:
+    """Return the table of repairs that an alert keeps."""
+    head = ("repair", "changed", "all", "time", "files", "gate")
+    rows = [
+        _row(number, one, name, n_bytes)[1:] for number, one in enumerate(measured[:_MOST_NOTED], start=1)
+    ]
+    return {"candidate": digest, "repairs": [dict(zip(head, row, strict=True)) for row in rows]}
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _text(
+    case: Damaged,
+    candidate: Path,
+    out: Path,
+    found: "Diagnosis",
+    measured: "Sequence[Measured]",
+    skipped: "Sequence[NotBuilt]",
+    *,
+    n_items: tuple[int, int],
+) -> str:
+    """Return the repairs for the terminal."""
+    name = case.slice.name
+    if not measured:
+        reason = [f"{one.kind.value}: not built, {one.why}" for one in skipped]
+        return "\n".join([text_of(found, model=case.model.name, slice_name=name), *reason])
+    lines = [
+        f"{plain(case.model.name)}, {plain(name)}: {_share(found.flips)} of the answers change; the budget is {_share(found.budget)}.",
+        f"Cause: {cause_of(found)}.",
+        f"Found and calibrated on {n_items[0]:,} recorded inputs, measured on {n_items[1]:,} others.",
+        "",
+    ]
+    head = ("", "repair", "changed answers", "all traffic", "processor time", "model files", "gate")
+    lines += [
+        columns(
+            head,
+            [
+                _row(number, one, name, candidate.stat().st_size)
+                for number, one in enumerate(measured, start=1)
+            ],
+        ),
+        "",
+        f"changed answers: of {plain(name)}. Processor time and files: relative to the candidate, on this machine's processor.",
+    ]
+    lines += [f"{_KIND_WORDS[one.kind.value]}: not built, {one.why}." for one in skipped]
+    lines += ["", *_advice(case, candidate, out, measured)]
+    return "\n".join(lines)
+
+
+_KIND_WORDS: Final = {
+    "recalibrate": "recalibrate",
+    "own-copy": "a copy for the slice",
+    "fp32-sites": "sites in FP32",
+    "reference": "reference for the slice",
+    "roll-back": "roll back",
+}
+
+
+def _row(number: int, one: "Measured", name: str, n_bytes: int) -> tuple[str, ...]:
+    words = _KIND_WORDS[one.repair.kind.value]
+    if one.repair.sites:
+        words = f"in FP32: {', '.join(one.repair.sites)}"
+    elif one.repair.calibrated_on:
+        words += f", {len(one.repair.calibrated_on)} items"
+    return (
+        str(number),
+        words,
+        _change(one, name),
+        _change(one, "all"),
+        f"{one.time_ratio:.2f} x",
+        f"{one.n_bytes / n_bytes:.1f} x",
+        _RESULTS[one.result.value].format(worse=", ".join(plain(slice_) for slice_ in one.worse)),
+    )
+
+
+def _change(one: "Measured", name: str) -> str:
+    change = one.flips.get(name)
+    return "-" if change is None else f"{_share(change.before)} -> {_share(change.after)}"
+
+
+def _advice(case: Damaged, candidate: Path, out: Path, measured: "Sequence[Measured]") -> list[str]:
+    """Return what to do next."""
+    best = measured[0]
+    lines = []
+    written = [(number, one) for number, one in enumerate(measured, start=1) if _is_written(one)]
+    if written:
+        number, one = written[0]
+        file = out / _file(number, one)
+        routed = f"{candidate} --route {case.slice.name}={file}" if one.repair.is_routed else str(file)
+        words = _KIND_WORDS[one.repair.kind.value]
+        lines.append(f"{words[0].upper()}{words[1:]}: {file}")
+        lines.append(f"Next, judge it on live traffic: quantdrift gate {routed} --live")
+        if one.result.value == "more items needed" and one.decision:
+            lines.append(_missing(one.decision))
+    elif best.result.value in _WORKS:
+        lines.append("No repaired model is good enough.")
+    if not any(one.repair.model and one.result.value == "passes" for one in measured):
+        left = [one for one in measured if one.result.value == "restores"]
+        if left:
+            words = _KIND_WORDS[left[0].repair.kind.value]
+            lines.append(f"What is sure: {words}, at {left[0].time_ratio:.2f} times the processor time.")
+    if any(one.time_ratio < 1.0 and one.repair.kind.value == "roll-back" for one in measured):
+        lines.append(
+            "The reference is not slower than the candidate on this machine: rolling back costs no time here."
+        )
+    lines.append(f"Everything that was measured: {out / 'repairs.json'}. Nothing was deployed.")
+    return lines
+
+
+def _missing(decision: "Decision") -> str:
+    """Return how many more inputs are needed, of which slice."""
+    lacking = [answer for answer in decision.slices if answer.verdict.value == "insufficient"]
+    open_ended = [answer.slice for answer in lacking if answer.more is None]
+    if open_ended:
+        return f"More inputs may not decide it: in {plain(open_ended[0])} the share of changed answers is at the limit."
+    worst = max(lacking, key=lambda answer: answer.more or 0)
+    return (
+        f"To decide it, about {worst.more:,} more inputs of {plain(worst.slice)} to judge by are needed. Record twice as many: one half finds"
+        " the cause, the other judges."
+    )
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.3g} %" if abs(value) >= _TINY else "0 %"

@@ -1,0 +1,601 @@
+"""Which sites of a candidate cause the flips of a slice: causal swaps on split halves, against a placebo.
+
+For the exemplars of a slice (half of them damaged, half drawn at random) the loss is the divergence from the reference. Three
+figures say what a site does to it:
+
+- one-off: the gain when this site alone is in FP32;
+- one-on: the loss when this site alone is quantised;
+- greedy: with the sites so far in FP32, the gain of one more. It finds two faults that hide each other. Only the sites that lead
+  by one-off or by one-on are tried.
+
+**When a site is named.** Exemplars are split into two halves. In each direction the site with the largest gain on one half is
+judged on the other: its gain must exceed that of each of 39 placebos there. A placebo multiplies all scales that are still
+quantised by factors of 1 to 1.05, drawn at random: it repairs nothing, and still heals some 40 % of items that were chosen
+because they flip. Where at least 100 items of the slice were kept aside, putting the named sites into FP32 must also heal more of
+those than it breaks: the last named site ends the search at which it does.
+
+Assumption: on the judging half, a site that repairs nothing gains no more than placebos do (their gains are exchangeable).
+Bound: such a site is then named with a probability of at most 2 / 40 = 5 % at each step, because one rank of 40 is reserved in
+each direction. Source: the Monte Carlo test (Dwass, Annals of Mathematical Statistics 28, 1957), with sample splitting.
+
+Assumption on the items that were kept aside: they are independent. Bound: if no step heals more than it breaks, a site is named
+with a probability of at most 5 %, over all steps, because each of k steps is tested at 5 % / k. Source: the exact sign test on
+discordant pairs (McNemar, Psychometrika 12, 1947). Both bounds are for one diagnosis; nothing is named where the slice is within its
+budget.
+
+Everything is determined by the inputs and the seed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from math import comb
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
+from quantdrift.shadow.repair.probes import RangeUse, range_use, weight_errors
+from quantdrift.shadow.repair.sites import AGREEMENT, CLOSENESS, Site, SiteKind, SwitchableCopy
+from quantdrift.shadow.tensors.arrays import Array, Outputs
+
+Compare = Callable[[Outputs, Outputs], Divergences]
+"""Compares outputs of the candidate with the reference's."""
+Rows = npt.NDArray[np.intp]
+Progress = Callable[[int, int], None]
+"""Called with the number of runs that were done, and that are needed at most."""
+
+DAMAGED: Final = 32
+"""Exemplars whose decision flips, and as many that are drawn at random from all others."""
+FEWEST_DAMAGED: Final = 8
+FEWEST_ITEMS: Final = 32
+"""With fewer the right site is found in no more than half of all cases."""
+_MOST_FRESH: Final = 4_096
+_FEWEST_FRESH: Final = 100
+_PLACEBOS: Final = 39  # the largest is exceeded with a probability of 1 / 40
+_MOST_FACTOR: Final = 1.05
+_LEADERS: Final = 4  # by one-off, and as many by one-on
+_MOST_NAMED: Final = 6
+_ENOUGH: Final = 0.9  # of the loss: nothing is left to be named
+_ALPHA: Final = 0.05
+_SPREAD: Final = 0.5  # a first site that restores less of the flips is not the only cause
+_FOREIGN: Final = 0.5  # relative error of half of the weights; 4 bits have some 0.15
+_ALIKE: Final = 2.0  # a slice with fewer times the flips of the others is not special
+
+
+class Verdict(StrEnum):
+    """The outcome of a diagnosis."""
+
+    NAMED = "named"
+    NOBODY = "nobody to blame"
+    TOO_FEW = "too few exemplars"
+
+
+class Cause(StrEnum):
+    """Why a slice flips."""
+
+    SATURATION = "saturation"
+    RESOLUTION = "resolution"
+    WEIGHTS = "weights"
+    SPREAD = "spread"
+    NOT_THIS_SLICE = "not this slice"
+    INPUT = "input"
+    WITHIN_BUDGET = "within budget"
+
+
+class Blamed(msgspec.Struct, frozen=True, kw_only=True):
+    """A site that was named.
+
+    Parameters
+    ----------
+    site
+        Its name.
+    cause
+        Saturation, resolution or weights.
+    restores
+        Share of the loss of the exemplars that it restores on the halves on which it was not chosen, with the sites before it in FP32.
+    placebo
+        The largest share that a placebo restores there.
+    flips_left
+        Share of flips with it and the sites before it in FP32, of the half of the slice's items that no exemplar was drawn from;
+        None: there are too few.
+    outside, used, levels
+        Of an activation range, on the damaged exemplars: mean share of values outside, share of the range that is used, and number
+        of levels; None for weights.
+    low, high, step
+        Of an activation range that has one scale, else None.
+    elsewhere_used, elsewhere_levels
+        The same on items of other slices; None: none were given.
+    contrast
+        Mean square error relative to the values' variance, of the damaged exemplars over that of items of other slices; None: unknown.
+    weight_error
+        Root mean square of the error of a weight, relative to the weight; None for activations.
+    cost
+        Share of multiplications that read it, and run in FP32 with it; None: unknown.
+    """
+
+    site: str
+    cause: Cause
+    restores: float
+    placebo: float
+    flips_left: float | None
+    outside: float | None = None
+    used: float | None = None
+    levels: float | None = None
+    low: float | None = None
+    high: float | None = None
+    step: float | None = None
+    elsewhere_used: float | None = None
+    elsewhere_levels: float | None = None
+    contrast: float | None = None
+    weight_error: float | None = None
+    cost: float | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found.
+
+    Parameters
+    ----------
+    verdict
+        Whether a site is named.
+    causes
+        In words, the most important one first.
+    flips, budget
+        Share of the slice's items that flip, and what the budget allows.
+    elsewhere
+        Share of flips on other items; None: none were given.
+    n_items, n_damaged, n_random
+        Items of the slice, and exemplars among them.
+    n_sites
+        Sites of the candidate.
+    blamed
+        The named sites in the order in which they are best put into FP32.
+    order
+        Names of the sites that greedy search would put into FP32, named or not.
+    one_off, one_on
+        By the name of the site: share of the exemplars' loss that it restores alone, and that it causes alone.
+    fresh_flips
+        Share of flips of the half that no exemplar was drawn from; None: there are too few.
+    reproduced
+        Share of decisions of the candidate that the copy reproduces.
+    difference
+        Of the copy in FP32 from the reference, relative to its largest output.
+    unmatched
+        Weights that the reference does not have: they stay quantised.
+    """
+
+    verdict: Verdict
+    causes: tuple[Cause, ...]
+    flips: float
+    budget: float
+    elsewhere: float | None
+    n_items: int
+    n_damaged: int
+    n_random: int
+    n_sites: int
+    blamed: tuple[Blamed, ...] = ()
+    order: tuple[str, ...] = ()
+    one_off: dict[str, float] = {}
+    one_on: dict[str, float] = {}
+    fresh_flips: float | None = None
+    reproduced: float
+    difference: float
+    unmatched: tuple[str, ...]
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the greedy search; shares are of the loss of the half on which it was judged."""
+
+    site: int
+    restores: float
+    placebo: float
+
+    @property
+    def is_named(self) -> bool:
+        return self.restores > self.placebo
+
+
+class _Exemplars:
+    """The exemplars of a slice, their losses under swaps, and their two halves."""
+
+    def __init__(
+        self, copy: SwitchableCopy, compare: Compare, inputs: Mapping[str, Array], halves: Flags, cap: float
+    ) -> None:
+        self.inputs = inputs
+        self.halves = (halves, ~halves)
+        self._copy = copy
+        self._compare = compare
+        self._expected = copy.expected(inputs)
+        self._cap = cap
+        self.base = self.loss(())
+
+    def loss(self, restored: Iterable[int], factors: Array | None = None) -> Values:
+        """Return the loss of each exemplar with some sites in FP32."""
+        found = self._compare(self._copy.run(self.inputs, restored, factors), self._expected)
+        return _loss(found, self._cap)
+
+    def share(self, loss: Values, half: int | None = None) -> float:
+        """Return a mean loss as a share of the candidate's, on a half or on all."""
+        rows = np.ones(len(loss), dtype=bool) if half is None else self.halves[half]
+        whole = float(self.base[rows].mean())
+        return float(loss[rows].mean()) / whole if whole else 0.0
+
+
+def diagnose(
+    copy: SwitchableCopy,
+    compare: Compare,
+    inside: Mapping[str, Array],
+    *,
+    budget: float,
+    elsewhere: Mapping[str, Array] | None = None,
+    damaged: Mapping[str, Array] | None = None,
+    keep_aside: bool = True,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    """Return which sites cause the flips of a slice.
+
+    Parameters
+    ----------
+    copy, compare
+        The switchable copy, and the comparison of its outputs with the reference's.
+    inside, elsewhere
+        Inputs of the slice, and of other slices : (items, ...) by name.
+    budget
+        Share of flips that is allowed.
+    damaged
+        Further inputs of the slice that were chosen because their answer changed: they rank sites, and estimate nothing. They also
+        stand for the damage, so that few other items within the budget are no reason to end.
+    keep_aside
+        Keep a half of the slice's items for the estimate of flips and for the test that a named site heals. Without it sites are named by
+        the placebo alone: for a caller that judges what it makes of them by other items.
+    seed
+        Of the exemplars, the halves and the placebos.
+
+    Raises
+    ------
+    OperatorError
+        The copy reproduces less than 99.9 % of the candidate's decisions, or is not the reference in FP32.
+    """
+    rng = np.random.default_rng(seed)
+    elsewhere = elsewhere if elsewhere is not None and _n_items(elsewhere) else None
+    n_items = _n_items(inside)
+    pool = inside if damaged is None else _joined(inside, damaged)
+    inputs = pool if elsewhere is None else _joined(pool, elsewhere)
+    expected, own = copy.expected(inputs), copy.run(inputs)
+    reproduced, difference = _checked(copy, compare, inputs, expected, own)
+    found = compare(own, expected)
+    flips = np.nan_to_num(found.flip) > 0
+    n_pool = _n_items(pool)
+    flip, others = flips[:n_items], None if elsewhere is None else float(flips[n_pool:].mean())
+    fresh = _reserved(flip, rng) if keep_aside else np.arange(0)
+    bad, random = _chosen(flips[:n_pool], n_items, fresh, rng)
+    told = Diagnosis(
+        verdict=Verdict.TOO_FEW,
+        causes=(),
+        flips=float(flip.mean()) if n_items else 0.0,
+        budget=budget,
+        elsewhere=others,
+        n_items=n_items,
+        n_damaged=len(bad),
+        n_random=len(random),
+        n_sites=len(copy.sites),
+        reproduced=reproduced,
+        difference=difference,
+        unmatched=copy.unmatched,
+    )
+    if n_items < FEWEST_ITEMS:
+        return told
+    if told.flips <= budget and damaged is None:
+        return msgspec.structs.replace(told, verdict=Verdict.NOBODY, causes=(Cause.WITHIN_BUDGET,))
+    if len(bad) < FEWEST_DAMAGED:
+        return told
+    chosen = np.concatenate([bad, random])
+    halves = np.concatenate([_half(len(bad), rng), _half(len(random), rng)])
+    exemplars = _Exemplars(copy, compare, _taken(pool, chosen), halves, _cap(found.part(0, n_pool)))
+    runs = _Counted(progress, 2 * len(copy.sites) + _MOST_NAMED * (2 * _LEADERS + _PLACEBOS))
+    one_off, one_on = _alone(copy, exemplars, runs)
+    steps = _greedy(copy, exemplars, one_off=one_off, one_on=one_on, rng=rng, runs=runs)
+    runs.finish()
+    left = _Fresh(copy, compare, _taken(inside, fresh), _taken(expected, fresh))
+    named = _healing([step for step in steps if step.is_named], left)
+    blamed = _blamed(
+        copy,
+        named,
+        damaged=_taken(pool, bad),
+        elsewhere=elsewhere,
+        left=left,
+    )
+    told = msgspec.structs.replace(told, fresh_flips=float(flip[fresh].mean()) if len(fresh) else None)
+    return msgspec.structs.replace(
+        told,
+        verdict=Verdict.NAMED if named else Verdict.NOBODY,
+        causes=_causes(told, blamed),
+        blamed=blamed,
+        order=tuple(copy.sites[step.site].name for step in steps),
+        one_off=_by_name(copy.sites, 1.0 - one_off),
+        one_on=_by_name(copy.sites, one_on),
+    )
+
+
+def _checked(
+    copy: SwitchableCopy, compare: Compare, inputs: Mapping[str, Array], expected: Outputs, own: Outputs
+) -> tuple[float, float]:
+    """Return the share of the candidate's decisions that the copy reproduces, and its difference from the reference in FP32."""
+    if not _n_items(inputs):
+        return 1.0, 0.0
+    others = int(np.nan_to_num(compare(own, copy.served(inputs)).flip).sum())
+    reproduced = 1.0 - others / _n_items(inputs)
+    if (
+        others > 1 and reproduced < AGREEMENT
+    ):  # one may be a tie that rounds otherwise, however few items there are
+        raise OperatorError(
+            f"the copy of the candidate reproduces {reproduced:.2%} of its decisions, and {AGREEMENT:.1%} are needed: its kernels"
+            " compute something else than its file says, so no site can be named"
+        )
+    errors = [one.relative for one in weight_errors(copy).values()]
+    if errors and float(np.median(errors)) > _FOREIGN:
+        raise OperatorError(
+            f"the weights of the candidate differ from those of the reference by {float(np.median(errors)):.0%} in half of all layers:"
+            " the candidate was not made from this reference"
+        )
+    difference = copy.difference(inputs, expected)
+    if difference > CLOSENESS and not copy.unmatched:
+        raise OperatorError(
+            f"the candidate with all sites in FP32 differs from the reference by {difference:.2g} of its largest output, and"
+            f" {CLOSENESS:g} is allowed: the candidate was not made from this reference, or its graph was changed on the way"
+        )
+    return reproduced, difference
+
+
+def _reserved(flip: Flags, rng: Generator) -> Rows:
+    """Return the items that are kept for the estimate of flips, a random half; none where too few would be left."""
+    fresh = np.sort(rng.permutation(len(flip))[: min(len(flip) // 2, _MOST_FRESH)])
+    enough = len(fresh) >= _FEWEST_FRESH and flip.sum() - flip[fresh].sum() >= FEWEST_DAMAGED
+    return fresh if enough else fresh[:0]
+
+
+def _n_items(inputs: Mapping[str, Array]) -> int:
+    return len(next(iter(inputs.values())))
+
+
+def _joined(inside: Mapping[str, Array], elsewhere: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: np.concatenate([array, elsewhere[name]]) for name, array in inside.items()}
+
+
+def _chosen(flip: Flags, n_items: int, fresh: Rows, rng: Generator) -> tuple[Rows, Rows]:
+    """Return the damaged exemplars, and as many drawn at random from all other of the first `n_items`, without the reserved ones."""
+    free = np.setdiff1d(np.arange(len(flip)), fresh)
+    damaged = rng.permutation(free[flip[free]])[:DAMAGED]
+    others = np.setdiff1d(free[free < n_items], damaged)
+    return damaged, rng.permutation(others)[:DAMAGED]
+
+
+def _half(n_items: int, rng: Generator) -> Flags:
+    flags: Flags = rng.permutation(n_items) < n_items / 2
+    return flags
+
+
+def _taken(inputs: Mapping[str, Array], rows: Rows) -> dict[str, Array]:
+    return {name: array[rows] for name, array in inputs.items()}
+
+
+def _cap(found: Divergences) -> float:
+    """Return the largest loss of an item: the largest finite one of the candidate."""
+    finite = found.divergence[np.isfinite(found.divergence)]
+    return float(finite.max(initial=0.0)) or 1.0
+
+
+def _loss(found: Divergences, cap: float) -> Values:
+    return np.minimum(np.nan_to_num(found.divergence, nan=cap, posinf=cap), cap)
+
+
+class _Counted:
+    """Counts runs for a progress bar."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress = progress
+        self._total = total
+        self._done = 0
+
+    def one(self) -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress(min(self._done, self._total), self._total)
+
+    def finish(self) -> None:
+        if self._progress is not None:
+            self._progress(self._total, self._total)
+
+
+def _alone(copy: SwitchableCopy, exemplars: _Exemplars, runs: _Counted) -> tuple[Values, Values]:
+    """Return the exemplars' loss with each site alone in FP32, and with each alone quantised : (sites,), as shares."""
+    off, on = np.empty(len(copy.sites)), np.empty(len(copy.sites))
+    for site in copy.everywhere:
+        off[site] = exemplars.share(exemplars.loss((site,)))
+        on[site] = exemplars.share(exemplars.loss([other for other in copy.everywhere if other != site]))
+        runs.one()
+        runs.one()
+    return off, on
+
+
+def _greedy(
+    copy: SwitchableCopy,
+    exemplars: _Exemplars,
+    *,
+    one_off: Values,
+    one_on: Values,
+    rng: Generator,
+    runs: _Counted,
+) -> list[_Step]:
+    """Return the steps of the greedy search; the last one is not named, if the loss did not end before."""
+    leaders = [*np.argsort(one_off, kind="stable")[:_LEADERS], *np.argsort(-one_on, kind="stable")[:_LEADERS]]
+    tried = list(dict.fromkeys(int(site) for site in leaders))
+    steps: list[_Step] = []
+    current: list[int] = []
+    before = exemplars.base
+    while tried and len(steps) < _MOST_NAMED and exemplars.share(before) > 1 - _ENOUGH:
+        losses = {}
+        for site in tried:
+            losses[site] = exemplars.loss([*current, site])
+            runs.one()
+        placebos = []
+        for _ in range(_PLACEBOS):
+            factors = rng.uniform(1.0, _MOST_FACTOR, len(copy.sites))
+            placebos.append(exemplars.loss(current, factors))
+            runs.one()
+        step = _judged(exemplars, before, losses, placebos)
+        steps.append(step)
+        if not step.is_named:
+            break
+        current.append(step.site)
+        tried.remove(step.site)
+        before = losses[step.site]
+    return steps
+
+
+def _judged(
+    exemplars: _Exemplars, before: Values, losses: Mapping[int, Values], placebos: Sequence[Values]
+) -> _Step:
+    """Return the best site, chosen on one half and judged on the other."""
+    found = []
+    for chosen_on, judged_on in ((0, 1), (1, 0)):
+        site = min(losses, key=lambda one: exemplars.share(losses[one], chosen_on))
+        placebo = max(exemplars.share(before - loss, judged_on) for loss in placebos)
+        step = _Step(site=site, restores=exemplars.share(before - losses[site], judged_on), placebo=placebo)
+        found.append((step.is_named, -exemplars.share(losses[site]), step))
+    return max(found, key=lambda one: one[:2])[2]
+
+
+class _Fresh:
+    """The items that no exemplar was drawn from: flips that are left there are an honest estimate."""
+
+    def __init__(
+        self, copy: SwitchableCopy, compare: Compare, inputs: Mapping[str, Array], expected: Outputs
+    ) -> None:
+        self._copy = copy
+        self._compare = compare
+        self._inputs = inputs
+        self._expected = expected
+
+    def flip(self, restored: Iterable[int]) -> Flags | None:
+        """Return which items flip with some sites in FP32 : (items,); None where there are no such items."""
+        if not _n_items(self._inputs):
+            return None
+        found = self._compare(self._copy.run(self._inputs, restored), self._expected)
+        flips: Flags = np.nan_to_num(found.flip) > 0
+        return flips
+
+    def flips(self, restored: Iterable[int]) -> float | None:
+        """Return the share of flips with some sites in FP32; None where there are no such items."""
+        flip = self.flip(restored)
+        return None if flip is None else float(flip.mean())
+
+
+def _healing(steps: Sequence[_Step], left: _Fresh) -> list[_Step]:
+    """Return the steps up to the last one that heals more than it breaks; all of them where no items were kept aside.
+
+    A step is compared with the last one before it that does: of two faults that hide each other, the first may heal nothing alone.
+    """
+    before = left.flip(())
+    if before is None:
+        return list(steps)
+    kept = 0
+    for number in range(1, len(steps) + 1):
+        after = left.flip([step.site for step in steps[:number]])
+        if after is not None and _sign_test(before & ~after, after & ~before) <= _ALPHA / len(steps):
+            kept, before = number, after
+    return list(steps[:kept])
+
+
+def _sign_test(healed: Flags, broken: Flags) -> float:
+    """Return the probability of at least as many healed items, if healing and breaking are equally probable."""
+    more, n = int(healed.sum()), int(healed.sum() + broken.sum())
+    return sum(comb(n, count) for count in range(more, n + 1)) / (1 << n)
+
+
+def _blamed(
+    copy: SwitchableCopy,
+    steps: Sequence[_Step],
+    *,
+    damaged: Mapping[str, Array],
+    elsewhere: Mapping[str, Array] | None,
+    left: _Fresh,
+) -> tuple[Blamed, ...]:
+    """Return the named sites with what explains each."""
+    if not steps:
+        return ()
+    uses = range_use(copy, damaged)
+    other_uses = range_use(copy, _first(elsewhere)) if elsewhere is not None else {}
+    errors = weight_errors(copy)
+    found = []
+    for number, step in enumerate(steps):
+        site = copy.sites[step.site]
+        one = Blamed(
+            site=site.name,
+            cause=Cause.WEIGHTS,
+            restores=step.restores,
+            placebo=step.placebo,
+            flips_left=left.flips([one.site for one in steps[: number + 1]]),
+            cost=copy.costs[step.site],
+        )
+        if site.kind is SiteKind.WEIGHT:
+            one = msgspec.structs.replace(one, weight_error=errors[step.site].relative)
+        else:
+            one = _explained(one, site, uses[step.site], other_uses.get(step.site))
+        found.append(one)
+    return tuple(found)
+
+
+def _first(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: array[: 2 * DAMAGED] for name, array in inputs.items()}
+
+
+def _explained(one: Blamed, site: Site, use: RangeUse, other: RangeUse | None) -> Blamed:
+    """Return a named activation range with how it is used."""
+    saturates = use.clipping.mean() > use.rounding.mean()
+    is_one = site.axis is None
+    return msgspec.structs.replace(
+        one,
+        cause=Cause.SATURATION if saturates else Cause.RESOLUTION,
+        outside=float(use.outside.mean()),
+        used=float(use.used.mean()),
+        levels=float(use.levels.mean()),
+        low=float(site.low) if is_one else None,
+        high=float(site.high) if is_one else None,
+        step=float(site.scale) if is_one else None,
+        elsewhere_used=float(other.used.mean()) if other is not None else None,
+        elsewhere_levels=float(other.levels.mean()) if other is not None else None,
+        contrast=_contrast(use, other) if other is not None else None,
+    )
+
+
+def _contrast(use: RangeUse, other: RangeUse) -> float | None:
+    sides = [float((part.error / np.maximum(part.variance, 1e-30)).mean()) for part in (use, other)]
+    return sides[0] / sides[1] if sides[1] else None
+
+
+def _restored(first: Blamed, fresh_flips: float | None) -> float:
+    """Return the share of flips that a site restores; of the loss where the flips are unknown."""
+    if first.flips_left is None or not fresh_flips:
+        return first.restores
+    return 1.0 - first.flips_left / fresh_flips
+
+
+def _causes(told: Diagnosis, blamed: Sequence[Blamed]) -> tuple[Cause, ...]:
+    if not blamed:
+        return (Cause.INPUT,)
+    causes = [blamed[0].cause]
+    if len(blamed) > 1 and _restored(blamed[0], told.fresh_flips) < _SPREAD:
+        causes.append(Cause.SPREAD)
+    if told.elsewhere is not None and told.elsewhere > told.budget and told.flips < _ALIKE * told.elsewhere:
+        causes.append(Cause.NOT_THIS_SLICE)
+    return tuple(causes)
+
+
+def _by_name(sites: Sequence[Site], shares: Values) -> dict[str, float]:
+    return {site.name: float(share) for site, share in zip(sites, shares, strict=True)}

@@ -1,0 +1,100 @@
+"""The picture of a diagnosis: what each site restores, and how much of each activation range is used."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.repair.blame import Diagnosis
+
+FORMATS: Final = (".svg", ".png")
+_MOST_SITES: Final = 20
+_LONGEST_NAME: Final = 40
+_NAMED, _OTHER, _LINE = "#b3261e", "#8a8f98", "#30343b"
+_STYLE: Final[Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "quantdrift",
+}
+
+
+def write(diagnosis: Diagnosis, path: Path, *, title: str) -> None:
+    """Write the picture as SVG or PNG, by the ending of the path.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be written.
+    """
+    ranked = sorted(diagnosis.one_off.items(), key=lambda one: -one[1])[:_MOST_SITES]
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9.5, 1.6 + 0.26 * max(len(ranked), 4)), layout="constrained")
+        FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2, sharey=False)
+        figure.suptitle(title)
+        _restored(left, diagnosis, ranked)
+        _used(right, diagnosis)
+        try:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
+        except OSError as error:
+            raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _restored(axis: Axes, diagnosis: Diagnosis, ranked: list[tuple[str, float]]) -> None:
+    """Draw the share of the damage that each site alone restores, the largest first."""
+    named = {one.site for one in diagnosis.blamed}
+    names = [_short(name) for name, _ in ranked]
+    colours = [_NAMED if name in named else _OTHER for name, _ in ranked]
+    axis.barh(range(len(ranked)), [100 * share for _, share in ranked], color=colours)
+    axis.set_yticks(range(len(ranked)), names)
+    axis.invert_yaxis()
+    axis.axvline(0, color=_LINE, linewidth=0.8)
+    more = len(diagnosis.one_off) - len(ranked)
+    axis.set_xlabel("% of the damage that the site restores alone in FP32")
+    axis.set_title(
+        "Sites" + (f", the best {len(ranked)} of {more + len(ranked)}" if more else ""), loc="left"
+    )
+
+
+def _used(axis: Axes, diagnosis: Diagnosis) -> None:
+    """Draw how much of the range of each named activation the slice uses, and other slices."""
+    ranges = [one for one in diagnosis.blamed if one.used is not None]
+    axis.set_title("Activation ranges of the named sites", loc="left")
+    axis.set_xlim(0, 100)
+    axis.set_xlabel("% of the range that is used")
+    if not ranges:
+        axis.set_yticks([])
+        axis.text(50, 0.5, "no activation range is named", ha="center", va="center", color=_OTHER)
+        return
+    for row, one in enumerate(ranges):
+        assert one.used is not None
+        axis.barh(
+            row - 0.18, 100 * one.used, height=0.32, color=_NAMED, label="this slice" if not row else None
+        )
+        if one.elsewhere_used is not None:
+            axis.barh(
+                row + 0.18,
+                100 * one.elsewhere_used,
+                height=0.32,
+                color=_OTHER,
+                label="other slices" if not row else None,
+            )
+        if one.outside is not None and one.outside >= 0.0005:
+            axis.text(
+                min(100 * one.used + 1, 60),
+                row - 0.18,
+                f"{one.outside:.1%} of the values are outside",
+                va="center",
+            )
+    axis.set_yticks(range(len(ranges)), [_short(one.site) for one in ranges])
+    axis.invert_yaxis()
+    axis.legend(loc="lower right", frameon=False)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[:18]}...{name[-19:]}"

@@ -1,0 +1,442 @@
+"""Repairs of a quantised candidate for one slice: built, measured on items that nothing was chosen by, and judged by the gate.
+
+Which repairs are built depends on the cause (`diagnose`):
+
+| repair | what changes | built where the cause is |
+|---|---|---|
+| `recalibrate` | all activation ranges, from items of all traffic and of the slice | not in weights alone |
+| `own-copy` | a second copy whose activation ranges are those of the slice; the slice is routed to it | not in weights alone |
+| `fp32-sites` | the named sites run in FP32: the first, the first two, ... | any named site |
+| `reference` | the slice is routed to the reference | always |
+| `roll-back` | the reference serves everything | always |
+
+Weights are never quantised a second time, so no repair of ranges helps against `weights`.
+
+**What is measured.** The recording is split once, by observation, into a half to work on and a half to judge by. Diagnosis and
+calibration see the first half only; flips of every slice and the gate's verdict come from the second. Each of K built repairs is
+judged at alpha / K, so that a repair that is not good enough on some slice passes with a probability of at most alpha, however
+many are tried (Bonferroni). Processor time is that of one thread of ONNX Runtime on this machine's processor, all models in turn,
+and bytes are those of the model files that must be in memory together.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.random import Generator
+
+from quantdrift.core.slices import ALL
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.gate import Decision, Outcome, Question
+from quantdrift.drift.gate import Kind as QuestionKind
+from quantdrift.shadow.gate.judge import Asked, Observed, judge
+from quantdrift.shadow.repair.blame import Cause, Compare, Diagnosis
+from quantdrift.shadow.repair.edits import CandidateEdits
+from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
+from quantdrift.shadow.tensors.arrays import Array
+
+_Run = Callable[[Mapping[str, Array]], dict[str, Array]]
+MOST_OF_SLICE: Final = 64
+"""Items of the slice that ranges are calibrated on, at most."""
+FEWEST_OF_SLICE: Final = 8
+MOST_OF_TRAFFIC: Final = 256
+"""Items of all traffic that ranges are calibrated on, at most."""
+_BATCH: Final = 32
+_ROUNDS: Final = 15
+_HEALED: Final = 0.5  # a repair that heals a smaller share of the flips does not help
+
+
+class Kind(StrEnum):
+    """What is changed."""
+
+    RECALIBRATE = "recalibrate"
+    OWN_COPY = "own-copy"
+    FP32_SITES = "fp32-sites"
+    REFERENCE = "reference"
+    ROLL_BACK = "roll-back"
+
+
+class Result(StrEnum):
+    """What a repair achieves."""
+
+    PASSES = "passes"
+    RESTORES = "restores"
+    MORE_ITEMS = "more items needed"
+    OTHERS_BAD = "other slices stay bad"
+    NOT_ENOUGH = "not enough"
+    MOVES = "moves the damage"
+    NO_HELP = "does not help"
+
+
+_ROUTED: Final = frozenset({Kind.OWN_COPY, Kind.REFERENCE})
+_OF_REFERENCE: Final = frozenset({Kind.REFERENCE, Kind.ROLL_BACK})
+_RANK: Final = {result: rank for rank, result in enumerate(Result)}
+_RANK[Result.RESTORES] = _RANK[Result.PASSES]  # both end the damage: the cheaper one comes first
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
+    """One repair.
+
+    Parameters
+    ----------
+    kind
+        What is changed.
+    model
+        The ONNX file that it adds; empty: the reference is used.
+    is_routed
+        Only the slice is served by it, and the candidate serves the rest.
+    sites
+        The sites in FP32.
+    calibrated_on
+        Numbers of the items that its ranges come from.
+    """
+
+    kind: Kind
+    model: bytes
+    is_routed: bool
+    sites: tuple[str, ...] = ()
+    calibrated_on: tuple[int, ...] = ()
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of flips in a slice, as served and with a repair.
+
+    Parameters
+    ----------
+    n
+        Items.
+    before, after
+        Shares of flips.
+    """
+
+    n: int
+    before: float
+    after: float
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """A repair with what it does.
+
+    Parameters
+    ----------
+    repair
+        The repair.
+    result
+        What it achieves.
+    flips
+        By the name of the slice.
+    worse
+        Slices in which it does harm by the gate's verdict, and those that stay above the budget.
+    is_above
+        The share of flips of some slice is above the budget, as far as it is known.
+    time_ratio
+        Processor time of an answer, over all traffic as recorded, relative to that of the candidate.
+    n_bytes
+        Length of the model files that must be in memory.
+    decision
+        The gate's verdict; None where the reference serves: its answers are right by definition.
+    """
+
+    repair: Repair
+    result: Result
+    flips: dict[str, Change]
+    worse: tuple[str, ...]
+    is_above: bool
+    time_ratio: float
+    n_bytes: int
+    decision: Decision | None
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Repairs that end the damage come first, the cheapest first; then the others, by what they achieve so far."""
+        return (_RANK[self.result], self.is_above, self.time_ratio, self.n_bytes)
+
+
+class NotBuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """A repair that was not built, and why."""
+
+    kind: Kind
+    why: str
+
+
+class Workbench:
+    """Builds repairs of a candidate for a slice, and measures them.
+
+    Parameters
+    ----------
+    copy, compare
+        The switchable copy, and the comparison of outputs with the reference's.
+    candidate, reference
+        The ONNX files of the copy.
+    inputs
+        All recorded items, by name : (items, ...).
+    items
+        The slices and observations of these items.
+    slice_name
+        The slice.
+    work, fresh
+        Numbers of the items to work on, and of those to judge by.
+    rng
+        Draws calibration items, and the batches that are timed.
+    """
+
+    def __init__(
+        self,
+        copy: SwitchableCopy,
+        compare: Compare,
+        *,
+        candidate: Path,
+        reference: Path,
+        inputs: Mapping[str, Array],
+        items: Observed,
+        slice_name: str,
+        work: IntArray,
+        fresh: IntArray,
+        rng: Generator,
+    ) -> None:
+        self._copy = copy
+        self._compare = compare
+        self._candidate = candidate
+        self._reference = reference
+        self._inputs = {name: inputs[name] for name in copy.inputs}
+        self._items = items
+        self._slice = slice_name
+        self._work = work
+        self._fresh = fresh
+        self._rng = rng
+        self._edits = CandidateEdits(candidate, reference)
+        inside = items.members[slice_name]
+        self._inside: BoolArray = np.isin(fresh, inside)
+        self._of_slice = np.intersect1d(work, inside)
+
+    def build(
+        self, found: Diagnosis, *, only: Iterable[Kind], is_routable: bool
+    ) -> tuple[list[Repair], list[NotBuilt]]:
+        """Return the repairs that the cause allows, and those that were not built.
+
+        Parameters
+        ----------
+        found
+            The diagnosis, made on the items to work on.
+        only
+            The kinds that are wanted.
+        is_routable
+            Whether requests of the slice can be told before they are computed.
+        """
+        made: list[Repair] = []
+        skipped: list[NotBuilt] = []
+        for kind in dict.fromkeys(only):
+            why = self._obstacle(kind, found, is_routable=is_routable)
+            if why:
+                skipped.append(NotBuilt(kind=kind, why=why))
+            else:
+                made += self._built(kind, found)
+        return made, skipped
+
+    def measure(
+        self,
+        repairs: Sequence[Repair],
+        *,
+        model: str,
+        budget: float,
+        at: datetime,
+        alpha: float,
+        progress: Callable[[], None],
+    ) -> list[Measured]:
+        """Return what each repair does, the best first.
+
+        Parameters
+        ----------
+        repairs
+            Those that were built.
+        model
+            The model's name.
+        budget
+            Share of flips that is allowed in each slice.
+        at
+            When it was judged.
+        alpha
+            Probability of a false pass among all repairs, at most.
+        progress
+            Called after each repair.
+        """
+        n_built = sum(bool(repair.model) for repair in repairs)
+        runs: dict[bytes, _Run] = {b"": self._copy.expected}
+        for repair in repairs:
+            if repair.model not in runs:
+                runs[repair.model] = self._run(repair)
+        taken = self._taken(self._fresh)
+        expected = self._copy.expected(taken)
+        before = self._flips(self._copy.served(taken), expected)
+        served_s, *times = self._times([self._copy.served, *runs.values()])
+        of_model = dict(zip(runs, times, strict=True))
+        size, reference_size = (path.stat().st_size for path in (self._candidate, self._reference))
+        share = float(self._inside.mean())
+        found = []
+        for repair in repairs:
+            after = self._flips(runs[repair.model](taken), expected)
+            if repair.is_routed:
+                after = np.where(self._inside, after, before)
+            items = self._judged(before, after)
+            decision = (
+                judge(
+                    Asked(slices=(Question.flips(budget), Question.harm(budget / 2))),
+                    items,
+                    model=model,
+                    candidate=f"sha256:{hashlib.sha256(repair.model).hexdigest()}",
+                    at=at,
+                    alpha=alpha / n_built,
+                )
+                if repair.model
+                else None
+            )
+            flips = _changes(items)
+            result, worse = _achieved(decision, flips, self._slice, budget)
+            cost = of_model[repair.model] / served_s
+            found.append(
+                Measured(
+                    repair=repair,
+                    result=result,
+                    flips=flips,
+                    worse=worse,
+                    is_above=any(change.after > budget for change in flips.values()),
+                    time_ratio=share * cost + 1 - share if repair.is_routed else cost,
+                    n_bytes=(len(repair.model) or reference_size) + (size if repair.is_routed else 0),
+                    decision=decision,
+                )
+            )
+            progress()
+        return sorted(found, key=lambda one: one.order)
+
+    def _obstacle(self, kind: Kind, found: Diagnosis, *, is_routable: bool) -> str:
+        """Return why a repair is not built; empty: it is."""
+        if kind in _ROUTED and self._slice == ALL:
+            return "there is nothing to route: the slice is all traffic"
+        if kind in _ROUTED and not is_routable:
+            return "requests of the slice cannot be told before they are computed, so none can be routed"
+        if kind in _OF_REFERENCE:
+            return ""
+        if kind is not Kind.FP32_SITES:
+            return self._uncalibrated(found)
+        return "" if found.blamed else "no site is to blame"
+
+    def _uncalibrated(self, found: Diagnosis) -> str:
+        """Return why calibration cannot help; empty: it may."""
+        if found.blamed and all(one.cause is Cause.WEIGHTS for one in found.blamed):
+            return "the damage is in weights, and calibration changes activation ranges only"
+        if len(self._of_slice) < FEWEST_OF_SLICE:
+            return f"there are {len(self._of_slice)} items of the slice to calibrate on, and {FEWEST_OF_SLICE} are needed"
+        return ""
+
+    def _built(self, kind: Kind, found: Diagnosis) -> list[Repair]:
+        if kind is Kind.REFERENCE:
+            return [Repair(kind=kind, model=b"", is_routed=True)]
+        if kind is Kind.ROLL_BACK:
+            return [Repair(kind=kind, model=b"", is_routed=False)]
+        if kind is Kind.FP32_SITES:
+            names = [one.site for one in found.blamed]
+            return [
+                Repair(
+                    kind=kind,
+                    model=self._edits.in_fp32(names[:count]).SerializeToString(),
+                    is_routed=False,
+                    sites=tuple(names[:count]),
+                )
+                for count in range(1, len(names) + 1)
+            ]
+        rows = self._rng.permutation(self._of_slice)[:MOST_OF_SLICE]
+        if kind is Kind.RECALIBRATE:
+            rows = np.union1d(rows, self._rng.permutation(self._work)[:MOST_OF_TRAFFIC])
+        rows = np.sort(rows)
+        ranges = {
+            self._copy.sites[number].name: limits
+            for number, limits in self._copy.extremes(self._taken(rows)).items()
+        }
+        return [
+            Repair(
+                kind=kind,
+                model=self._edits.with_ranges(ranges).SerializeToString(),
+                is_routed=kind is Kind.OWN_COPY,
+                calibrated_on=tuple(rows.tolist()),
+            )
+        ]
+
+    def _taken(self, rows: IntArray) -> dict[str, Array]:
+        return {name: array[rows] for name, array in self._inputs.items()}
+
+    def _flips(self, outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> FloatArray:
+        flips: FloatArray = self._compare(outputs, expected).flip
+        return flips
+
+    def _judged(self, before: FloatArray, after: FloatArray) -> Observed:
+        """Return the fresh items with their flips, as the gate takes them."""
+        place = np.full(len(self._items.group), -1, dtype=np.intp)
+        place[self._fresh] = np.arange(len(self._fresh))
+        members = {name: place[rows] for name, rows in self._items.members.items()}
+        return Observed(
+            flip=after,
+            served_flip=before,
+            divergence=np.full(len(after), np.nan),
+            right=None,
+            group=self._items.group[self._fresh],
+            members={name: rows[rows >= 0] for name, rows in members.items()},
+        )
+
+    def _run(self, repair: Repair) -> _Run:
+        session = session_of(repair.model, repair.kind.value, 1)
+        return lambda inputs: outputs_of(session, self._copy.outputs, inputs)
+
+    def _times(self, runs: Sequence[_Run]) -> list[float]:
+        """Return the processor time of a batch of each model, in seconds: the median of rounds in which all run in turn."""
+        rows = self._rng.choice(self._fresh, min(_BATCH, len(self._fresh)), replace=False)
+        taken = self._taken(rows)
+        spent = np.empty((_ROUNDS + 1, len(runs)))
+        for turn in range(_ROUNDS + 1):
+            for number, run in enumerate(runs):
+                begun = time.thread_time()
+                run(taken)
+                spent[turn, number] = time.thread_time() - begun
+        return [float(value) for value in np.median(spent[1:], axis=0)]
+
+
+def halves(items: Observed, rng: Generator) -> tuple[IntArray, IntArray]:
+    """Return the numbers of the items to work on, and of those to judge by: each observation is in one half as a whole."""
+    groups, of_item = np.unique(items.group, return_inverse=True)
+    first = rng.permutation(len(groups)) < len(groups) / 2
+    return np.flatnonzero(first[of_item]), np.flatnonzero(~first[of_item])
+
+
+def _changes(items: Observed) -> dict[str, Change]:
+    assert items.served_flip is not None
+    found = {}
+    for name, rows in items.members.items():
+        if len(rows):
+            before, after = (np.nan_to_num(side[rows]) for side in (items.served_flip, items.flip))
+            found[name] = Change(n=len(rows), before=float(before.mean()), after=float(after.mean()))
+    return found
+
+
+def _achieved(
+    decision: Decision | None, flips: Mapping[str, Change], slice_name: str, budget: float
+) -> tuple[Result, tuple[str, ...]]:
+    """Return what a repair achieves, and the slices that are worse or stay bad."""
+    if decision is None:
+        return Result.RESTORES, ()
+    if decision.verdict is Outcome.PASS:
+        return Result.PASSES, ()
+    failed = {(one.slice, one.question) for one in decision.slices if one.verdict is Outcome.FAIL}
+    here = flips.get(slice_name)
+    if here is not None and (slice_name, QuestionKind.FLIPS) in failed:
+        healed = 1.0 - here.after / here.before if here.before else 0.0
+        return (Result.NO_HELP if healed < _HEALED else Result.NOT_ENOUGH), ()
+    names = dict.fromkeys(name for name, _ in failed)
+    harmed = [name for name in names if (name, QuestionKind.HARM) in failed or flips[name].before <= budget]
+    if harmed:
+        return Result.MOVES, tuple(harmed)
+    return (Result.OTHERS_BAD, tuple(names)) if names else (Result.MORE_ITEMS, ())

@@ -1,0 +1,256 @@
+"""`quantdrift diagnose` on recorded inputs, as typed, with a real quantised network."""
+
+import asyncio
+import json
+import secrets
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.repair.faults import Fault, Patient
+from benchmarks.repair.network import OUTPUT, Images, drawn, pages, quantise, write
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
+from quantdrift.shadow.repair.sites import SwitchableCopy
+from tests.support.commands import invoked
+from tests.support.shadow.onnx_models import exchange_of, tensor
+
+pytestmark = pytest.mark.integration
+
+CONFIG = f"""
+[shadow]
+provider = "cpu"
+[capture]
+headers = ["x-scanner"]
+[[models]]
+name = "digits"
+output = "{OUTPUT}"
+output_kind = "logits"
+[[models.references]]
+path = "fp32.onnx"
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+values = ["office", "archive"]
+"""
+N = 600
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Fault]:
+    """Make a folder with a configuration, a reference, a sound and a faulty candidate, and a recording; return the fault, too."""
+    folder = tmp_path_factory.mktemp("diagnose")
+    write(folder / "fp32.onnx", pages(), 1)
+    quantise(folder / "fp32.onnx", folder / "sound.onnx", pages().learnable)
+    images = drawn(pages().held_out, 2 * N, np.random.default_rng(2))
+    patient = Patient(folder / "fp32.onnx", folder / "sound.onnx", images, folder)
+    fault = patient.draw(np.random.default_rng(0))
+    shutil.copy(patient.write([fault]), folder / "int8.onnx")
+    scanners = np.where(np.arange(2 * N) < N, "archive", "office")
+    np.savez(folder / "rec.npz", image=images, scanner=scanners)
+    np.savez(folder / "few.npz", image=images[:20], scanner=scanners[:20])
+    np.savez(folder / "plain.npz", image=images)
+    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    return folder, fault
+
+
+def _diagnose(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return invoked("diagnose", *arguments, directory=folder, **variables)
+
+
+def test_it_names_the_faulty_site_and_draws_it(made: tuple[Path, Fault], tmp_path: Path) -> None:
+    """Exit code 0; the text has the cause, the site with what it restores, and what to do; the picture is there."""
+    folder, fault = made
+    picture = tmp_path / "cause.svg"
+    done = _diagnose(
+        folder,
+        "--slice=scanner=archive",
+        "--candidate=int8.onnx",
+        "--inputs=rec.npz",
+        f"--picture={picture}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "digits, scanner=archive:" in done.stdout
+    assert "Cause: " in done.stdout
+    table = done.stdout.partition("site ")[2].splitlines()
+    assert table[1].startswith(f"{fault.site} ")
+    assert "What to do: " in done.stdout
+    assert fault.site in picture.read_text()
+    done = _diagnose(folder, "--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=rec.npz", "--json")
+    found = json.loads(done.stdout)
+    assert found["verdict"] == "named"
+    assert found["blamed"][0]["site"] == fault.site
+    assert found["candidate"].startswith("sha256:")
+
+
+def test_nobody_is_blamed_where_the_slice_is_within_its_budget(made: tuple[Path, Fault]) -> None:
+    """Exit code 3, and a sentence that says why."""
+    done = _diagnose(made[0], "--slice", "scanner=office", "--candidate", "sound.onnx", "--inputs", "rec.npz")
+    assert done.returncode == 3, done.stderr
+    assert "within its budget" in done.stdout
+
+
+def test_too_few_inputs_are_told_with_their_number(made: tuple[Path, Fault]) -> None:
+    """Exit code 4."""
+    done = _diagnose(made[0], "--slice", "scanner=archive", "--candidate", "int8.onnx", "--inputs", "few.npz")
+    assert done.returncode == 4, done.stderr
+    assert "there are 20 of this slice, and 32 are needed: 12 more" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--slice=scanner=archve", "--candidate=int8.onnx", "--inputs=rec.npz"), "no such slice; known are"),
+        (("--candidate=int8.onnx", "--inputs=rec.npz"), "give either ALERT"),
+        (("--slice=scanner=archive", "--candidate=fp32.onnx", "--inputs=rec.npz"), "in QDQ form"),
+        (("--slice=scanner=archive", "--candidate=rec.npz", "--inputs=rec.npz"), "is not an ONNX model"),
+        (
+            ("--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=plain.npz"),
+            "give it an array `x-scanner`",
+        ),
+        (
+            ("--slice=scanner=archive", "--candidate=int8.onnx", "--inputs=rec.npz", "--picture=a.gif"),
+            "pictures are .svg or .png",
+        ),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_an_error_that_says_why(
+    made: tuple[Path, Fault], arguments: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, which is no verdict."""
+    done = _diagnose(made[0], *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+async def test_an_alert_has_the_model_and_the_slice(
+    made: tuple[Path, Fault], postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Its number is enough."""
+    alert = await record.fetchval("""
+        with v as (
+            insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'abc') returning id
+        ), s as (
+            insert into slice (model, predicate, name, definition)
+            values ('digits', 'header.x-scanner = "archive"', 'scanner=archive',
+                '{"where": [{"key": "header.x-scanner", "equals": "archive"}]}') returning id
+        )
+        insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)
+        select v.id, s.id, 'firing', 'flip', now(), now(), '{}' from v cross join s returning id
+    """)
+    done = await asyncio.to_thread(
+        _diagnose,
+        made[0],
+        str(alert),
+        "--candidate=int8.onnx",
+        "--inputs=rec.npz",
+        "--json",
+        QUANTDRIFT_DSN=postgres_dsn,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["alert"], found["slice"]) == (alert, "scanner=archive")
+    assert found["blamed"][0]["site"] == made[1].site
+    note = await record.fetchrow("select reason, finding from alert_action where alert_id = $1", alert)
+    assert note["reason"].startswith("Cause: ")
+    assert made[1].site in note["reason"]
+    assert json.loads(note["finding"])["sites"][0]["site"] == made[1].site
+    assert json.loads(note["finding"])["candidate"] == found["candidate"]
+    words = (str(alert), "--candidate=int8.onnx", "--inputs=rec.npz", "--no-note")
+    again = await asyncio.to_thread(_diagnose, made[0], *words, QUANTDRIFT_DSN=postgres_dsn)
+    assert again.returncode == 0, again.stderr
+    assert await record.fetchval("select count(*) from alert_action") == 1
+
+
+def _exchange(image: Images, logits: Images, scanner: str) -> Exchange:
+    """Return an exchange of one page with its answer, as a sidecar captures it."""
+    made = exchange_of(np.zeros((1, 4), np.float32), attributes={"header.x-scanner": scanner})
+    return msgspec.structs.replace(
+        made, inputs=(tensor("image", image[None]),), outputs=(tensor(OUTPUT, logits[None]),)
+    )
+
+
+async def _publish(folder: Path, queue: Queue, *, exemplars: bool) -> None:
+    """Put pages of both scanners with the answers of the faulty candidate into the stream, or among the exemplars."""
+    copy = SwitchableCopy(folder / "int8.onnx", folder / "fp32.onnx")
+    images = np.load(folder / "rec.npz")["image"]
+    served, expected = (side({"image": images})[OUTPUT] for side in (copy.served, copy.expected))
+    flips = served.argmax(axis=1) != expected.argmax(axis=1)
+    chosen = [(row, "archive", ExemplarKind.RANDOM) for row in range(64)]
+    chosen += [(N + row, "office", ExemplarKind.RANDOM) for row in range(64)]
+    damaged = [row for row in range(64, N) if flips[row]][:40]
+    chosen += [(row, "archive", ExemplarKind.DAMAGED) for row in damaged]
+    for row, scanner, kind in chosen:
+        exchange = _exchange(images[row], served[row], scanner)
+        if not exemplars:
+            await queue.publish_exchange("digits", exchange.id, encode(exchange))
+            continue
+        exemplar = Exemplar(
+            kind=kind,
+            slice=f"scanner={scanner}",
+            exchange=exchange,
+            items=(ExemplarItem(index=0, flip=bool(flips[row])),),
+            reference=(tensor(OUTPUT, expected[row][None]),),
+            reference_digest="abc",
+            probability=1.0 if kind is ExemplarKind.RANDOM else None,
+            compared_at=exchange.captured_at,
+        )
+        await queue.publish_exemplar(
+            "digits", exemplar.slice, kind.value, f"{kind.value}{row}", encode(exemplar)
+        )
+
+
+@pytest.fixture
+async def stream(made: tuple[Path, Fault], nats_url: str) -> AsyncIterator[Queue]:
+    """Return a stream of its own, which `stream.toml` names."""
+    name = f"t-{secrets.token_hex(6)}"
+    (made[0] / "stream.toml").write_text(f'[stream]\nurl = "{nats_url}"\nname = "{name}"\n{CONFIG}')
+    queue = await Queue.connect(Stream(url=nats_url, name=name), client_name="test")
+    await queue.ensure()
+    yield queue
+    await queue.close()
+
+
+async def test_without_inputs_it_works_on_exemplars(made: tuple[Path, Fault], stream: Queue) -> None:
+    """Damaged ones rank and do not count: the share of changed answers is that of the 64 that were drawn."""
+    await stream.ensure_exemplars()
+    await _publish(made[0], stream, exemplars=True)
+    words = ("--slice=scanner=archive", "--config=stream.toml", "--json")
+    done = await asyncio.to_thread(_diagnose, made[0], *words, "--candidate=int8.onnx")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["blamed"][0]["site"] == made[1].site
+    assert found["n_items"] == 64
+    assert found["n_damaged"] == 32
+    copy = SwitchableCopy(made[0] / "int8.onnx", made[0] / "fp32.onnx")
+    inputs = {"image": np.load(made[0] / "rec.npz")["image"][:64]}
+    truth = copy.expected(inputs)[OUTPUT].argmax(axis=1) != copy.run(inputs)[OUTPUT].argmax(axis=1)
+    assert found["flips"] == truth.mean()
+    other = await asyncio.to_thread(_diagnose, made[0], *words, "--candidate=sound.onnx")
+    assert other.returncode == 2
+    assert "it is not the file that serves" in other.stderr
+
+
+async def test_without_exemplars_it_works_on_what_waits_in_the_stream(
+    made: tuple[Path, Fault], stream: Queue
+) -> None:
+    """Nothing is taken from it; where nothing waits either, the message says what to do."""
+    words = ("--slice=scanner=archive", "--config=stream.toml", "--candidate=int8.onnx", "--json")
+    empty = await asyncio.to_thread(_diagnose, made[0], *words)
+    assert empty.returncode == 2
+    assert "models.exemplars = true" in empty.stderr
+    await _publish(made[0], stream, exemplars=False)
+    before = (await read_backlog(stream)).n_messages
+    done = await asyncio.to_thread(_diagnose, made[0], *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["blamed"][0]["site"] == made[1].site
+    assert (await read_backlog(stream)).n_messages == before > 0

@@ -1,0 +1,204 @@
+"""`quantdrift repair` on recorded inputs, as typed, with real quantised networks."""
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.repair.faults import Fault, Kind, Patient
+from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, write
+from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
+from tests.support.commands import invoked
+
+pytestmark = pytest.mark.integration
+
+CONFIG = f"""
+[shadow]
+provider = "cpu"
+[capture]
+headers = ["x-scanner"]
+[[models]]
+name = "digits"
+output = "{OUTPUT}"
+output_kind = "logits"
+[models.budget]
+flip = 0.03
+[[models.references]]
+path = "fp32.onnx"
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+values = ["office", "bright"]
+"""
+N = {"office": 4_000, "bright": 2_000}
+GAIN = {"office": 1, "bright": 8}
+OFFICE = ("--inputs=office.npz", "--config=office.toml")
+NARROW = Fault(site="A:image", kind=Kind.NARROW, strength=5)
+WEIGHT = Fault(site="W:node_side1_conv", kind=Kind.ROUNDING, strength=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a configuration, a reference, candidates, and recordings of office pages and bright ones."""
+    folder = tmp_path_factory.mktemp("repair")
+    write(folder / "fp32.onnx", pages(), 1)
+    quantise(folder / "fp32.onnx", folder / "sound.onnx", pages().learnable)
+    rng = np.random.default_rng(3)
+    images = {name: GAIN[name] * drawn(pages().held_out, n, rng) for name, n in N.items()}
+    scanners = {name: np.full(n, name) for name, n in N.items()}
+    patient = Patient(folder / "fp32.onnx", folder / "sound.onnx", images["office"][:500], folder)
+    for name, fault in (("narrow", NARROW), ("weight", WEIGHT)):
+        patient.write([fault]).rename(folder / f"{name}.onnx")
+    np.savez(
+        folder / "rec.npz",
+        image=np.concatenate([*images.values()]),
+        scanner=np.concatenate([*scanners.values()]),
+    )
+    np.savez(folder / "office.npz", image=images["office"], scanner=scanners["office"])
+    few = images["office"][:300]
+    np.savez(folder / "few.npz", image=few, scanner=scanners["office"][:300])
+    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    (folder / "office.toml").write_text(CONFIG.replace(', "bright"', ""), encoding="utf-8")
+    return folder
+
+
+def _repair(folder: Path, out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return invoked("repair", f"--out={out}", *arguments, directory=folder)
+
+
+def _record(out: Path) -> dict[str, dict[str, object]]:
+    """Return the repairs by their kind; of those with sites in FP32 the one with most."""
+    record = json.loads((out / "repairs.json").read_bytes())
+    found: dict[str, dict[str, object]] = {}
+    for one in sorted(record["repairs"], key=lambda one: len(one["sites"])):
+        found[one["kind"]] = one
+    return found
+
+
+def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -> None:
+    """Exit code 0; the file is there, has its digest, and decides as the reference does where the candidate does not."""
+    out = tmp_path / "out"
+    done = _repair(folder, out, "--slice=scanner=office", "--candidate=narrow.onnx", *OFFICE)
+    assert done.returncode == 0, done.stderr
+    assert "Cause: saturation" in done.stdout
+    assert "in FP32: A:image" in done.stdout
+    assert "quantdrift gate " in done.stdout
+    one = _record(out)["fp32-sites"]
+    assert (one["result"], one["sites"][0]) == ("passes", "A:image")  # type: ignore[index]
+    file = out / str(one["file"])
+    assert one["digest"] == f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+    copy = SwitchableCopy(folder / "narrow.onnx", folder / "fp32.onnx")
+    inputs = {INPUT: np.load(folder / "office.npz")["image"]}
+    truth = copy.expected(inputs)[OUTPUT].argmax(axis=1)
+    repaired = outputs_of(session_of(str(file), str(file), 1), [OUTPUT], inputs)[OUTPUT].argmax(axis=1)
+    assert (copy.served(inputs)[OUTPUT].argmax(axis=1) != truth).mean() > 0.03
+    assert (repaired != truth).mean() < 0.02
+
+
+def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: Path, tmp_path: Path) -> None:
+    """Ranges for bright pages are too wide for those of the office; a copy for the bright ones alone leaves the office as it is."""
+    out = tmp_path / "out"
+    done = _repair(folder, out, "--slice=scanner=bright", "--candidate=sound.onnx", "--inputs=rec.npz")
+    assert done.returncode in {0, 4}, done.stderr
+    found = _record(out)
+    moved, own = found["recalibrate"], found["own-copy"]
+    assert (moved["result"], moved["file"]) == ("moves the damage", None)
+    assert "scanner=office" in moved["worse"]  # type: ignore[operator]
+    assert "fail: damages " in done.stdout
+    assert own["result"] in {"passes", "more items needed"}
+    assert own["route"] == "scanner=bright"
+    office = own["flips"]["scanner=office"]  # type: ignore[index]
+    assert office["before"] == office["after"]
+    assert own["flips"]["scanner=bright"]["after"] < 0.03  # type: ignore[index]
+    assert len(own["calibrated_on"]) == 64  # type: ignore[arg-type]
+    route = next(out.glob("*-own-copy.route.yaml")).read_text()
+    assert '"x-scanner": {exact: "bright"}' in route
+
+
+def test_nothing_that_calibrates_is_judged_by(folder: Path, tmp_path: Path) -> None:
+    """The slice is cut into halves: what one calibrates on and what one judges by are no more than all of it."""
+    out = tmp_path / "out"
+    done = _repair(
+        folder,
+        out,
+        "--slice=scanner=bright",
+        "--candidate=sound.onnx",
+        "--inputs=rec.npz",
+        "--only=own-copy",
+        "--json",
+    )
+    record = json.loads(done.stdout)
+    (own,) = record["repairs"]
+    judged = next(one for one in own["gate"]["slices"] if one["slice"] == "scanner=bright")
+    assert judged["n"] + record["diagnosis"]["n_items"] == N["bright"]
+    assert json.loads((out / "repairs.json").read_bytes())["repairs"][0]["digest"] == own["digest"]
+
+
+def test_calibration_is_not_tried_on_a_damaged_weight(folder: Path, tmp_path: Path) -> None:
+    """The text says why; the weight in FP32 helps."""
+    out = tmp_path / "out"
+    done = _repair(folder, out, "--slice=scanner=office", "--candidate=weight.onnx", *OFFICE)
+    assert done.returncode == 0, done.stderr
+    assert "recalibrate: not built, the damage is in weights" in done.stdout
+    assert "W:node_side1_conv" in done.stdout
+
+
+def test_too_few_inputs_are_told_with_their_number(folder: Path, tmp_path: Path) -> None:
+    """Exit code 4: the repair may be good, but this cannot be told from 150 pages."""
+    out = tmp_path / "out"
+    done = _repair(
+        folder,
+        out,
+        "--slice=scanner=office",
+        "--candidate=narrow.onnx",
+        "--inputs=few.npz",
+        "--config=office.toml",
+        "--only=fp32-sites",
+    )
+    assert done.returncode == 4, done.stderr
+    assert "more inputs of " in done.stdout
+    assert list(out.glob("*-fp32-sites.onnx"))
+
+
+def test_a_sound_slice_gets_no_repair(folder: Path, tmp_path: Path) -> None:
+    """Exit code 3, and nothing is written."""
+    out = tmp_path / "out"
+    done = _repair(folder, out, "--slice=scanner=office", "--candidate=sound.onnx", "--inputs=office.npz")
+    assert done.returncode == 3, done.stderr
+    assert "within its budget" in done.stdout
+    assert not out.exists()
+
+
+def test_a_folder_that_has_something_is_refused_before_anything_runs(folder: Path, tmp_path: Path) -> None:
+    """Exit code 2; the file in it stays as it is."""
+    (tmp_path / "1-own-copy.onnx").write_text("mine")
+    done = _repair(folder, tmp_path, "--slice=scanner=bright", "--candidate=sound.onnx", "--inputs=rec.npz")
+    assert done.returncode == 2
+    assert "is not empty, and nothing is overwritten" in done.stderr
+    assert (tmp_path / "1-own-copy.onnx").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--slice=scanner=brigt", "--candidate=sound.onnx", "--inputs=rec.npz"), "no such slice; known are"),
+        (
+            ("--slice=scanner=bright", "--candidate=sound.onnx", "--inputs=office.npz"),
+            "no item is in the slice",
+        ),
+        (("--candidate=sound.onnx", "--inputs=rec.npz"), "give either ALERT"),
+        (("--slice=scanner=bright", "--candidate=fp32.onnx", "--inputs=rec.npz"), "in QDQ form"),
+    ],
+    ids=["typing error", "none recorded", "nothing named", "not quantised"],
+)
+def test_what_cannot_be_repaired_is_an_error_that_says_why(
+    folder: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """Exit code 2, which is no verdict; nothing is written."""
+    done = _repair(folder, tmp_path / "out", *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
