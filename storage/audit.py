@@ -68,6 +68,7 @@ class Action(StrEnum):
     DB_UPGRADE = "db upgrade"
     LABELS_LOAD = "labels load"
     SETUP_POSTGRES = "setup postgres"
+    EXEMPLARS_ERASE = "exemplars erase"
     PRIVACY_ERASE = "privacy erase"
     ALERT_ACK = "alert ack"
     ALERT_UNACK = "alert unack"

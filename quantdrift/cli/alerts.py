@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -20,7 +20,7 @@ from quantdrift.core.text import plain, plain_lines
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from quantdrift.storage.monitor.alerts import ActionFact, AlertFact
+    from quantdrift.storage.monitor.alerts import ActionFact, AlertFact, Finding
 
 _MOST_CHARACTERS = 60
 _COMPLETION_S = 2.0
@@ -119,15 +119,18 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     """
     from quantdrift.core.links import alert_page, runbook
     from quantdrift.monitor.fold.alert_text import page
-    from quantdrift.storage.monitor.alerts import actions_of, count_people, find_alert
+    from quantdrift.storage.monitor.alerts import actions_of, count_people, find_alert, findings_of
     from quantdrift.storage.monitor.events import event_of
 
-    async def ask(connection: "AsyncConnection") -> "tuple[AlertFact, list[ActionFact], int]":
+    async def ask(
+        connection: "AsyncConnection",
+    ) -> "tuple[AlertFact, list[ActionFact], list[Finding], int]":
         alert = await find_alert(connection, alert_id)
-        return alert, await actions_of(connection, alert_id), await count_people(connection, alert)
+        actions, findings = await actions_of(connection, alert_id), await findings_of(connection, [alert_id])
+        return alert, actions, findings.get(alert_id, []), await count_people(connection, alert)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    alert, actions, people = _run(config_path, data, ask)
+    alert, actions, findings, people = _run(config_path, data, ask)
     event = event_of(alert.details)
     text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
     link = alert_page(config, alert.id)
@@ -139,6 +142,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
                 "text": text,
                 "people": people,
                 "actions": actions,
+                "findings": findings,
                 "runbook": runbook(config),
                 "page": link,
             }
@@ -149,10 +153,23 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
         lines.append(
             f"People: at least {people:,} got a changed answer in this slice in its last day; only sampled requests are counted."
         )
-    lines += [_said(action) for action in actions]
+    lines += [f"{plain(one.text)} ({_utc(one.at)} UTC, {plain(one.by)})" for one in findings]
+    lines += [_said(action) for action in actions if not action.is_finding]
     lines.append(f"Runbook: {runbook(config)}")
     if link:
         lines.append(f"Live page: {link}")
+    if alert.resolved_at is None:
+        known = {one.kind.value for one in findings}
+        if "cause" not in known:
+            lines.append(
+                f"Cause in an ONNX model: quantdrift diagnose {alert.id} --candidate FILE --inputs FILE"
+            )
+        if "repair" not in known:
+            lines.append(
+                f"Build repairs: quantdrift repair {alert.id} --candidate FILE --inputs FILE --out FOLDER"
+            )
+        if "gate" not in known:
+            lines.append(f"Is a repair safe: quantdrift gate FILE --alert {alert.id} --inputs FILE")
     if alert.resolved_at is None and alert.acknowledged is None:
         lines.append(f'Acknowledge: quantdrift alerts ack {alert.id} --reason "..."')
     click.echo("\n".join(lines))
@@ -228,6 +245,26 @@ def _act(
         emit({"alert": alert_id, **msgspec.to_builtins(made)})
     else:
         click.echo(f"Alert {alert_id} {_DONE[what]}; by {plain(made.by)}.")
+
+
+NO_NOTE = click.option(
+    "--no-note", is_flag=True, help="With an alert: do not write the result to it as a note."
+)
+
+
+def add_note(
+    config_path: Path, data: Path | None, alert_id: int, kind: str, said: str, details: Mapping[str, Any]
+) -> None:
+    """Write what a command has found about an alert as a note; where that is not possible, say why on stderr."""
+    from quantdrift.storage.monitor.alerts import FindingKind, add_finding
+
+    async def run(connection: "AsyncConnection") -> None:
+        await add_finding(connection, alert_id, FindingKind(kind), said, details)
+
+    try:
+        _run(config_path, data, run)
+    except QuantdriftError as error:
+        click.echo(f"Alert {alert_id} has no note of this result: {error}", err=True)
 
 
 def _run(

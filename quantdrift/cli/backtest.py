@@ -193,8 +193,11 @@ def _course(
     from quantdrift.monitor.planning.backtest import accepted
     from quantdrift.storage.monitor.rows import from_us
 
+    at: list[datetime] = []
+    ratio: list[float] = []
+    if metric is Metric.LATENCY:  # the sums have no times
+        return at, ratio
     budget, _ = accepted(config, model, metric)
-    at, ratio = [], []
     for hour_us, sums in sorted(test.hours.get(key, {}).items()):
         mean = sums.mean(metric)
         if mean is not None:

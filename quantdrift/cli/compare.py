@@ -134,7 +134,7 @@ def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
     rows = [
         (
             entry.name,
-            entry.change.value,
+            entry.shown,
             _mean(Metric.FLIP, entry.old.flip),
             _mean(Metric.FLIP, entry.new.flip),
             _difference(Metric.FLIP, entry.flip),

@@ -17,6 +17,8 @@ _COMMANDS: Final = {
     "compare": "compare:compare",
     "config": "config:config_",
     "db": "db:db",
+    "diagnose": "diagnose:diagnose",
+    "exemplars": "exemplars:exemplars",
     "export": "export:export",
     "gate": "gate:gate",
     "keys": "keys:keys",
@@ -27,6 +29,7 @@ _COMMANDS: Final = {
     "policy": "policy:policy",
     "privacy": "privacy:privacy",
     "reference": "reference:reference_",
+    "repair": "repair:repair",
     "report": "report:report",
     "resume": "pause:resume",
     "setup": "setup:setup",
@@ -60,6 +63,9 @@ _EXTRAS: Final = {
     "config": "shadow",
     "reference": "shadow",
     "gate": "shadow",
+    "diagnose": "shadow",
+    "repair": "shadow",
+    "exemplars": "shadow",
 }
 
 

@@ -16,6 +16,7 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, prepare
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
+from quantdrift.core.process.nats_server import make_encryption
 from quantdrift.core.stream.config import subject_token
 from quantdrift.core.stream.rights import PURPOSES, NatsRole, Rights, rights
 from quantdrift.core.text import plain
@@ -72,7 +73,10 @@ def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bo
     config = load(config_path)
     if apply_:
         admin_key = directory / f"{NatsRole.ADMIN}{SUFFIX}"
-        changed = asyncio.run(_audited(audit_dsn(config, None), config.stream, admin_key))
+        exemplars = any(model.exemplars for model in config.models)
+        changed = asyncio.run(
+            _audited(audit_dsn(config, None), config.stream, admin_key, exemplars=exemplars)
+        )
         if as_json:
             emit({"streams": changed})
         else:
@@ -87,6 +91,16 @@ def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bo
     else:
         click.echo(_configuration(users), nl=False)
         click.echo(f"the keys are in {directory}: give each role its own file only", err=True)
+    if any(model.exemplars for model in config.models):
+        try:
+            encryption = make_encryption(directory)
+        except OSError as error:
+            raise OperatorError(f"{directory}: {os_error_text(error)}") from error
+        click.echo(
+            f"models.exemplars keeps payloads: put `include {encryption.name}` into the `jetstream` block of nats-server, with a copy"
+            f" of {encryption} beside its configuration, so that it encrypts its disk",
+            err=True,
+        )
 
 
 @setup.command("postgres")
@@ -297,24 +311,24 @@ def _listed(subjects: tuple[str, ...]) -> str:
     return f"[{', '.join(msgspec.json.encode(subject).decode() for subject in subjects)}]"
 
 
-async def _audited(dsn: str, stream: "Stream", admin_key: Path) -> list[str]:
+async def _audited(dsn: str, stream: "Stream", admin_key: Path, *, exemplars: bool) -> list[str]:
     """Apply with an entry in the audit; where there is no address of Postgres, without one."""
     if not dsn:
         if (
             INSTANCE not in os.environ
         ):  # `quantdrift up` applies them at each start: nobody has decided anything
             click.echo("warning: not in the audit: there is no Postgres address (QUANTDRIFT_DSN)", err=True)
-        return await _apply(stream, admin_key)
+        return await _apply(stream, admin_key, exemplars=exemplars)
     from quantdrift.storage.audit import Action, add
     from quantdrift.storage.database import Database
 
     async with Database(dsn) as database, database.begin() as connection:
         await add(connection, Action.SETUP_NATS, after={"stream": stream.name})
-        return await _apply(stream, admin_key)
+        return await _apply(stream, admin_key, exemplars=exemplars)
 
 
-async def _apply(stream: "Stream", admin_key: Path) -> list[str]:
-    """Create or update the two streams and the two buckets; return their names."""
+async def _apply(stream: "Stream", admin_key: Path, *, exemplars: bool) -> list[str]:
+    """Create or update the streams and the two buckets; return their names."""
     from quantdrift.core.sampling.pause import KEY
     from quantdrift.core.sampling.rates import POLICY_VALID_S
     from quantdrift.core.stream.connection import Queue
@@ -324,9 +338,13 @@ async def _apply(stream: "Stream", admin_key: Path) -> list[str]:
     queue = await Queue.connect(as_admin, client_name="quantdrift-setup", role=NatsRole.ADMIN)
     try:
         await queue.ensure()
+        if exemplars:
+            await queue.ensure_exemplars()
         buckets = KeyValue(queue, stream, POLICY_VALID_S), KeyValue(queue, stream, purpose=KEY)
         for bucket in buckets:
             await bucket.ensure()
     finally:
         await queue.close()
-    return [queue.stream_name("exchange"), queue.stream_name("tally"), *(bucket.name for bucket in buckets)]
+    streams = [queue.stream_name("exchange"), queue.stream_name("tally")]
+    streams += [queue.stream_name("exemplar")] if exemplars else []
+    return [*streams, *(bucket.name for bucket in buckets)]

@@ -21,7 +21,7 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.notation import count_of
+from quantdrift.core.notation import count_of, number
 from quantdrift.core.process.states import STATES, read_states
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from quantdrift.core.stream.backlog import Waiting
     from quantdrift.storage.commands.account import Account
-    from quantdrift.storage.commands.flow import Flow, ModelFlow, Step
+    from quantdrift.storage.commands.flow import Flow, Latency, ModelFlow, Step
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
@@ -331,6 +331,8 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         waiting = (facts.waiting or {}).get(name)
         is_configured = config.model(name) is not None
         rows += _model_rows(model, waiting, facts, is_configured=is_configured)
+        if model is not None and model.latency is not None:
+            rows.append((_took(model.latency, config.budget(name).latency_p99_s), "", "", ""))
         if (n := _not_accounted_for(facts, name)) is not None and n > 0:
             rows += [("  not accounted for", "", f"{n:>{_WIDTH},}", "")]
     head = (
@@ -393,6 +395,13 @@ def _model_rows(
             verdicts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(model.verdicts.items()))
             why = f" (all: {model.reason})" if model.reason else ""
             yield (f"  slices: {verdicts}{why}", "", "", "")
+
+
+def _took(latency: "Latency", budget_s: float) -> str:
+    """Return how long the candidate takes, and its budget where there is one."""
+    budget = f" (budget {number(budget_s)} s)" if budget_s else ""
+    median, p99 = number(latency.median_s), number(latency.p99_s)
+    return f"  answers of the candidate: half within {median} s, 99 % within {p99} s{budget}"
 
 
 def _read(waiting: "Waiting", facts: Facts) -> str:

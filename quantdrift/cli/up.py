@@ -36,7 +36,7 @@ from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import LOOK_S, VARIABLE, HangWatch, Heartbeat
-from quantdrift.core.process.nats_server import server_url
+from quantdrift.core.process.nats_server import make_encryption, server_url
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
 from quantdrift.core.process.states import STATES, STATES_FILE, PartState
 from quantdrift.core.stream.rights import NatsRole
@@ -368,6 +368,8 @@ class _Supervisor:
             # Now if possible: the sidecar connects before the server runs. Otherwise the server's process makes them.
             try:
                 access(directory, stream.name)
+                if any(model.exemplars for model in self._config.models):
+                    make_encryption(directory)
             except (OSError, OperatorError) as error:
                 _LOG.error("the keys of the embedded NATS cannot be made yet: %s", error)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 import pyarrow as pa
 
 from quantdrift.frames.connection import Connection
+from quantdrift.storage.worst import worst_keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,9 +112,16 @@ class Tables(Generic[FrameT]):
         n: int = 20,
     ) -> FrameT:
         """Return the `n` items of a slice with the largest divergence (view `item`)."""
-        where = {"model": model, "slice": slice, "candidate_version": version}
-        return self._select(
-            "item", where, "divergence desc nulls last, captured_at", ("captured_at", start, end), limit=n
+        begin, until = _range(start, end)
+        slices, versions = self._keys(model, slice, version)
+        keys = worst_keys(
+            slices=slices, versions=versions, begin="$1", end="$2", n=str(int(n)), changed_first=False
+        )
+        return self.sql(
+            f"with {keys} select i.* from worst join item i using (captured_at, exchange_id, item)"  # noqa: S608 -- numbers
+            f" where i.slice_id = any({slices}) order by i.divergence desc nulls last, i.captured_at limit {int(n)}",
+            begin,
+            until,
         )
 
     def request(self, request_id: str, *, header: str = "x-request-id") -> FrameT:
@@ -137,16 +145,18 @@ class Tables(Generic[FrameT]):
         start: datetime | None = None,
         end: datetime | None = None,
     ) -> FrameT:
-        """Return which answer of the reference became which answer of the candidate: number of items, and share by weight."""
+        """Return which answer of the reference became which other answer of the candidate, the most frequent change first.
+
+        `n` items, and their share by weight of all changed answers that are shown; `tie` tells apart the changes between entries
+        that share the largest score.
+        """
         begin, until = _range(start, end)
+        slices, versions = self._keys(model, slice, version)
         return self.sql(
-            "select reference_class, candidate_class, bool_or(tie) as tie, count(*) as n, sum(weight) / sum(sum(weight)) over ()"
-            " as share from item where model = $1 and slice = $2 and ($3 = '' or candidate_version = $3)"
-            " and captured_at >= $4 and captured_at < $5 and reference_class is not null"
+            "select reference_class, candidate_class, tie, count(*) as n, sum(weight) / sum(sum(weight)) over () as share"  # noqa: S608 -- numbers
+            f" from item where slice_ids && {slices} and slice_id = any({slices}) and model_version_id = any({versions})"
+            " and captured_at >= $1 and captured_at < $2 and flip and reference_class is not null"
             " group by reference_class, candidate_class, tie order by share desc, reference_class, candidate_class",
-            model,
-            slice,
-            version,
             begin,
             until,
         )
@@ -189,6 +199,22 @@ class Tables(Generic[FrameT]):
         """Return who changed what, when and why, the newest first (view `change_log`)."""
         return self._select("change_log", {}, "at desc", ("at", start, end))
 
+    def _keys(self, model: str, of_slice: str, version: str) -> tuple[str, str]:
+        """Return the keys of the slices of a name, and of a version or all, as expressions."""
+        return (
+            self._ids("select id from slice where model = $1 and name = $2", model, of_slice),
+            self._ids(
+                "select id from model_version where model = $1 and ($2 = '' or candidate_version = $2)",
+                model,
+                version,
+            ),
+        )
+
+    def _ids(self, query: str, *parameters: str) -> str:
+        """Return the ids that a query finds, as an expression: Postgres plans better with numbers than with another query."""
+        ids = self._connection.table(query, parameters)["id"].to_pylist()
+        return f"array[{', '.join(map(str, ids))}]::integer[]"
+
     def _select(
         self,
         view: str,
@@ -197,7 +223,6 @@ class Tables(Generic[FrameT]):
         span: tuple[str, datetime | None, datetime | None] | None = None,
         *,
         columns: Sequence[str] = (),
-        limit: int | None = None,
     ) -> FrameT:
         """Return rows of a view: those whose columns equal what is given (an empty text: any)."""
         conditions, parameters = [], list[Any]()
@@ -213,7 +238,6 @@ class Tables(Generic[FrameT]):
         query = f"select {names} from {view}"  # noqa: S608 -- names are quoted, values are parameters
         query += f" where {' and '.join(conditions)}" if conditions else ""
         query += f" order by {order}" if order else ""
-        query += f" limit {int(limit)}" if limit is not None else ""
         return self.sql(query, *parameters)
 
 

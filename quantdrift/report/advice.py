@@ -65,6 +65,10 @@ def advise(
             "A flip is a disagreement, not necessarily an error: join the examples with their labels to see which side"
             " is right."
         )
+    elif episode.metric is Metric.LATENCY:
+        if flips is not None:
+            accepted = "" if flip_budget is None else f", {percent(flip_budget)} accepted"
+            steps.append(f"Of its decisions, {percent(flips.mean)} changed since the onset{accepted}.")
     else:
         steps.append(_decisions(flips, flip_budget))
     if episode.resolved_at is not None:
@@ -91,6 +95,8 @@ def deciding_figures(episode: Episode, task: Task) -> Decided:
         tail_level=evidence.tail_level,
         tail_before=evidence.tail_before,
         tail_after=evidence.tail_after,
+        latency_budget_s=evidence.latency_budget_s,
+        suspect=evidence.suspect,
     )
 
 

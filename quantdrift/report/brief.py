@@ -147,8 +147,13 @@ def _affected(entry: SliceFigures) -> str:
     a_day = (
         f", some {number(entry.flip.mean * entry.per_day)} a day" if entry.per_day and entry.flip.mean else ""
     )
+    people = (
+        f", on the last day for at least {count_of(entry.n_people, 'person', 'people')}"
+        if entry.n_people
+        else ""
+    )
     accepted = f"; {percent(entry.flip_budget)} is accepted" if entry.flip_budget else ""
-    return f"in {_name(entry)} {percent(entry.flip.mean)} of the answers differ{a_day}{accepted}"
+    return f"in {_name(entry)} {percent(entry.flip.mean)} of the answers differ{a_day}{people}{accepted}"
 
 
 def _how_sure(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
@@ -179,6 +184,11 @@ def _since(open_now: Sequence[EpisodeFigures], episodes: Sequence[EpisodeFigures
 
 
 def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) -> str:
+    # The newest first, releases before the rest: processes report each new configuration, which seldom explains a drift.
+    marks = [
+        *(mark for mark in marks if mark.kind != "release"),
+        *(mark for mark in marks if mark.kind == "release"),
+    ]
     texts = [f"{mark.what} ({moment(mark.at)}{f', {mark.who}' if mark.who else ''})" for mark in marks]
     newest = f" {compared_sentence(comparisons[-1])}" if comparisons else ""
     return (

@@ -10,7 +10,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
-from quantdrift.report.difference import Change
+from quantdrift.report.difference import Change, change_of
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
@@ -54,6 +54,9 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         whole period.
     per_day
         Estimated exchanges a day while the version served; None where that time is not known.
+    n_people
+        People, or sessions, with a changed answer on the last day of data: at least so many, since only sampled requests are
+        counted. 0: none is known.
     page_url
         Its address on the live page; empty if `web.url` is not set.
     """
@@ -80,6 +83,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     tie: float | None = None
     decided: str = ""
     per_day: float | None = None
+    n_people: int = 0
     page_url: str = ""
 
 
@@ -156,6 +160,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         Which answers became which, the most frequent first.
     spread
         The distribution of the divergence before and after the onset.
+    findings
+        The cause, the best repair and the gate's verdict, in words, as far as commands have found them.
     page_url
         The address of the alert on the live page; empty if `web.url` is not set.
     """
@@ -190,6 +196,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     explained_by_id: int | None = None
     explains: tuple[str, ...] = ()
     folded: bool = False
+    findings: tuple[str, ...] = ()
     examples: tuple[ExampleFigures, ...]
     advice: tuple[str, ...]
     directions: tuple[Direction, ...] = ()
@@ -228,6 +235,9 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
         The slice `all`; None where nothing was compared.
     slices
         The others, worst first.
+    speed
+        How long its answers took on the last day, and what an item cost the reference, as a sentence; empty: no time was
+        measured.
     """
 
     version_id: int
@@ -243,6 +253,7 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     n_unknown: int
     aggregate: SliceFigures | None
     slices: tuple[SliceFigures, ...]
+    speed: str = ""
 
 
 class Gap(_Figures, frozen=True, kw_only=True):
@@ -357,6 +368,13 @@ class ComparedSlice(_Figures, frozen=True, kw_only=True):
     new: SideFigures
     flip: Estimate | None
     divergence: Estimate | None
+
+    @property
+    def shown(self) -> str:
+        """The change in words: with what changed, where the divergence alone says so."""
+        if self.change is Change.UNCLEAR or change_of(self.flip) is self.change:
+            return self.change.value
+        return f"{self.change.value}: outputs {'further from' if self.change is Change.WORSE else 'closer to'} the reference"
 
 
 class ComparedVersion(_Figures, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
+from quantdrift.core.text import plain
 from quantdrift.drift.explain.diagnosis import Aggregate, Kind
 from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
@@ -37,7 +38,9 @@ from quantdrift.report.interval import (
     share,
     shortfall,
 )
-from quantdrift.report.wording import headline, moment
+from quantdrift.report.wording import headline, moment, speed_sentence
+from quantdrift.storage.page.history import Times
+from quantdrift.storage.page.now import Saved
 from quantdrift.storage.report.facts import (
     Direction,
     Episode,
@@ -97,6 +100,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Episodes that were open at some time of the period, pages first.
     days
         Per version the days of the period in which it was compared.
+    times, saved
+        Per version how long its answers took at the end of the period; and what an item cost with reference and candidate.
+    people
+        Sessions or people with a changed answer on the last day of data, among the sampled requests.
     """
 
     versions: tuple[Version, ...]
@@ -106,6 +113,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Mapping[Key, VerdictFact]
     episodes: tuple[EpisodeFacts, ...]
     days: Mapping[int, float] = {}
+    times: Mapping[int, Times] = {}
+    saved: tuple[Saved, ...] = ()
+    people: Mapping[Key, int] = {}
 
 
 def task_of(config: Config, model: str) -> Task:
@@ -238,6 +248,15 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         n_unknown=sum(entry.verdict is Verdict.UNKNOWN for entry in others),
         aggregate=aggregate,
         slices=others,
+        speed=speed_sentence(
+            facts.times.get(version.id),
+            [
+                one
+                for one in facts.saved
+                if (one.model, one.version) == (version.model, version.candidate_version)
+            ],
+            config.budget(version.model).latency_p99_s,
+        ),
     )
 
 
@@ -304,6 +323,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
         tie=sums.tie / sums.tie_weight if sums.tie_weight else None,
         per_day=sums.weight / days if (days := facts.days.get(version.id)) else None,
+        n_people=facts.people.get(key, 0),
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
         page_url=slice_page(config, *key),
@@ -330,6 +350,12 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     n_before = entry.before.sums.n_groups if entry.before else 0
     enough = n_before >= FEWEST_BEFORE  # the mean of fewer is too uncertain to compare with
     before, after = estimate(entry.before) if enough else None, estimate(entry.after)
+    if episode.metric is Metric.LATENCY and episode.evidence is not None:
+        # The sums have no times: these are the shares that decided.
+        shares = episode.evidence.before, episode.evidence.after
+        before, after = (
+            None if share is None else Estimate(mean=share, low=None, high=None) for share in shares
+        )
     flip_after = estimate(entry.after, Metric.FLIP)
     share_before = _share(entry.before, entry.all_before)
     share_after = _share(entry.after, entry.all_after)
@@ -355,6 +381,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     return EpisodeFigures(
         alert_id=episode.id,
         page_url=alert_page(config, episode.id),
+        findings=tuple(plain(one) for one in episode.findings),
         model=version.model,
         version=version.candidate_version,
         slice_id=episode.slice_id,

@@ -29,6 +29,8 @@ from quantdrift.report.finding import (
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
 from quantdrift.storage.labels import outcomes
+from quantdrift.storage.page.history import Times, times
+from quantdrift.storage.page.now import saved
 from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
 
@@ -36,6 +38,7 @@ MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
 MOST_EPISODES = 20  # alerts shown in full
 MOST_EXAMPLES = 5
+_SPEED_SPAN = timedelta(days=1)  # a whole week would be read for a version whose exchanges have no time
 MOST_DIRECTIONS = 6
 MOST_COMPARISONS = 5  # releases of the period that are compared with the version before
 
@@ -134,7 +137,16 @@ async def gather(
         bins = bins_by_key(await reader.divergence.bins(how.window, caps, sorted(shown)))
         wanted = sorted({slice_id for chosen in drawn.values() for slice_id in chosen} | _everything(facts))
         series = await reader.divergence.sums(how.window, how.width, caps, wanted)
-        facts = msgspec.structs.replace(facts, bins=bins, days=_days(facts, series, how))
+        last_at = extent.last or period.end
+        people = await reader.people(max(period.begin, last_at - timedelta(days=1)), period.end, list(caps))
+        facts = msgspec.structs.replace(facts, bins=bins, days=_days(facts, series, how), people=people)
+
+    progress("reading how long answers took")
+    facts = msgspec.structs.replace(
+        facts,
+        times=await _times(reader, config, facts, period),
+        saved=tuple(await saved(reader.connection, period.end - _SPEED_SPAN, period.end)),
+    )
 
     progress("reading alerts")
     episodes = [
@@ -164,6 +176,22 @@ async def gather(
             gaps=_gaps(facts, how, series, min(period.end, now)),
         ),
     )
+
+
+async def _times(reader: Reader, config: Config, facts: Facts, period: Period) -> dict[int, Times]:
+    """Return, per version with data, how long its answers took at the end of the period."""
+    found: dict[int, Times] = {}
+    models = {version.id: version.model for version in facts.versions}
+    for version_id, slice_id in facts.totals:
+        if slice_id in _everything(facts):
+            budget_s = config.budget(models[version_id]).latency_p99_s
+            begin = max(period.begin, period.end - _SPEED_SPAN)
+            parts = await times(
+                reader.connection, version_id, slice_id, (begin, period.end), latency_budget_s=budget_s
+            )
+            if of_answer := [one for one in parts if one.part == "answer"]:
+                found[version_id] = of_answer[0]
+    return found
 
 
 def _days(facts: Facts, series: Sequence[SliceSums], how: Resolution) -> dict[int, float]:
@@ -294,13 +322,15 @@ async def _read_episode(
                 next((by_slice[key] for key in by_slice if key in everything), None),
             )
         )
+    # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
+    most = 0 if episode.metric is Metric.LATENCY else MOST_EXAMPLES
     examples = await reader.examples(
         max(episode.onset_at, episode.opened_at - _EXAMPLE_SPAN),
         episode.opened_at + timedelta(seconds=1),
         version=episode.version_id,
         slice_id=episode.slice_id,
         flips=episode.metric is Metric.FLIP,
-        most=MOST_EXAMPLES,
+        most=most,
     )
     directions = await reader.directions(
         # A large window would be read row by row: its newest hour says the same.

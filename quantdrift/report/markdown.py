@@ -78,6 +78,7 @@ def _alerts(figures: ReportFigures) -> list[str]:
                 f" {measured(episode.metric, episode.after, MEASURES[episode.task].unit)} from"
                 f" {count_of(episode.n_after, 'exchange')}."
             ),
+            *(_text(one) for one in episode.findings),
             "\n".join(f"{number}. {_text(step)}" for number, step in enumerate(episode.advice, 1)),
         ]
         if episode.page_url:
@@ -97,7 +98,7 @@ def _releases(figures: ReportFigures, most_table: int) -> list[str]:
                 (
                     (
                         entry.name,
-                        entry.change.value,
+                        entry.shown,
                         measured(Metric.FLIP, entry.old.flip, ""),
                         measured(Metric.FLIP, entry.new.flip, ""),
                         signed(Metric.FLIP, entry.flip) if entry.flip else "no data",
@@ -156,6 +157,8 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
                 (_slice(entry, measure.unit) for entry in slices),
             ),
         ]
+        if model.speed:
+            parts.append(_text(model.speed))
         if len(model.slices) > most_table:
             parts.append(
                 f"{count_of(len(model.slices) - most_table, 'slice')} with less divergence left out."

@@ -5,27 +5,29 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from quantdrift.core.notation import count_of, decimals, fixed, number, percent
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import SHARES, Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain import diagnosis_text
 from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState
 from quantdrift.report.difference import Change
 from quantdrift.report.figures import EpisodeFigures, LabelFigures, SliceFigures, VersionComparison
 from quantdrift.report.interval import Estimate
+from quantdrift.storage.page.history import Times
+from quantdrift.storage.page.now import Saved
 
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def amount(metric: Metric, value: float, unit: str) -> str:
     """Return a value of a metric as text: `5.2 %`, or with the unit of the model's divergence, if any: `0.021 nat`."""
-    return percent(value) if metric is Metric.FLIP else f"{number(value)} {unit}".rstrip()
+    return percent(value) if metric in SHARES else f"{number(value)} {unit}".rstrip()
 
 
 def interval(metric: Metric, estimate: Estimate | None) -> str:
     """Return the bounds with as many decimals as the mean: `[3.9, 6.8]`; empty where there are none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    scale = 100 if metric is Metric.FLIP else 1
+    scale = 100 if metric in SHARES else 1
     n_decimals = decimals(scale * (estimate.mean or estimate.high))
     return f"[{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
 
@@ -39,13 +41,41 @@ def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
 
 def signed(metric: Metric, estimate: Estimate) -> str:
     """Return a difference with its sign and bounds, flips in percentage points: `+1.2 [0.4, 2.1]`."""
-    scale = 100 if metric is Metric.FLIP else 1
+    scale = 100 if metric in SHARES else 1
     mean = scale * estimate.mean
     text = f"{'+' if mean > 0 else ''}{number(mean)}"
     if estimate.low is None or estimate.high is None:
         return f"{text} [too few]"
     n_decimals = decimals(mean or max(-scale * estimate.low, scale * estimate.high))
     return f"{text} [{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
+
+
+def speed_sentence(times: Times | None, saved: Sequence[Saved], budget_s: float) -> str:
+    """Return how long the answers of a version took, and what an item cost the reference; empty: no time was measured.
+
+    Parameters
+    ----------
+    saved
+        Of the version, one entry for each device of the reference.
+    budget_s
+        The latency budget; 0: there is none.
+    """
+    if times is None:
+        return ""
+    against = (
+        f" ({number(budget_s)} s is the budget, {percent(times.slower)} took longer)" if budget_s else ""
+    )
+    text = (
+        f"Half of its answers took {number(times.median)} s at most, as the relay saw it, and 99 % took {number(times.p99)} s"
+        f" at most{against}, from {count_of(times.n, 'exchange')} of the last day."
+    )
+    for one in saved:
+        device = one.device or "a device that is not known"
+        text += (
+            f" An item took the reference {number(one.reference)} s of computing in batches on {device}, and the candidate"
+            f" {number(one.candidate)} s with waiting and network: two measurements, and no benchmark."
+        )
+    return text
 
 
 def compared_sentence(found: VersionComparison) -> str:
@@ -183,7 +213,7 @@ def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence
 
 def _moved(episode: EpisodeFigures) -> str:
     within = episode.after is None or (episode.budget is not None and episode.after.mean <= episode.budget)
-    if episode.decided and (within or not episode.by_budget):
+    if episode.decided and (within or not episode.by_budget or episode.metric is Metric.LATENCY):
         return f"{episode.slice}: {episode.decided}"
     against = (
         ""
@@ -199,6 +229,8 @@ def _moved(episode: EpisodeFigures) -> str:
 def _versus_aggregate(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
     flip = episode.metric is Metric.FLIP
     budget = aggregate.flip_budget if flip else aggregate.divergence_budget
+    if episode.metric is Metric.LATENCY:
+        budget = None
     noise = aggregate.flip_noise if flip else aggregate.divergence_noise
     all_traffic = Aggregate(
         verdict=aggregate.verdict,

@@ -8,7 +8,17 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.storage.page import now as present
-from quantdrift.storage.page.tables import MOST, RESOURCES, Column, CursorError, Resource, described, read
+from quantdrift.storage.page.tables import (
+    DEFAULT_HOURS,
+    MOST,
+    MOST_HOURS,
+    RESOURCES,
+    Column,
+    CursorError,
+    Resource,
+    described,
+    read,
+)
 from quantdrift.web.guard import ProblemError
 from quantdrift.web.labels import described as labels_described
 from quantdrift.web.labels import load_labels
@@ -20,6 +30,7 @@ _LIMIT: Final = 100
 _MOST_TEXT: Final = 500
 _MOST_ID: Final = 2**31 - 1
 _TIME_PARTS: Final = ("start", "end")
+_HOURS: Final = "hours"
 _PAGE_PARTS: Final = ("limit", "cursor")
 _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "text": {"type": ["string", "null"]},
@@ -49,7 +60,12 @@ class _Reader:
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
-        self._known = {*resource.equal, *_PAGE_PARTS, *(_TIME_PARTS if resource.time else ())}
+        self._known = {
+            *resource.equal,
+            *_PAGE_PARTS,
+            *(_TIME_PARTS if resource.time else ()),
+            *((_HOURS,) if resource.hours else ()),
+        }
 
     async def answer(self, request: web.Request) -> web.Response:
         """Answer a request for a page of rows."""
@@ -63,6 +79,7 @@ class _Reader:
             if len(query.getall(name)) > 1:
                 raise ProblemError("repeated_parameter", f"`{name}` stands twice")
         limit = _number("limit", query.get("limit", str(_LIMIT)), 1, MOST)
+        hours = _number(_HOURS, query.get(_HOURS, str(DEFAULT_HOURS)), 1, MOST_HOURS)
         async with present.reading(request.app[DATABASE]) as connection:
             try:
                 page = await read(
@@ -72,6 +89,7 @@ class _Reader:
                     self._period(query),
                     cursor=_text("cursor", query["cursor"], 2_000) if "cursor" in query else "",
                     limit=limit,
+                    hours=hours,
                 )
             except CursorError as error:
                 raise ProblemError("wrong_cursor", "`cursor` is not one that this table gave") from error
@@ -189,6 +207,9 @@ def _operation(resource: Resource) -> dict[str, Any]:
             _parameter("start", at, f"From this `{resource.time}` on; default: a week before `end`."),
             _parameter("end", at, f"Before this `{resource.time}`; default: now."),
         ]
+    if resource.hours:
+        number = {"type": "integer", "minimum": 1, "maximum": MOST_HOURS, "default": DEFAULT_HOURS}
+        parameters.append(_parameter(_HOURS, number, "From so many hours ago until now."))
     parameters += [
         _parameter(
             "limit", {"type": "integer", "minimum": 1, "maximum": MOST, "default": _LIMIT}, "Rows of a page."

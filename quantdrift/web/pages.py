@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 from urllib.parse import quote
 
@@ -17,7 +18,17 @@ from quantdrift.core.text import plain, plain_lines
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import LONGEST_REASON, Act, act, actions_of, find_alert
+from quantdrift.storage.monitor.alerts import (
+    LONGEST_REASON,
+    Act,
+    Finding,
+    FindingKind,
+    act,
+    actions_of,
+    count_people,
+    find_alert,
+    findings_of,
+)
 from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
@@ -284,17 +295,18 @@ async def slice_page(request: web.Request) -> web.Response:
         before, after = await past.bins(connection, *ids, of_bars)
         traffic = (await present.traffic(connection, version, end - _DAY)).get(entry.slice_id)
         people, _ = await present.affected(connection, version, [entry.slice_id])
-        singles = await past.singles(connection, *ids, begin, end)
+        config = request.app[CONFIG]
+        budget = config.budget(version.model)
+        singles = await past.singles(connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s)
         happened = await past.happenings(connection, *ids, begin, end)
         baselines = await past.baselines(connection, *ids)
         truth = await past.truth(connection, *ids, begin, end) if singles.begin else None
     events = [*happened, *_of_alerts(episodes, begin, end)]
-    config = request.app[CONFIG]
     model = config.model(version.model)
     labels = tuple(model.labels) if model else ()
     name = "all traffic" if entry.predicate == "true" else entry.slice
     levels = {metric: one.level for metric, one in baselines.items()}
-    cap = config.budget(version.model).cap
+    cap = budget.cap
     divergence_level = levels.get("divergence")
     return render(
         request,
@@ -346,8 +358,11 @@ async def slice_page(request: web.Request) -> web.Response:
         ),
         trace_url=config.telemetry.trace_url,
         measure=config.measure(version.model),
+        latency_budget_s=budget.latency_p99_s,
         now=datetime.now(UTC),
-        sql=_sql(chosen, of_bars, singles.begin or end - timedelta(hours=2)),
+        sql=_sql(
+            chosen, of_bars, singles.begin or end - timedelta(hours=2), latency_budget_s=budget.latency_p99_s
+        ),
         notebook=_link(f"{request.path}/notebook", {"span": period.span}),
         link=lambda **more: _link(request.path, {"span": period.span} | more),
     )
@@ -430,6 +445,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         steps = await past.steps(connection, found.id)
         state = await find_alert(connection, found.id)
         actions = await actions_of(connection, found.id)
+        findings = (await findings_of(connection, [found.id])).get(found.id, [])
         version = next(one for one in await present.versions(connection) if one.id == found.version_id)
         end = (found.resolved_at or version.last_at or datetime.now(UTC)) + timedelta(hours=1)
         begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
@@ -439,6 +455,9 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
             found.slice_id
         )
         truth = await past.truth(connection, found.version_id, found.slice_id, found.onset_at, end)
+        people = await present.in_time(
+            connection, partial(count_people, connection, state), present.PATIENCE_S
+        )
     event = event_of(found.details)
     lines = page(event).split("\n") if event else []
     cut = lines.index("") if "" in lines else len(lines)
@@ -454,7 +473,10 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         alert=found,
         acknowledged=state.acknowledged,
         has_escalated=state.escalations > 0,
-        actions=actions,
+        actions=[one for one in actions if not one.is_finding],
+        findings=findings,
+        sites=_sites(findings),
+        repairs=_repairs(findings),
         may_act=OPERATOR in request.app and person is not None and bool(person.name),
         problem=problem,
         typed=typed,
@@ -467,6 +489,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         more=[one for one in lines[cut:] if one],
         steps=steps,
         traffic=traffic,
+        people=people,
         chart=charts.line(
             _points(history, "flip"),
             begin,
@@ -480,6 +503,53 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         trace_url=config.telemetry.trace_url,
         now=datetime.now(UTC),
     )
+
+
+class NotedRepair(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table that `quantdrift repair` has written to an alert; all texts."""
+
+    repair: str
+    changed: str
+    all: str
+    time: str
+    files: str
+    gate: str
+
+
+def _repairs(findings: Sequence[Finding]) -> list[NotedRepair]:
+    """Return the table of the newest repair; empty: there is none that can be read."""
+    details = next((one.details for one in findings if one.kind is FindingKind.REPAIR), {})
+    try:
+        return msgspec.convert(details.get("repairs", []), list[NotedRepair])
+    except msgspec.ValidationError:
+        return []
+
+
+class NotedSite(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of the model that damages the slice, as `quantdrift diagnose` has written it to an alert.
+
+    Parameters
+    ----------
+    restores, placebo
+        Shares of the damage that it restores, and that a random change restores at most.
+    used, elsewhere_used
+        Shares of its range that the slice and other slices use; None: it is a weight, or there were no others.
+    """
+
+    site: str
+    restores: float
+    placebo: float
+    used: float | None = None
+    elsewhere_used: float | None = None
+
+
+def _sites(findings: Sequence[Finding]) -> list[NotedSite]:
+    """Return the sites of the newest cause; empty: there are none that can be read."""
+    details = next((one.details for one in findings if one.kind is FindingKind.CAUSE), {})
+    try:
+        return msgspec.convert(details.get("sites", []), list[NotedSite])
+    except msgspec.ValidationError:
+        return []
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -536,13 +606,20 @@ async def system(request: web.Request) -> web.Response:
     async with present.reading(request.app[DATABASE]) as connection:
         changes = await past.audit(connection, 50)
         replays = await present.replays(connection, now - timedelta(hours=1))
+        saved = await present.saved_quickly(connection, now - timedelta(hours=1), now)
+        costs = await present.costs(connection, now - timedelta(hours=1))
+        relays = await present.relays(connection, now - timedelta(hours=1))
     return render(
         request,
         "system.html",
         flow=found,
         changes=changes,
         replays=replays,
+        costs=costs,
+        relays=relays,
         replays_sql=queries.REPLAYS.strip(),
+        saved=saved,
+        saved_sql=queries.filled(queries.SAVED, begin=now - timedelta(hours=1), end=now),
         changes_sql=queries.CHANGES.strip(),
         now=now,
     )
@@ -708,7 +785,11 @@ def _history_sql(width: timedelta, **values: int | datetime) -> str:
 
 
 def _sql(
-    chosen: ChosenSlice, of_bars: tuple[datetime, datetime, datetime], looked_from: datetime
+    chosen: ChosenSlice,
+    of_bars: tuple[datetime, datetime, datetime],
+    looked_from: datetime,
+    *,
+    latency_budget_s: float = 0.0,
 ) -> dict[str, str]:
     """Return, by the name of each plot and table, the query that gives its rows.
 
@@ -734,6 +815,7 @@ def _sql(
         "directions": queries.filled(queries.DIRECTIONS, **single),
         "margins": queries.filled(queries.MARGINS, **single),
         "worst": queries.filled(queries.WORST, **single),
+        "times": queries.filled(queries.TIMES, budget=round(1e6 * latency_budget_s), **single),
     }
 
 

@@ -22,8 +22,18 @@ ACTIONS: Final = MappingProxyType(
     {"ack": "acknowledged", "unack": "not acknowledged any more", "note": "note", "escalate": "escalated"}
 )
 """What was done about an alert."""
-METRICS: Final = MappingProxyType({"flip": "changed answers", "divergence": "divergence"})
+METRICS: Final = MappingProxyType(
+    {"flip": "changed answers", "divergence": "divergence", "latency": "slow answers"}
+)
 """What the metrics are."""
+PARTS: Final = MappingProxyType(
+    {
+        "answer": "the end of the answer",
+        "first token": "the first token, of streams",
+        "further token": "each further token, of streams",
+    }
+)
+"""The ends of the times that the relay measures."""
 _UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 

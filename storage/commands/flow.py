@@ -112,6 +112,23 @@ _VERDICTS: Final = text("""
     from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
     where v.last_at >= :begin group by 1, 2
 """)
+# Of the newest items of all models: a long period is not read whole.
+_LATENCY: Final = text("""
+    select model, count(*) as n, min(seconds) filter (where up_to >= 0.5 * total) as median_s,
+        min(seconds) filter (where up_to >= 0.99 * total) as p99_s
+    from (
+        select model, seconds, sum(weight) over (partition by model order by seconds) as up_to,
+            sum(weight) over (partition by model) as total
+        from (
+            select distinct on (n.captured_at, n.exchange_id) v.model, n.latency_s as seconds, 1 / (n.pi1 * n.pi2) as weight
+            from (
+                select captured_at, exchange_id, model_version_id, latency_s, pi1, pi2 from comparison
+                where captured_at >= :begin order by captured_at desc limit 20000
+            ) n join model_version v on v.id = n.model_version_id
+            where n.latency_s is not null
+        ) of_exchanges
+    ) timed group by model
+""")
 _FOLD: Final = text("select folded_at, fold_seq from fold where fold_seq > 0")
 _OUTBOX: Final = text("""
     select count(*) as n, min(created_at) as since, (array_agg(last_error order by id))[1] as error
@@ -133,6 +150,22 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     recent: int = 0
     total: int = 0
     last: datetime | None = None
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the candidate takes for an exchange, as the relay saw it; estimates of the traffic.
+
+    Parameters
+    ----------
+    n
+        Exchanges of the period with a time, of the newest 20,000 items of all models.
+    median_s, p99_s
+        What half of the traffic, and 99 % of it, do not exceed.
+    """
+
+    n: int
+    median_s: float
+    p99_s: float
 
 
 class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +200,8 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
         Number of slices by verdict.
     reason
         Why the verdict on all its traffic is `unknown`, else empty.
+    latency
+        None: no exchange of the period has a time.
     """
 
     model: str
@@ -184,6 +219,7 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     unreferenced: tuple[str, ...] = ()
     verdicts: dict[str, int] = {}
     reason: str = ""
+    latency: Latency | None = None
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,6 +277,8 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         found.verdicts.setdefault(row["model"], {})[row["verdict"]] = row["n"]
         if row["verdict"] == "unknown" and row["reason"]:
             found.reasons[row["model"]] = row["reason"]
+    for row in await _rows(connection, _LATENCY, begin=begin):
+        found.latencies[row["model"]] = Latency(n=row["n"], median_s=row["median_s"], p99_s=row["p99_s"])
     fold = next(iter(await _rows(connection, _FOLD)), None)
     (outbox,) = await _rows(connection, _OUTBOX)
     return Flow(
@@ -279,6 +317,7 @@ class _Found:
         self.unreferenced: dict[str, list[str]] = {}
         self.verdicts: dict[str, dict[str, int]] = {}
         self.reasons: dict[str, str] = {}
+        self.latencies: dict[str, Latency] = {}
 
     def put(self, model: str, step: str, **values: Any) -> None:
         """Set the values that are not null."""
@@ -329,7 +368,7 @@ class _Found:
         )
 
     def models(self) -> dict[str, ModelFlow]:
-        names = {model for model, _ in self._steps} | {*self.unreferenced, *self.verdicts}
+        names = {model for model, _ in self._steps} | {*self.unreferenced, *self.verdicts, *self.latencies}
         return {name: self._model(name) for name in sorted(names)}
 
     def _model(self, name: str) -> ModelFlow:
@@ -357,6 +396,7 @@ class _Found:
             unreferenced=tuple(self.unreferenced.get(name, ())),
             verdicts=self.verdicts.get(name, {}),
             reason=self.reasons.get(name, ""),
+            latency=self.latencies.get(name),
         )
 
     def _by_reason(self, model: str, prefix: str) -> dict[str, Step]:

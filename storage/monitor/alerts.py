@@ -11,7 +11,7 @@ An acknowledgement lasts until its alert is resolved, a person takes it back, or
 The monitor applies this rule with each fold and writes the escalation as a row, so everybody who reads sees the same state.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -45,19 +45,26 @@ _LIST: Final = text(
 )
 _ONE: Final = text(f"{_STATE} where a.id = :id")
 _ACTIONS: Final = text("""
-    select id, action, made_by, identity, made_at, reason from alert_action where alert_id = :id order by id
+    select id, action, made_by, identity, made_at, reason, finding is not null as is_finding
+    from alert_action where alert_id = :id order by id
+""")
+_FINDINGS: Final = text("""
+    select distinct on (alert_id, finding ->> 'kind') alert_id, coalesce(nullif(identity, ''), made_by) as by, made_at as at,
+        reason as text, finding
+    from alert_action where alert_id = any(:ids) and finding ->> 'kind' = any(:kinds)
+    order by alert_id, finding ->> 'kind', id desc
 """)
 _ADD: Final = text(
     """
-    insert into alert_action (alert_id, action, identity, reason, severity, level)
-    select a.id, cast(:action as text), cast(:identity as text), cast(:reason as text),
+    insert into alert_action (alert_id, action, identity, reason, finding, severity, level)
+    select a.id, cast(:action as text), cast(:identity as text), cast(:reason as text), cast(:finding as jsonb),
         case when cast(:acknowledges as boolean) then a.severity end,
         case when cast(:acknowledges as boolean) and v.estimate -> a.metric ->> 'high' is not null then greatest(
             (v.estimate -> a.metric ->> 'high')::float8, (a.details ->> 'after')::float8
         ) end
     from alert a left join verdict v on v.alert_id = a.id
     where a.id = :id
-    returning id, alert_action.action, made_by, identity, made_at, reason
+    returning id, alert_action.action, made_by, identity, made_at, reason, alert_action.finding is not null as is_finding
 """.replace("::", "\\:\\:")
 )
 _ESCALATE: Final = text(
@@ -145,11 +152,41 @@ _AUDITED: Final[Mapping[Act, Action]] = {
 }
 
 
+class FindingKind(StrEnum):
+    """What a command has found about an alert."""
+
+    CAUSE = "cause"
+    REPAIR = "repair"
+    GATE = "gate"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command has found about an alert.
+
+    Parameters
+    ----------
+    by
+        Who ran the command.
+    text
+        The result in words.
+    details
+        Figures of the command, for tables and pictures.
+    """
+
+    kind: FindingKind
+    by: str
+    at: datetime
+    text: str
+    details: dict[str, Any]
+
+
 class ActionFact(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `alert_action`.
 
     Parameters
     ----------
+    is_finding
+        It is a note that a command wrote, with what it found.
     by
         The person: the identity that the web server has authenticated, else the database user.
     through
@@ -161,6 +198,7 @@ class ActionFact(msgspec.Struct, frozen=True, kw_only=True):
     through: str
     at: datetime
     reason: str
+    is_finding: bool = False
 
 
 class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,6 +299,32 @@ async def actions_of(connection: AsyncConnection, alert_id: int) -> list[ActionF
     return [_action(row) for row in (await connection.execute(_ACTIONS, {"id": alert_id})).mappings()]
 
 
+async def findings_of(connection: AsyncConnection, alert_ids: Sequence[int]) -> dict[int, list[Finding]]:
+    """Return the newest finding of each kind about alerts, cause first; alerts without one are left out."""
+    kinds = list(FindingKind)
+    found: dict[int, list[Finding]] = {}
+    for row in (await connection.execute(_FINDINGS, {"ids": list(alert_ids), "kinds": kinds})).mappings():
+        details = dict(row["finding"])
+        kind = FindingKind(details.pop("kind"))
+        found.setdefault(row["alert_id"], []).append(
+            Finding(kind=kind, by=row["by"], at=row["at"], text=row["text"], details=details)
+        )
+    return {alert: sorted(some, key=lambda one: kinds.index(one.kind)) for alert, some in found.items()}
+
+
+async def add_finding(
+    connection: AsyncConnection, alert_id: int, kind: FindingKind, said: str, details: Mapping[str, Any]
+) -> None:
+    """Write what a command has found about an alert as a note, in the transaction of `connection`.
+
+    Raises
+    ------
+    OperatorError
+        There is no such alert, or the database user lacks the right (role quantdrift_operator).
+    """
+    await act(connection, alert_id, Act.NOTE, said[:LONGEST_REASON], finding={"kind": kind.value, **details})
+
+
 async def count_people(connection: AsyncConnection, alert: AlertFact) -> int:
     """Return how many sessions or people got a changed answer in the alert's last day, among the sampled requests.
 
@@ -270,7 +334,13 @@ async def count_people(connection: AsyncConnection, alert: AlertFact) -> int:
 
 
 async def act(
-    connection: AsyncConnection, alert_id: int, what: Act, reason: str, *, identity: str = ""
+    connection: AsyncConnection,
+    alert_id: int,
+    what: Act,
+    reason: str,
+    *,
+    identity: str = "",
+    finding: Mapping[str, Any] | None = None,
 ) -> ActionFact:
     """Acknowledge an alert, take that back, or add a note; with an entry in the audit, in the transaction of `connection`.
 
@@ -282,6 +352,8 @@ async def act(
         Why, or the note. The audit keeps it for ever.
     identity
         The person that the caller has authenticated. Empty: the database user acts. It must never be a text that a person typed.
+    finding
+        Of a note: what a command has found.
 
     Raises
     ------
@@ -311,6 +383,7 @@ async def act(
         "action": what.value,
         "identity": identity,
         "reason": reason,
+        "finding": None if finding is None else msgspec.json.encode(finding).decode(),
     }
     made = _action((await connection.execute(_ADD, values)).mappings().one())
     after: dict[str, Any] = {
@@ -409,6 +482,7 @@ def _action(row: RowMapping) -> ActionFact:
         through=row["made_by"] if row["identity"] else "",
         at=row["made_at"],
         reason=row["reason"],
+        is_finding=row.get("is_finding", False),
     )
 
 

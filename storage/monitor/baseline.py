@@ -34,7 +34,7 @@ _HISTORY: Final = text(_IN_FORCE.text.replace("distinct on (v.model, v.id, s.id,
 # In pages by the primary key: whole exchanges, in the order of capture, however many there are.
 _ROWS: Final = text("""
     select batch_id, comparison.exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
-        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin
+        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin, latency_s
     from comparison join batch on batch.id = comparison.batch_id
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
         -- Rows that wait for the monitor are learned when they are folded, and must not be learned twice.

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quantdrift.core.records import Metric, Side, Verdict
+from quantdrift.core.records import Metric, Side, Suspect, Verdict
 from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
 from quantdrift.storage.monitor.explanation import Explanation
@@ -77,6 +77,9 @@ class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": 
         did not decide.
     tail_level, tail_before, tail_after
         For a tail: a level, and the share of items above it before and since the onset, where that rose beyond chance.
+    latency_budget_s, suspect
+        For a latency: the seconds that `before`, `after` and `mean` are the share of slower exchanges of, and where to look
+        first.
     """
 
     metric: Metric
@@ -100,6 +103,8 @@ class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": 
     tail_level: float | None = None
     tail_before: float | None = None
     tail_after: float | None = None
+    latency_budget_s: float | None = None
+    suspect: Suspect | None = None
 
 
 class AggregateEvidence(

@@ -35,7 +35,7 @@ _NEWEST_OF_SLICE: Final = """
 """
 _ITEMS: Final = text(
     _NEWEST_OF_SLICE.format(
-        columns="c.flip, c.divergence, c.reference_margin, c.source, c.batch_id,"
+        columns="c.flip, c.divergence, c.reference_margin, c.source, c.batch_id, c.latency_s, c.n_items,"
         " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite"
     )
 )
@@ -66,7 +66,7 @@ _ALERTING: Final = text("""
 class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item; columns as in `comparison`, `group` the session or else the exchange.
 
-    `not_finite`: the candidate's output was not a number, infinite or empty.
+    `not_finite`: the candidate's output was not a number, infinite or empty. `n_items`: of its exchange.
     """
 
     captured_us: int
@@ -80,6 +80,8 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     batch_id: int
     not_finite: bool = False
+    latency_s: float | None = None
+    n_items: int = 1
 
 
 class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +149,8 @@ class Evidence:
                 source=source,
                 batch_id=batch_id,
                 not_finite=not_finite,
+                latency_s=latency_s,
+                n_items=n_items,
             )
             for (
                 captured_at,
@@ -160,6 +164,8 @@ class Evidence:
                 margin,
                 source,
                 batch_id,
+                latency_s,
+                n_items,
                 not_finite,
             ) in result
         ]

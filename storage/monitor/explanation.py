@@ -145,6 +145,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_unseen_se: Annotated[float | None, Meta(description="Standard error of aggregate_unseen.")] = (
         None
     )
+    slow_elsewhere: Annotated[
+        float | None,
+        Meta(
+            description="Of a latency: share of the other traffic since the onset that took longer than the budget."
+        ),
+    ] = None
+    n_elsewhere: Annotated[int | None, Meta(description="Exchanges of slow_elsewhere.")] = None
+    items_before: Annotated[
+        float | None, Meta(description="Of a latency: mean items of a request before the onset.")
+    ] = None
+    items_after: Annotated[float | None, Meta(description="The same since the onset.")] = None
     moved: Annotated[
         tuple[str, ...],
         Meta(

@@ -56,7 +56,7 @@ _NUMBER: Final = text("""
 """)
 _COMPARISONS: Final = text("""
     select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
-        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin
+        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin, latency_s
     from comparison
     where captured_at between :begin and :end and batch_id = any(cast(:batches as bigint[]))
     order by batch_id, comparison.exchange_id, item
@@ -350,6 +350,7 @@ def comparison_row(row: RowMapping) -> ComparisonRow:
         divergence=row["divergence"],
         margin=row["margin"],
         tie=None if row["tie"] is None else float(row["tie"]),
+        latency_s=row["latency_s"],
     )
 
 

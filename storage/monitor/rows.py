@@ -50,6 +50,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
     divergence: float | None = msgspec.field(name="kl")  # as sessions that are open have it
     margin: float | None
     tie: float | None = None
+    latency_s: float | None = None
 
     @property
     def pi(self) -> float:

@@ -2,16 +2,19 @@
 
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import Fact, in_time, rows
+from quantdrift.storage.worst import worst_keys
 
+_FactT = TypeVar("_FactT", bound=Fact)
 # The end of a period is up to an hour after the last exchange.
 # The less is read, the less time it may take: together with what follows, some seconds at worst.
 _LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
@@ -38,16 +41,13 @@ _BINS: Final = text("""
     select hour < :split as is_before, divergence_bins as bins from rollup_hour
     where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end
 """)
-_WORST: Final = text("""
+_WORST: Final = """
+    with {keys}
     select c.captured_at as at, c.exchange_id as exchange, c.item, c.divergence, c.flip, c.tie, c.trace, c.attributes,
         c.detail, c.candidate_margin, c.reference_margin
-    from comparison c
-    where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
-        and c.slice_ids @> array[cast(:slice as integer)]
-    order by c.flip desc nulls last, c.divergence desc nulls last limit :most
-""")
-_DIRECTIONS: Final = text(queries.DIRECTIONS)
-_MARGINS: Final = text(queries.MARGINS)
+    from worst w join comparison c using (captured_at, exchange_id, item)
+    order by c.flip is not true, c.divergence desc nulls last, c.captured_at limit :most
+"""
 _EVENTS: Final = text(queries.EVENTS)
 _BASELINES: Final = text(queries.BASELINES)
 _ALERTS: Final = """
@@ -177,6 +177,29 @@ class BaselineNow(Fact, frozen=True, kw_only=True):
         return self.total / self.share if self.total is not None and self.share else None
 
 
+class Times(Fact, frozen=True, kw_only=True):
+    """How long the candidate took for a part of its answers, in seconds, as the relay saw it; estimates of the traffic.
+
+    Parameters
+    ----------
+    part
+        `answer`: from the last byte of the request to the last byte of the answer. `first token`: of streams, to the first
+        byte. `further token`: of streams whose tokens are counted, for each token after the first.
+    n
+        Exchanges, of the newest 20,000.
+    median, p99
+        What half of the traffic, and 99 % of it, do not exceed.
+    slower
+        Share of the traffic above the budget that was asked about.
+    """
+
+    part: str
+    n: int
+    median: float
+    p99: float
+    slower: float
+
+
 class Singles(Fact, frozen=True, kw_only=True):
     """What single exchanges show of a slice, over the longest time that can be read while a person waits.
 
@@ -186,7 +209,7 @@ class Singles(Fact, frozen=True, kw_only=True):
         Of that time; None: even the shortest takes too long.
     worst
         The items whose answer changed or that diverged most.
-    directions, margins
+    directions, margins, times
         None: they take too long.
     """
 
@@ -194,6 +217,7 @@ class Singles(Fact, frozen=True, kw_only=True):
     worst: tuple[Exchange, ...] = ()
     directions: tuple[Direction, ...] | None = None
     margins: tuple[MarginBar, ...] | None = None
+    times: tuple[Times, ...] | None = None
 
 
 class AlertRow(Fact, frozen=True, kw_only=True):
@@ -296,41 +320,94 @@ async def worst(
     *,
     most: int,
 ) -> list[Exchange]:
-    """Return the items whose answer changed or that diverged most."""
-    parameters = {
-        "version": version_id,
-        "slice": slice_id,
-        "begin": period[0],
-        "end": period[1],
-        "most": most,
-    }
-    return await rows(connection, Exchange, _WORST, **parameters)
+    """Return the items whose answer changed, and then those that diverged most."""
+    keys = worst_keys(
+        slices=f"array[{slice_id:d}]",
+        versions=f"array[{version_id:d}]",
+        begin=":begin",
+        end=":end",
+        n=":most",
+        changed_first=True,
+    )
+    query = text(_WORST.format(keys=keys))
+    return await rows(connection, Exchange, query, begin=period[0], end=period[1], most=most)
 
 
 async def singles(
-    connection: AsyncConnection, version_id: int, slice_id: int, begin: datetime, end: datetime
+    connection: AsyncConnection,
+    version_id: int,
+    slice_id: int,
+    begin: datetime,
+    end: datetime,
+    *,
+    latency_budget_s: float = 0.0,
 ) -> Singles:
-    """Return the worst exchanges, which answers became which, and the margins."""
+    """Return the worst exchanges, which answers became which, the margins, and how long answers took."""
     for longest, patience_s in _LOOKED:
         period = (max(begin, end - longest), end)
         read = partial(worst, connection, version_id, slice_id, period, most=20)
         found = await in_time(connection, read, patience_s)
         if found is None:
             continue
-        wanted = {"version": version_id, "slice": slice_id, "begin": period[0], "end": period[1]}
-        changed = await in_time(
-            connection, partial(rows, connection, Direction, _DIRECTIONS, **wanted), _PATIENCE_S
-        )
-        margins = await in_time(
-            connection, partial(rows, connection, MarginBar, _MARGINS, **wanted), _PATIENCE_S
+        wanted = connection, version_id, slice_id, period
+        changed = await in_time(connection, partial(directions, *wanted), _PATIENCE_S)
+        bars = await in_time(connection, partial(margins, *wanted), _PATIENCE_S)
+        took = await in_time(
+            connection, partial(times, *wanted, latency_budget_s=latency_budget_s), _PATIENCE_S
         )
         return Singles(
             begin=period[0],
             worst=tuple(found),
             directions=None if changed is None else tuple(changed),
-            margins=None if margins is None else tuple(margins),
+            margins=None if bars is None else tuple(bars),
+            times=None if took is None else tuple(took),
         )
     return Singles()
+
+
+async def directions(
+    connection: AsyncConnection, version_id: int, slice_id: int, period: tuple[datetime, datetime]
+) -> list[Direction]:
+    """Return which answer became which, the most frequent change first."""
+    return await _of_slice(
+        connection, Direction, queries.DIRECTIONS, period, version=version_id, slice=slice_id
+    )
+
+
+async def margins(
+    connection: AsyncConnection, version_id: int, slice_id: int, period: tuple[datetime, datetime]
+) -> list[MarginBar]:
+    """Return how sure the reference was of answers that changed, and of those that did not, of the newest 200,000 items."""
+    return await _of_slice(connection, MarginBar, queries.MARGINS, period, version=version_id, slice=slice_id)
+
+
+async def times(
+    connection: AsyncConnection,
+    version_id: int,
+    slice_id: int,
+    period: tuple[datetime, datetime],
+    *,
+    latency_budget_s: float = 0.0,
+) -> list[Times]:
+    """Return how long the candidate took, of the newest 20,000 exchanges; nothing where no time was measured."""
+    budget_us = round(1e6 * latency_budget_s)
+    return await _of_slice(
+        connection, Times, queries.TIMES, period, version=version_id, slice=slice_id, budget=budget_us
+    )
+
+
+async def _of_slice(
+    connection: AsyncConnection,
+    kind: type[_FactT],
+    query: str,
+    period: tuple[datetime, datetime],
+    **keys: int,
+) -> list[_FactT]:
+    """Return the rows of a query as it stands on the page: Postgres finds a rare slice by its number alone, not by a parameter."""
+    begin, end = period
+    filled = queries.filled(query, **keys, begin=begin, end=end)
+    found = (await connection.exec_driver_sql(filled)).mappings()
+    return [msgspec.convert(dict(row), kind, strict=False) for row in found]
 
 
 async def happenings(

@@ -13,11 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes
+from quantdrift.storage.page import queries
 
 Connection = AsyncConnection
 """A transaction that `reading` opens."""
 _T = TypeVar("_T")
-_PATIENCE_S: Final = 0.4
+PATIENCE_S: Final = 0.4
 """Longest query of single exchanges on the overview, which has two of them."""
 _CANCELED: Final = "57014"  # SQLSTATE query_canceled
 # Worst first: what pages, what may, what nobody knows, then the rest by evidence.
@@ -81,16 +82,44 @@ _REPLAYS: Final = text("""
     with minute as (
         select provenance ->> 'runtime' as runtime, provenance ->> 'version' as version, provenance ->> 'provider' as provider,
             provenance ->> 'device' as device, date_trunc('minute', stored_at) as at, sum(n_rows) as n,
+            sum(replay_s) as seconds, sum(n_rows) filter (where replay_s is not null) as n_timed,
             array_agg(distinct worker) as workers, max(extract(epoch from stored_at - captured_from)) as longest_s
         from batch where kind = 'comparison' and stored_at >= :begin and n_rows > 0 group by 1, 2, 3, 4, 5
     )
     select coalesce(runtime, '') as runtime, coalesce(version, '') as version, coalesce(provider, '') as provider,
         coalesce(device, '') as device, cast(sum(n) as bigint) as n, cast(max(n) as bigint) as n_busiest,
-        max(longest_s) as longest_s,
+        max(longest_s) as longest_s, sum(seconds) as seconds, cast(coalesce(sum(n_timed), 0) as bigint) as n_timed,
         (select count(distinct w) from minute m cross join unnest(m.workers) as w
          where (m.runtime, m.version, m.provider, m.device) is not distinct from
              (minute.runtime, minute.version, minute.provider, minute.device)) as n_workers
     from minute group by minute.runtime, minute.version, minute.provider, minute.device order by 5 desc
+""")
+# All rows of a batch are of one model: a batch is computed by one reference.
+_COSTS: Final = text("""
+    select v.model, sum(b.replay_s) as seconds, cast(sum(b.n_rows) as bigint) as n
+    from batch b
+    cross join lateral (
+        select c.model_version_id from comparison c
+        where c.batch_id = b.id and c.captured_at between b.captured_from and b.captured_to limit 1
+    ) one
+    join model_version v on v.id = one.model_version_id
+    where b.kind = 'comparison' and b.stored_at >= :begin and b.n_rows > 0 and b.replay_s is not null group by 1
+""")
+# Counts are cumulative since a boot, so the last one minus the first one is what came between. The processor time is that of
+# the whole sidecar, and stands beside each of its strata.
+_RELAYS: Final = text("""
+    with counted as (
+        select source, boot, stratum, max(offered) - min(offered) as offered, max(relay_cpu_s) - min(relay_cpu_s) as cpu_s,
+            min(at) as begin, max(at) as last
+        from tally where at >= :begin and relay_cpu_s is not null group by 1, 2, 3
+    ), started as (
+        select source, sum(offered) as offered, max(cpu_s) as cpu_s, max(last) as last,
+            extract(epoch from max(last) - min(begin)) as span_s
+        from counted group by source, boot
+    )
+    select source, cast(sum(offered) as bigint) as n, sum(cpu_s) as cpu_s, cast(sum(span_s) as double precision) as span_s,
+        max(last) as last
+    from started group by 1 having sum(span_s) > 0 order by sum(cpu_s) desc, 1 limit 50
 """)
 
 
@@ -213,6 +242,8 @@ class Replays(Fact, frozen=True, kw_only=True):
         Longest time from a capture to the stored comparison, seconds.
     n_workers
         Workers that stored them.
+    seconds, n_timed
+        Seconds in which the references computed, and the items of that time; None: no batch says it.
     """
 
     runtime: str
@@ -223,6 +254,38 @@ class Replays(Fact, frozen=True, kw_only=True):
     n_busiest: int
     longest_s: float
     n_workers: int
+    seconds: float | None
+    n_timed: int
+
+
+class Cost(Fact, frozen=True, kw_only=True):
+    """The seconds in which references computed items of a model, as far as batches say it, and how many items these were."""
+
+    model: str
+    seconds: float
+    n: int
+
+
+class RelayTime(Fact, frozen=True, kw_only=True):
+    """The processor time of one sidecar's relay workers between its first and its last counts of a time.
+
+    Parameters
+    ----------
+    source
+        The sidecar.
+    n
+        Inference requests that were offered between them.
+    cpu_s, span_s
+        Processor time of the workers, all together, and how long it took, seconds.
+    last
+        When the last ones were read.
+    """
+
+    source: str
+    n: int
+    cpu_s: float
+    span_s: float
+    last: datetime
 
 
 class Change(Fact, frozen=True, kw_only=True):
@@ -358,7 +421,7 @@ async def affected(
     None: it took too long, or no request names its person.
     """
     read = partial(_affected, connection, version.id, slice_ids)
-    found = await in_time(connection, read, _PATIENCE_S)
+    found = await in_time(connection, read, PATIENCE_S)
     return (None, False) if found is None else (found[0], True)
 
 
@@ -382,7 +445,7 @@ async def single_facts(
     only = slice_ids[0] if len(slice_ids) == 1 else 0
     people, is_read = await affected(connection, version, slice_ids)
     outcome = partial(outcomes, connection, [version.id], end - timedelta(days=7), end, slice_id=only)
-    labels = await in_time(connection, outcome, _PATIENCE_S)
+    labels = await in_time(connection, outcome, PATIENCE_S)
     return SingleFacts(
         people=people,
         outcomes={found.slice_id: found for found in labels or ()},
@@ -392,6 +455,52 @@ async def single_facts(
     )
 
 
+class Saved(Fact, frozen=True, kw_only=True):
+    """What one item costs with the reference and with the candidate, each as it was measured.
+
+    Parameters
+    ----------
+    device
+        What the reference ran on; empty: the batches do not say it. That of the candidate is not known.
+    items
+        That were timed on both sides.
+    reference
+        Seconds of computing for an item, in batches of the shadow.
+    candidate
+        Seconds for an item of an exchange, as the relay saw it: waiting and network are part of it.
+    """
+
+    model: str
+    version: str
+    device: str
+    items: int
+    reference: float
+    candidate: float
+
+
+async def saved_quickly(connection: AsyncConnection, begin: datetime, end: datetime) -> list[Saved] | None:
+    """Return the same as `saved`; None: it takes too long to read."""
+    return await in_time(connection, partial(saved, connection, begin, end), PATIENCE_S)
+
+
+async def saved(connection: AsyncConnection, begin: datetime, end: datetime) -> list[Saved]:
+    """Return what an item cost on each side, by version and device, in the newest 500 batches of a time."""
+    found = (await connection.exec_driver_sql(queries.filled(queries.SAVED, begin=begin, end=end))).mappings()
+    return [msgspec.convert(dict(row), Saved, strict=False) for row in found]
+
+
 async def replays(connection: AsyncConnection, begin: datetime) -> list[Replays]:
     """Return what was replayed since `begin`, by runtime and device, the busiest first."""
     return await rows(connection, Replays, _REPLAYS, begin=begin)
+
+
+async def costs(connection: AsyncConnection, begin: datetime) -> dict[str, Cost]:
+    """Return what replays cost since `begin`, by model; empty where it takes too long to read."""
+    found = await in_time(connection, partial(rows, connection, Cost, _COSTS, begin=begin), PATIENCE_S)
+    return {cost.model: cost for cost in found or ()}
+
+
+async def relays(connection: AsyncConnection, begin: datetime) -> list[RelayTime]:
+    """Return what the relays of 50 sidecars used since `begin`, the busiest first; empty where it takes too long to read."""
+    read = partial(rows, connection, RelayTime, _RELAYS, begin=begin)
+    return await in_time(connection, read, PATIENCE_S) or []

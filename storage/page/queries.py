@@ -55,7 +55,7 @@ DIRECTIONS: Final = """
 select coalesce(reference_class, -1) as reference, coalesce(candidate_class, -1) as candidate, coalesce(tie, false) as tie,
   count(*) as n, sum(weight) as weight
 from item
-where model_version_id = :version and slice_id = :slice
+where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
   and captured_at >= :begin and captured_at < :end
   and flip and detail ? 'reference_top'
 group by 1, 2, 3
@@ -64,10 +64,15 @@ limit 12;
 """
 MARGINS: Final = """
 select flip, least(width_bucket(reference_margin, 0, 1, 20), 20) as bar, count(*) as n, sum(weight) as weight
-from item
-where model_version_id = :version and slice_id = :slice
-  and captured_at >= :begin and captured_at < :end
-  and flip is not null and reference_margin >= 0
+from (
+  select flip, reference_margin, weight
+  from item
+  where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
+    and captured_at >= :begin and captured_at < :end
+    and flip is not null and reference_margin >= 0
+  order by captured_at desc
+  limit 200000
+) as newest
 group by flip, bar
 order by flip, bar;
 """
@@ -75,10 +80,29 @@ WORST: Final = """
 select captured_at, exchange_id, item, flip, tie, divergence, reference_class, candidate_class, reference_scores, candidate_scores,
   reference_margin, candidate_margin, request_id, trace_id, attributes, weight
 from item
-where model_version_id = :version and slice_id = :slice
+where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
   and captured_at >= :begin and captured_at < :end
 order by flip desc nulls last, divergence desc nulls last
 limit 20;
+"""
+TIMES: Final = """
+select part, count(*) as n, min(seconds) filter (where up_to >= 0.5 * total) as median, min(seconds) filter (where up_to >= 0.99 * total) as p99,
+  coalesce(sum(weight) filter (where seconds > :budget / 1e6), 0) / sum(weight) as slower
+from (
+  select part, seconds, weight, sum(weight) over (partition by part order by seconds) as up_to, sum(weight) over (partition by part) as total
+  from (
+    select distinct on (captured_at, exchange_id) latency_s, first_token_s, per_token_s, 1 / (pi1 * pi2) as weight
+    from comparison
+    where model_version_id = :version and slice_ids @> array[:slice]
+      and captured_at >= :begin and captured_at < :end and latency_s is not null
+    order by captured_at desc, exchange_id
+    limit 20000
+  ) as newest
+  cross join lateral (values ('answer', latency_s), ('first token', first_token_s), ('further token', per_token_s)) as of (part, seconds)
+  where seconds is not null
+) as timed
+group by part
+order by part;
 """
 EVENTS: Final = """
 select first_seen_at as at, 'release' as kind, candidate_version as subject, 'traffic' as who, '' as why,
@@ -125,11 +149,28 @@ order by difference desc nulls last, slice
 limit 1000;
 """
 REPLAYS: Final = """
-select provenance ->> 'runtime' as runtime, provenance ->> 'device' as device, sum(n_rows) as items, sum(n_rows) / 3600.0 as per_second
+select provenance ->> 'runtime' as runtime, provenance ->> 'device' as device, sum(n_rows) as items, sum(n_rows) / 3600.0 as per_second,
+  sum(replay_s) as seconds, 1e6 * sum(replay_s) / sum(n_rows) filter (where replay_s is not null) as seconds_per_million
 from batch
 where kind = 'comparison' and stored_at >= now() - interval '1 hour'
 group by 1, 2
 order by items desc;
+"""
+SAVED: Final = """
+select model, candidate_version as version, device, count(*) as items, avg(replay_s / n_rows) as reference, avg(latency_s / n_items) as candidate
+from (
+  select id, coalesce(provenance ->> 'device', '') as device, replay_s, n_rows
+  from batch
+  where kind = 'comparison' and stored_at >= :begin and stored_at < :end and replay_s is not null and n_rows > 0
+  order by id desc
+  limit 500
+) as newest
+join comparison on batch_id = newest.id and captured_at >= timestamptz :begin - interval '1 day'
+join model_version on model_version.id = model_version_id
+where latency_s is not null
+group by model, candidate_version, device
+order by model, candidate_version, device
+limit 100;
 """
 CHANGES: Final = """
 select at, actor as who, action as what, model, subject, note as why

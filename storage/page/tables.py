@@ -16,6 +16,8 @@ from quantdrift.core.errors import OperatorError
 
 MOST: Final = 1000
 """Most rows of one page."""
+DEFAULT_HOURS: Final = 24
+MOST_HOURS: Final = 400 * 24
 _MOST_NUMBER: Final = 2**63 - 1
 _ALERTS: Final = """(
     select a.id, v.model, v.candidate_version, s.name as slice, a.severity, a.metric, a.onset_at, a.opened_at, a.resolved_at,
@@ -58,6 +60,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
         Column that `start` and `end` bound; empty: none.
     longest
         Longest time from `start` to `end`.
+    hours
+        Whether `source` takes `:hours`, from so long ago until now.
     equal
         Columns that a parameter of their name may fix: text, or numbers where the name ends with `id`.
     columns
@@ -72,6 +76,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     newest_first: bool = False
     time: str = ""
     longest: timedelta = timedelta(days=400)
+    hours: bool = False
     equal: tuple[str, ...] = ()
     columns: Mapping[str, tuple[str, str]] = {}
 
@@ -179,8 +184,10 @@ RESOURCES: Final = (
     ),
     Resource(
         name="not-observed",
-        summary="What nobody looked at in the last 24 hours.",
+        summary="What nobody looked at in the last `hours`.",
         view="not_observed",
+        source="not_observed_in(make_interval(hours => :hours))",
+        hours=True,
         key=(("t.what", str), ("md5(t::text)", str)),
         equal=("model", "slice", "stratum", "what"),
     ),
@@ -231,6 +238,7 @@ async def read(
     *,
     cursor: str = "",
     limit: int = 100,
+    hours: int = DEFAULT_HOURS,
 ) -> Page:
     """Return the rows after a cursor, at most `limit`.
 
@@ -240,6 +248,8 @@ async def read(
         Values of columns in `resource.equal`.
     period
         Begin and end of `resource.time`, which the end does not belong to; None where it has none.
+    hours
+        As `resource.hours` says.
 
     Raises
     ------
@@ -253,6 +263,8 @@ async def read(
     if period:
         conditions += [f"t.{resource.time} >= :begin", f"t.{resource.time} < :end"]
         values |= {"begin": period[0], "end": period[1]}
+    if resource.hours:
+        values["hours"] = hours
     names = [expression for expression, _ in resource.key]
     if cursor:
         places = [f":k{number}" for number in range(len(names))]

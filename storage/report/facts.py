@@ -217,7 +217,10 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 
 
 class Episode(_Fact, frozen=True, kw_only=True):
-    """An alert that was open at some time of the period; `evidence` are the figures that decided it, where they are known."""
+    """An alert that was open at some time of the period; `evidence` are the figures that decided it, where they are known.
+
+    `findings` are the cause, the best repair and the gate's verdict, in words, as far as commands have found them.
+    """
 
     id: int
     version_id: int
@@ -229,6 +232,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
     resolved_at: datetime | None
     explanation: Explanation = Explanation()
     evidence: AlertEvidence | None = None
+    findings: tuple[str, ...] = ()
 
 
 class Example(_Fact, frozen=True, kw_only=True):

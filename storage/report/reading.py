@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.alerts import findings_of
 from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.monitor.explanation import explanation_of
 from quantdrift.storage.report.compare import VersionReader
@@ -102,6 +103,15 @@ _EXAMPLES = text("""
 """)
 
 
+_PEOPLE = text("""
+    select c.model_version_id as version, member.slice_id as slice, count(distinct c.group_key) as n
+    from comparison c cross join lateral unnest(c.slice_ids) as member (slice_id)
+    where c.flip and c.group_key <> '' and c.captured_at >= :begin and c.captured_at < :end
+        and c.model_version_id = any(cast(:versions as int[]))
+    group by 1, 2
+""")
+
+
 class Reader(SnapshotReader):
     """Reads in one snapshot of the database.
 
@@ -151,6 +161,8 @@ class Reader(SnapshotReader):
 
     async def episodes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> list[Episode]:
         """Return the alerts that were open in a period, pages first; those resolved after it count as open."""
+        rows = await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
+        found = await findings_of(self._connection, [row["id"] for row in rows])
         return [
             Episode(
                 id=row["id"],
@@ -163,8 +175,9 @@ class Reader(SnapshotReader):
                 resolved_at=row["resolved_at"],
                 explanation=explanation_of(row["details"]),
                 evidence=event.evidence if (event := event_of(row["details"])) else None,
+                findings=tuple(one.text for one in found.get(row["id"], ()) if one.at < end),
             )
-            for row in await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
+            for row in rows
         ]
 
     async def changes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> Changes:
@@ -194,6 +207,16 @@ class Reader(SnapshotReader):
         """
         wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "most": most}
         return [Direction(**row) for row in await self._rows(_DIRECTIONS, **wanted)]
+
+    async def people(
+        self, begin: datetime, end: datetime, versions: Sequence[int]
+    ) -> dict[tuple[int, int], int]:
+        """Return how many sessions or people got a changed answer among the sampled requests, by version and slice.
+
+        Empty where none did, or `sampling.sticky_header` does not say who sends a request.
+        """
+        rows = await self._rows(_PEOPLE, begin=begin, end=end, versions=list(versions))
+        return {(row["version"], row["slice"]): row["n"] for row in rows}
 
     async def decisions(self, begin: datetime, end: datetime, model: str = "") -> list[Decision]:
         """Return what people decided in a period about `model`, or all: the newest 200, newest first."""

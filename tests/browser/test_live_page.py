@@ -23,6 +23,9 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Web
 from quantdrift.core.notation import percent
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.alerts import FindingKind, add_finding
+from quantdrift.storage.page import history as past
+from quantdrift.storage.page import now as present
 from quantdrift.storage.schema.roles import OPERATOR, READER
 from quantdrift.web.server import page_port
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
@@ -103,6 +106,13 @@ async def _served(
             await port.close()
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no figure be left out because this machine is busy."""
+    monkeypatch.setattr(present, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(past, "_PATIENCE_S", 60.0)
+
+
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
     """Return a headless Chromium."""
@@ -177,6 +187,7 @@ async def test_pages_with_a_firing_alert_lead_with_it(
             assert all("\u202e" not in text and "\x1b" not in text for text in seen.values())
             assert "Too many answers changed in </td><script>" in seen["/"]
             assert "trace 4bf92f35" in seen[paths[-1]]
+            assert f"quantdrift diagnose {alert} --candidate" in seen[f"/alert/{alert}"]
         page, _, _ = await _open(browser, 390, "dark")
         await page.goto(f"{base}/compare")
         compared = await record.fetch(str(await page.locator("#pairs-query").text_content()))
@@ -188,6 +199,38 @@ async def test_pages_with_a_firing_alert_lead_with_it(
         box = await page.locator(".qa.first").bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= 844
+
+
+async def test_an_alert_shows_its_cause_its_repairs_and_the_gate(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, database: Database
+) -> None:
+    """In words on the first card, with a picture of the sites and the table of repairs; what cannot be drawn is left out."""
+    _, _, alert = await write_history(record, n_slices=3, n_days=2, end=datetime.now(UTC))
+    assert alert is not None
+    site = {"site": _NASTY, "restores": 0.67, "placebo": 0.23, "used": 0.009, "elsewhere_used": 0.4}
+    weight = {"site": "W:conv", "restores": 0.1, "placebo": 0.02, "used": None, "cause": "weights"}
+    repair = dict.fromkeys(("repair", "changed", "all", "time", "files", "gate"), _NASTY)
+    async with database.begin() as connection:
+        for kind, said, details in (
+            ("cause", "Cause: resolution at A:image. Serve the slice by a copy.", {"sites": [site, weight]}),
+            ("repair", "Repair: a copy for the slice. Gate: pass.", {"repairs": [repair] * 7}),
+            ("gate", "Gate: insufficient evidence.", {"candidate": "sha256:0123456789abcdef"}),
+        ):
+            await add_finding(connection, alert, FindingKind(kind), said, details)
+    async with _served(postgres_dsn) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            seen = (await _look(browser, base, [f"/alert/{alert}"], width, scheme))[f"/alert/{alert}"]  # type: ignore[arg-type]
+            assert "Cause resolution at A:image." in seen
+            assert "Repair a copy for the slice." in seen
+            assert "Range used elsewhere" in seen
+            assert "\u202e" not in seen
+            assert "\x1b" not in seen
+            assert f"quantdrift repair {alert} --candidate" in seen
+        async with database.begin() as connection:
+            await add_finding(connection, alert, FindingKind.CAUSE, "Cause: input.", {"sites": "?"})
+        seen = (await _look(browser, base, [f"/alert/{alert}"], 390, "light"))[f"/alert/{alert}"]
+        assert "Cause input." in seen
+        assert "Range used" not in seen
 
 
 async def test_an_open_page_follows_the_database(
@@ -340,7 +383,7 @@ async def test_without_a_login_the_page_shows_the_command_and_changes_nothing(
 
 
 async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_query(
-    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """True labels in words, the highest scores by name, the request's id; where rows cannot be read in time, a sentence."""
     story = await write_short_story(postgres_dsn)
@@ -377,6 +420,8 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
                 "select inhrelid::regclass::text from pg_inherits where inhparent = 'comparison'::regclass"
             ):
                 await record.execute(f"lock table {name} in access exclusive mode")
+            monkeypatch.setattr(present, "PATIENCE_S", 0.4)
+            monkeypatch.setattr(past, "_PATIENCE_S", 2.0)
             seen = await _look(browser, base, paths[:2], 390, "light")
         assert "too busy, to find the worst ones" in seen[paths[0]]
         assert "Answers that changed" in seen[paths[0]]
@@ -423,7 +468,11 @@ async def test_a_slice_shows_its_decisions_its_baseline_and_its_margins_and_the_
     """Plots mark what people decided, with who and why beside them; figures of people and labels stand beside the verdict."""
     story = await write_short_story(postgres_dsn)
     await _tell_more(record, story)
-    paths = [f"/slice/{story.version_id}/{story.slice_ids[1]}", "/?model=digits"]
+    paths = [
+        f"/slice/{story.version_id}/{story.slice_ids[1]}",
+        "/?model=digits",
+        f"/alert/{story.alert_id}",
+    ]
     async with _served(await login_in(postgres_dsn, READER)) as base:
         for width, scheme in ((390, "dark"), (1280, "light")):
             seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
@@ -445,6 +494,11 @@ async def test_a_slice_shows_its_decisions_its_baseline_and_its_margins_and_the_
     assert plots[1] == 40
     changed = {item.at.timestamp() // 60 for item in story.items if item.flip}
     assert f"People affected, last day\nat least {len(changed)}\n" in seen[paths[1]]
+    since = START + 50 * MINUTE
+    faint = {
+        item.at.timestamp() // 60 for item in story.items if item.flip and item.part == 1 and item.at >= since
+    }
+    assert f"; on its last day at least {len(faint)} people." in seen[paths[2]]
     assert "a loss of accuracy of" in seen[paths[1]]
     assert "labels: no clear difference" in seen[paths[1]]
 
@@ -558,50 +612,75 @@ async def test_a_slice_opens_in_a_notebook_that_runs(
 async def test_the_system_page_says_how_much_is_replayed_where_and_for_how_many_requests(
     browser: Browser, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:
-    """Replays a second by device, and replays per million requests; what the database does not have is said to be missing."""
+    """Replays a second by device; by model, replays per million requests and the seconds in which references computed them."""
     now = datetime.now(UTC)
     version, everything, _ = await write_frame(record, PARTS)
+    other = await record.fetchval(
+        "insert into model_version (model, candidate_version, reference_digest) values ('faces', '1', 'f') returning id"
+    )
     await make_partitions(record, [(now - 10 * MINUTE).date()])
     batches = [
         await record.fetchval(
-            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance)"
-            " values ('comparison', $1, $2, $3, $3, 1800, $4) returning id",
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance, replay_s)"
+            " values ('comparison', $1, $2, $3, $3, 1800, $4, $5) returning id",
             worker,
             now - 9 * MINUTE,
             now - 10 * MINUTE,
             '{"runtime": "onnxruntime", "version": "1.2", "provider": "CPU", "device": "<b>EPYC</b>"}',
+            replay_s,
         )
-        for worker in ("shadow-1", "shadow-2")
+        for worker, replay_s in (("shadow-1", 1.8), ("shadow-2", None))
     ]
+    of_other = await record.fetchval(
+        "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance, replay_s)"
+        " values ('comparison', 'shadow-3', $1, $2, $2, 10, $3, 0.5) returning id",
+        now - 9 * MINUTE,
+        now - 10 * MINUTE,
+        '{"runtime": "torch", "version": "2", "provider": "CUDA", "device": "GPU"}',
+    )
     await store_comparisons(
         record,
         [
             Comparison(
                 captured_at=now - 10 * MINUTE,
                 exchange_id=uuid4(),
-                batch_id=batches[0],
-                model_version_id=version,
-                slice_ids=(everything,),
+                batch_id=batch_id,
+                model_version_id=version_id,
+                slice_ids=(everything,) if version_id == version else (),
+                latency_s=0.004 if version_id == version else None,
             )
-            for _ in range(30)
+            for batch_id, version_id, n in ((batches[0], version, 30), (of_other, other, 10))
+            for _ in range(n)
         ],
     )
-    await record.execute(
+    boot, counts = uuid4(), '{"taken": 300, "thinned": 0, "published": 300, "lost": {}}'
+    insert = (
         "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published, lost,"
-        " blind_connections, models) values ('pod-1', $1, 'default', 1, $2, $3, 600, 300, 0, 300, '{}', 0, $4)",
-        uuid4(),
+        " blind_connections, models, relay_cpu_s) values ('pod-1', $1, 'default', $2, $3, $4, $5, $6, 0, $6, '{}', 0, $7, $8)"
+    )
+    await record.execute(insert, boot, 1, now - 41 * MINUTE, batches[0], 0, 0, "{}", 0.2)
+    await record.execute(
+        insert,
+        boot,
+        2,
         now - MINUTE,
         batches[0],
-        '{"digits": {"taken": 300, "thinned": 0, "published": 300, "lost": {}}}',
+        1200,
+        600,
+        f'{{"digits": {counts}, "faces": {counts}}}',
+        24.2,
     )
     async with _served(await login_in(postgres_dsn, READER)) as base:
         seen = [
             (await _look(browser, base, ["/system"], width, scheme))["/system"]  # type: ignore[arg-type]
             for width, scheme in ((390, "dark"), (1280, "light"))
         ][-1]
-    assert "<b>EPYC</b>\nonnxruntime 1.2, CPU\n\t2\t3,600\t1\t60\t60 s" in seen
-    assert "digits\t600\t30\tabout 50,000" in seen
-    assert "The database has no processor or GPU seconds" in seen
+    assert "<b>EPYC</b>\nonnxruntime 1.2, CPU\n\t2\t3,600\t1\t60\t1.8 s\tabout 1,000 s\t60 s" in seen
+    assert "pod-1\t1,200\t20,000 µs\t0.01\t" in seen
+    assert "digits\t600\t30\tabout 50,000\tabout 50 s" in seen
+    saved = seen.split("What quantisation saves, as measured in the last hour")[1]
+    assert "\t<b>EPYC</b>\t30\t0.001 s\t0.004 s\t0.25 times" in saved
+    assert re.search(r"faces\t600\t10\tabout 1[67],000\tabout 8[0-9]{2} s", seen)
 
 
 async def test_every_link_and_button_is_reached_by_the_keyboard_and_has_a_name(

@@ -50,6 +50,7 @@ def _json(kind: Any) -> Callable[[Any], Any]:
 # Where it is stored, the function that reads it there, and its type.
 RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "exchange in the stream": (decode_exchange, Exchange),
+    "exchange with its latency": (decode_exchange, Exchange),
     "tally in the stream": (decode_tally, Tally),
     "tally with the state of its sidecar": (decode_tally, Tally),
     "policy message in the bucket": (decode_policy_message, PolicyMessage),

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli.alerts import alerts
+from quantdrift.cli.alerts import add_note, alerts
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.fold.fold import Fold
@@ -21,14 +21,17 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import (
     Act,
     AlertFact,
+    FindingKind,
     act,
     actions_of,
+    add_finding,
     current_alerts,
     delay_delivery,
     due_deliveries,
     end_delivery,
     escalate,
     find_alert,
+    findings_of,
     list_alerts,
 )
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
@@ -184,6 +187,8 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
         return asyncio.to_thread(lambda: CliRunner().invoke(main, ["alerts", *words, "-c", str(config)]))
 
     before = (await typed("show", str(fired))).output
+    assert f"quantdrift diagnose {fired} --candidate FILE" in before
+    assert f"quantdrift gate FILE --alert {fired}" in before
     assert "Do first: " in before
     assert "Runbook: https://wiki.example/run" in before
     assert f'Acknowledge: quantdrift alerts ack {fired} --reason "..."' in before
@@ -219,6 +224,65 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
         return [item.value for item in argument.shell_complete(context, str(fired))]
 
     assert str(fired) in await asyncio.to_thread(completed)
+
+
+async def test_what_commands_have_found_is_a_note_that_everybody_reads(
+    database: Database, postgres_dsn: str, fired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of each kind, cause first; a person's note stays a note, and no acknowledgement changes."""
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "looking")
+        await add_finding(connection, fired, FindingKind.REPAIR, "Repair: a copy.", {"repairs": []})
+        await add_finding(connection, fired, FindingKind.CAUSE, "Cause: weights.", {"sites": []})
+        await add_finding(connection, fired, FindingKind.CAUSE, "Cause: resolution.", {"sites": [1]})
+        await act(connection, fired, Act.NOTE, "the lamp was old")
+        found = (await findings_of(connection, [fired, 999]))[fired]
+        assert [(one.kind.value, one.text) for one in found] == [
+            ("cause", "Cause: resolution."),
+            ("repair", "Repair: a copy."),
+        ]
+        assert found[0].details == {"sites": [1]}
+        assert [one.is_finding for one in await actions_of(connection, fired)] == [
+            False,
+            True,
+            True,
+            True,
+            False,
+        ]
+    assert (await _state(database, fired)).acknowledged is not None
+    config = tmp_path / "config.toml"
+    config.write_text('[[models]]\nname = "digits"\n')
+    monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
+    command = ["alerts", "show", str(fired), "-c", str(config)]
+    shown = (await asyncio.to_thread(CliRunner().invoke, main, command)).output
+    assert "\nCause: resolution. (" in shown
+    assert "Cause: weights." not in shown
+    assert shown.count("Repair: a copy.") == 1
+    assert "the lamp was old" in shown
+    assert f"quantdrift diagnose {fired}" not in shown
+    assert f"quantdrift gate FILE --alert {fired}" in shown
+
+
+async def test_a_reader_diagnoses_and_is_told_that_the_alert_has_no_note(
+    postgres_dsn: str,
+    fired: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Writing needs the operator's role; without it the command goes on."""
+    config = tmp_path / "config.toml"
+    config.write_text('[[models]]\nname = "digits"\n')
+
+    def noted() -> str:
+        with click.Context(main, info_name="diagnose"):
+            add_note(config, None, fired, "cause", "Cause: weights.", {})
+        return capsys.readouterr().err
+
+    monkeypatch.setenv("QUANTDRIFT_DSN", await login_in(postgres_dsn, READER))
+    assert f"Alert {fired} has no note of this result: " in await asyncio.to_thread(noted)
+    monkeypatch.setenv("QUANTDRIFT_DSN", await login_in(postgres_dsn, OPERATOR))
+    assert await asyncio.to_thread(noted) == ""
 
 
 async def test_each_state_of_an_alert_is_a_label_set_of_its_own_and_the_former_ones_end(

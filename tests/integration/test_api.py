@@ -175,6 +175,8 @@ async def test_the_pages_of_a_table_have_each_row_once(
         ),
         ("slices?model=a&model=b", "repeated_parameter", "`model` stands twice"),
         ("slices?limit=1001", "wrong_number", "from 1 to 1000"),
+        ("slices?hours=24", "unknown_parameter", "`hours` is no parameter"),
+        ("not-observed?hours=0", "wrong_number", "`hours` must be a whole number from 1 to 9600"),
         ("slices?slice_id=-1", "wrong_number", "`slice_id` must be a whole number"),
         ("slices?model=%00", "wrong_text", "printable"),
         ("slices?cursor=abc", "wrong_cursor", "not one that this table gave"),
@@ -193,6 +195,34 @@ async def test_a_wrong_parameter_is_a_problem_document(dsn: str, query: str, cod
         status, kind, body = await fetch(f"{url}/{query}")
     assert (status, kind, body["code"]) == (400, "application/problem+json", code)
     assert words in body["detail"]
+
+
+async def test_what_nobody_looked_at_is_told_of_the_hours_that_are_asked_for(
+    dsn: str, record: asyncpg.Connection
+) -> None:
+    """Requests of the day before yesterday are in the last 100 hours, and not in the last 24."""
+    batch = await record.fetchval(
+        "insert into batch (kind, worker, captured_from, captured_to, n_rows)"
+        " values ('tally', 'shadow-0', now(), now(), 1) returning id"
+    )
+    for sequence, (days, offered) in enumerate(((3, 0), (2, 600))):
+        await record.execute(
+            "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published, lost,"
+            " blind_connections, models) values ('pod-9', $1, 'asked', $2, now() - $3 * interval '1 day', $4, $5, 0, 0, 0, '{}', 0, '{}')",
+            "00000000-0000-0000-0000-0000000000b0",
+            sequence,
+            float(days),
+            batch,
+            offered,
+        )
+
+    async with served(dsn) as url:
+        found = [
+            (await fetch(f"{url}/not-observed?stratum=asked{hours}"))[2]["rows"]
+            for hours in ("", "&hours=24", "&hours=100")
+        ]
+    assert found[:2] == [[], []]
+    assert [row["requests"] for row in found[2]] == [600]
 
 
 async def test_without_a_token_nothing_is_told(dsn: str) -> None:

@@ -25,6 +25,7 @@ from quantdrift.core.sampling.pause import KEY as PAUSE
 from quantdrift.core.sampling.rates import POLICY_VALID_S
 from quantdrift.core.stream.backlog import are_tallies_read, read_backlog, read_waiting
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
 from quantdrift.core.stream.search import search_stream, wait_for_workers
@@ -110,6 +111,9 @@ async def test_each_role_can_do_its_work(
             await delivery.in_progress()
             await delivery.ack()
             assert await consumer.pending() == 0
+        await shadow.ensure_exemplars()
+        await shadow.publish_exemplar("tumour", "all", "random", "e1", SECRET)
+        assert [one.data async for one in kept_exemplars(shadow, payload=True)] == [SECRET]
         await KeyValue(monitor, stream, POLICY_VALID_S).put("directive", b"policy")
         await KeyValue(operator, stream, purpose=PAUSE).put(PAUSE, b"pause")
         for purpose, key, value in (("policy", "directive", b"policy"), (PAUSE, PAUSE, b"pause")):

@@ -1,6 +1,7 @@
 """The example's inference server."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -187,11 +188,64 @@ async def test_the_demos_clients_speak_the_protocol(tmp_path: Path, *, binary: b
     np.testing.assert_array_equal(answer, scan.ravel())
 
 
-async def test_a_released_model_answers_in_place_of_the_one_before(
+async def test_a_loaded_file_answers_in_place_of_the_one_before(
     server: InferenceServer, tmp_path: Path
 ) -> None:
     """The answers carry its version from then on, and the name stays."""
     inputs, _ = _inputs(binary=True)
-    server.release(Model("sum", "8", tmp_path / "sum.onnx"))
+    status, _ = await _load(server, {"version": "8", "file": str(tmp_path / "sum.onnx")})
+    assert status == 200
     result = await _ask(server, lambda c: c.infer("sum", inputs))
     assert result.get_response()["model_version"] == "8"
+
+
+async def test_what_cannot_be_loaded_changes_nothing(server: InferenceServer, tmp_path: Path) -> None:
+    """A file that is not there, and a body that says something else: 400 with the reason."""
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    for parameters in (
+        {"version": "8", "file": str(tmp_path / "absent.onnx")},
+        {"version": "8", "file": str(tmp_path / "broken.onnx")},
+        {"version": "8", "path": "x"},
+    ):
+        status, said = await _load(server, parameters)
+        assert (status, "error" in said) == (400, True)
+    inputs, _ = _inputs(binary=True)
+    result = await _ask(server, lambda c: c.infer("sum", inputs))
+    assert result.get_response()["model_version"] == "7"
+
+
+async def test_a_route_gives_requests_with_a_header_a_file_of_their_own(tmp_path: Path) -> None:
+    """Others are computed by the model itself."""
+    x, y = (oh.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n"]) for name in ("x", "y"))
+    for kind in ("Neg", "Identity"):
+        graph = oh.make_graph([oh.make_node(kind, ["x"], ["y"])], kind, [x], [y])
+        model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10)
+        onnx.save(model, tmp_path / f"{kind}.onnx")
+    server = InferenceServer([Model("m", "1", tmp_path / "Identity.onnx")])
+    await server.start()
+    route = {"header": "x-scanner", "value": "archive", "file": str(tmp_path / "Neg.onnx")}
+    status, _ = await _load(
+        server, {"version": "2", "file": str(tmp_path / "Identity.onnx"), "routes": [route]}, name="m"
+    )
+    assert status == 200
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [3]}]}
+    url = f"http://127.0.0.1:{server.port}/v2/models/m/infer"
+    answers = {}
+    async with aiohttp.ClientSession() as session:
+        for scanner in ("archive", "office"):
+            async with session.post(url, json=body, headers={"x-scanner": scanner}) as response:
+                answers[scanner] = (await response.json())["outputs"][0]["data"]
+    await server.stop()
+    assert answers == {"archive": [-3.0], "office": [3.0]}
+
+
+async def _load(
+    server: InferenceServer, parameters: dict[str, Any], name: str = "sum"
+) -> tuple[int, dict[str, Any]]:
+    url = f"http://127.0.0.1:{server.port}/v2/repository/models/{name}/load"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url, json={"parameters": parameters}) as response,
+    ):
+        text = await response.text()
+        return response.status, json.loads(text) if text else {}

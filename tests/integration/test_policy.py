@@ -303,6 +303,8 @@ def test_the_rate_changes_while_traffic_runs_and_nothing_is_lost(
     rates = Counter((one.sampling.pi1, one.sampling.pi2) for one in found)
     assert rates.keys() == {(0.5, 1.0), (0.25, 0.5)}
     for one in found:
+        assert one.latency is not None
+        assert 0 < one.latency.last_byte_s < 60
         policy = one.sampling.policy
         assert policy.epoch.endswith(given.policy.epoch) == (one.sampling.pi1 == 0.25)
         assert policy.header_strata[0].rate == one.sampling.pi1

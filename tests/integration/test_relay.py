@@ -7,6 +7,7 @@ import hashlib
 import random
 import socket
 import struct
+import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable
 
@@ -64,6 +65,41 @@ async def test_a_connection_is_kept_alive() -> None:
     assert bench.pairs == turns
     assert bench.slot.gauge(Gauge.CONNECTIONS) == bench.slot.gauge(Gauge.BACKEND_REACHED) == 1
     assert bench.slot.gauge(Gauge.FORWARDED_BYTES) == sum(len(a) + len(b) for a, b in turns)
+
+
+@on_both_loops
+async def test_the_time_of_a_streamed_answer_is_measured() -> None:
+    """From the end of the request, which comes late, to the first byte of the content and to the last."""
+    request, response = post(b"in"), answer(b"out")
+    has_first, may_end, asked_s = asyncio.Event(), asyncio.Event(), 0.0
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        nonlocal asked_s
+        await reader.readexactly(len(request) - 1)
+        asked_s = time.monotonic()
+        may_end.set()
+        await reader.readexactly(1)
+        writer.write(response[:-2])
+        await has_first.wait()
+        writer.write(response[-2:])
+        await writer.drain()
+
+    bench = Bench()
+    async with rig(bench, serve) as at, asyncio.timeout(DEADLINE_S):
+        reader, writer = await at.client()
+        writer.write(request[:-1])
+        await may_end.wait()
+        writer.write(request[-1:])
+        await reader.readexactly(len(response) - 2)
+        has_first.set()
+        await reader.readexactly(2)
+        await until(lambda: len(bench.taken) == 1)
+        took_s = time.monotonic() - asked_s
+        await end(writer)
+    meta = bench.taken[0].meta
+    assert meta.first_byte_s is not None
+    assert meta.latency_s is not None
+    assert 0 <= meta.first_byte_s < meta.latency_s < took_s
 
 
 @on_both_loops

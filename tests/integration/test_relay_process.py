@@ -31,6 +31,7 @@ def test_a_sidecar_serves_and_logs_it(tmp_path: Path, backend: Backend) -> None:
         assert len(running.workers) == 2
         assert running.get("/livez")[0] == running.get("/readyz")[0] == 200
         wait(lambda: running.count("quantdrift_sidecar_forwarded_bytes_total") > 0, "bytes are counted")
+        wait(lambda: running.count("quantdrift_sidecar_relay_cpu_seconds_total") > 0, "its time is counted")
         assert running.count("quantdrift_sidecar_offered_total", stratum="default") == 10
         assert running.count("quantdrift_sidecar_offered_total", stratum="faint") == 1
         assert running.count("quantdrift_sidecar_taken_total", stratum="default") == 0

@@ -21,6 +21,8 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.page import Form, Period, write
 from quantdrift.report.wording import measured
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.alerts import FindingKind, add_finding
 from quantdrift.storage.schema import roles
 from tests.support.monitor.report_figures import Page
 from tests.support.storage.release_rows import BEGIN, END, NEW, OLD, RELEASE, write_release_week
@@ -103,6 +105,33 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert html.count("<svg ") == 6
 
 
+async def test_the_first_screen_says_how_many_people_got_a_changed_answer(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """People are counted once in each slice and in all traffic, however many of their answers changed; releases come first."""
+    story = await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    faint = story.slice_ids[1]
+    await db.execute("update comparison set group_key = 'one' where flip")
+    await db.execute(
+        "update comparison set group_key = 'another' where (captured_at, exchange_id) in ("
+        " select captured_at, exchange_id from comparison where flip and slice_ids @> array[$1::int] limit 1)",
+        faint,
+    )
+    await db.execute("select audit_add('configuration', '', 'shadow vm', null, null, '')")
+    await db.execute("alter table audit disable trigger user")
+    await db.execute("update audit set at = $1", START + 80 * MINUTE)
+    await db.execute("update model_version set first_seen_at = $1", START + MINUTE)
+    await db.close()
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    assert {entry.name: entry.n_people for entry in figures.models[0].slices}["scanner=faint"] == 2
+    (brief,) = figures.briefs
+    said = {line.question: line.answer for line in brief.lines}
+    assert "a day, on the last day for at least 2 people; 1 % is accepted" in said["How many answers"]
+    assert said["What changed"].startswith("version ")
+    assert "configuration shadow vm" in said["What changed"]
+
+
 async def test_a_configuration_warning_is_next_to_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
     """Of the reference that was compared with, on the page and in the terminal; one that was mended does not."""
     await write_short_story(postgres_dsn)
@@ -136,6 +165,25 @@ async def test_noise_before_the_onset_is_no_older_fault(
     figures, _ = await _write(postgres_dsn, tmp_path)
     (episode,) = figures.episodes
     assert any("older than the alert" in line for line in episode.explanation) is older
+
+
+async def test_an_alert_has_its_cause_and_its_repair_as_far_as_they_were_known_then(
+    postgres_dsn: str, database: Database, tmp_path: Path
+) -> None:
+    """In the order cause, repair; what was found after the period is not in its report, so that it stays the same."""
+    story = await write_short_story(postgres_dsn)
+    assert story.alert_id is not None
+    async with database.begin() as connection:
+        await add_finding(connection, story.alert_id, FindingKind.REPAIR, "Repair: <b>a copy</b>.", {})
+        await add_finding(connection, story.alert_id, FindingKind.CAUSE, "Cause: resolution.", {})
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    assert figures.episodes[0].findings == ()
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("update alert_action set made_at = $1", NOW - MINUTE)
+    await db.close()
+    figures, page = await _write(postgres_dsn, tmp_path)
+    assert figures.episodes[0].findings == ("Cause: resolution.", "Repair: <b>a copy</b>.")
+    assert "<li>Cause: resolution.</li><li>Repair: &lt;b&gt;a copy&lt;/b&gt;.</li>" in page
 
 
 async def test_an_alert_that_warned_and_then_paged_is_a_page_and_no_ticket(

@@ -23,7 +23,7 @@ from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
 from quantdrift.core.process_state import bounded
-from quantdrift.core.records import Exchange, StratumCount, Tally
+from quantdrift.core.records import Exchange, Latency, StratumCount, Tally
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
@@ -131,6 +131,8 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     outputs = logits_of(x)
     outputs[1] = outputs[1][::-1]
     changed = exchange_of(x, outputs, attributes={"header.x-scanner": "faint\0"})
+    took = Latency(last_byte_s=0.5, first_token_s=0.25, per_token_s=0.125)
+    changed = msgspec.structs.replace(changed, latency=took)
     async with serving(config, postgres_dsn) as queue:
         await _publish(queue, changed, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
         await _until_counted(postgres_dsn, "comparison", 23)
@@ -140,6 +142,11 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     )
     flipped = bool(logits_of(x)[1].argmax() != outputs[1].argmax())
     assert [row["flip"] for row in rows] == [False, flipped, False]
+    assert {(row["latency_s"], row["first_token_s"], row["per_token_s"]) for row in rows} == {
+        (0.5, 0.25, 0.125)
+    }
+    (untimed,) = await _fetch(postgres_dsn, "select count(*) as n from comparison where latency_s is null")
+    assert untimed["n"] == 20
     assert rows[0]["divergence"] == pytest.approx(0, abs=1e-9)
     assert rows[1]["divergence"] > 0.01
     assert msgspec.json.decode(rows[0]["features"])["feature.norm"] == pytest.approx(
@@ -149,6 +156,7 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     assert {"all", "scanner=faint\N{REPLACEMENT CHARACTER}"} < {name["name"] for name in names}
     batches = await _fetch(postgres_dsn, "select * from batch")
     assert sum(batch["n_rows"] for batch in batches) == 23
+    assert all(0 < batch["replay_s"] < 60 for batch in batches if batch["n_rows"])
     provenance = msgspec.json.decode(batches[0]["provenance"])
     (version,) = await _fetch(postgres_dsn, "select * from model_version")
     assert provenance.pop("version")

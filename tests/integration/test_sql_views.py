@@ -156,6 +156,16 @@ async def test_slice_now_shows_the_window_and_the_day(record: asyncpg.Connection
     assert [row[name] for name in names] == [60, 40, 2.0, 400.0, 40.0, 2]
 
 
+async def test_the_days_of_a_window_count_a_session_as_one(record: asyncpg.Connection) -> None:
+    """Of 2,000 exchanges 500 sessions were made, so the 400 exchanges of a day are 100 of them: a window of 200 spans two days."""
+    await verdict(record, 2, "ok", {"flip": {"mean": 0.1, "budget": 0.01, "n": 200}}, None)
+    daily = ROLLUP.replace("100, 100", "2000, 2000")
+    await record.execute(daily, HOUR - timedelta(days=1), 1, 2, 2000.0, 2000.0, 20.0, 0.0)
+    hourly = ROLLUP.replace("rollup_day (day", "rollup_hour (hour").replace("100, 100", "400, 400")
+    await record.execute(hourly, HOUR, 1, 2, 400.0, 400.0, 4.0, 0.0)
+    assert await record.fetchval("select window_days from slice_now") == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     "where", ["", "where model_version_id = 1", "where model_version_id = 1 and slice_id = 2"]
 )
@@ -168,7 +178,7 @@ async def test_slice_now_reads_no_traffic_for_a_query_that_needs_none(
     )
     plan = "\n".join(line[0] for line in lines)
     assert "verdict" in plan
-    assert "rollup_hour" not in plan
+    assert "rollup" not in plan
     assert "comparison" not in plan
 
 

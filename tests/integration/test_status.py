@@ -36,7 +36,7 @@ def status(
     (tmp_path / "config.toml").write_text(
         f'[sidecar]\nadmin = "127.0.0.1:{ports[0]}"\n[shadow]\nadmin = "127.0.0.1:{ports[1]}"\n'
         f'[monitor]\nadmin = "127.0.0.1:{ports[2]}"\n[stream]\nname = "t-{secrets.token_hex(6)}"\n'
-        '[[models]]\nname = "wines"\n[[models.references]]\npath = "wines.onnx"\nversions = ["*"]\n'
+        '[[models]]\nname = "wines"\nbudget.latency_p99_s = 0.25\n[[models.references]]\npath = "wines.onnx"\nversions = ["*"]\n'
     )
 
     def called(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -86,6 +86,7 @@ async def _compare(dsn: str, n: int, *, folded: bool) -> None:
                 exchange_id=f"{batch:08d}-0000-0000-0000-{k:012d}",
                 batch_id=batch,
                 model_version_id=version,
+                latency_s=0.5 if k == 0 else 0.1,
             )
             for k in range(n)
         ]
@@ -135,6 +136,10 @@ def test_everything_flows_ends_with_0(
     assert text.startswith("Everything flows.\n")
     assert re.search(r"^  captured +30 +130  +\d+ s ago$", text, re.MULTILINE)
     assert re.search(r"^  replayed and compared +28 +28 ", text, re.MULTILINE)
+    assert steps["latency"] == {"n": 28, "median_s": 0.1, "p99_s": 0.5}
+    assert (
+        "\n  answers of the candidate: half within 0.1 s, 99 % within 0.5 s (budget 0.25 s)\n" in f"{text}\n"
+    )
 
 
 def test_samples_that_nothing_says_of_are_counted_by_model(

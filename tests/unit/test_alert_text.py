@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain.diagnosis import Kind
@@ -166,10 +166,25 @@ CASES: dict[str, AlertEvent] = {
         found=Explanation(flips=0.44, daily=900.0),
     ).alert,
     "the worst outputs decided": _read(**TAIL_LEVEL),
+    **{
+        f"slow, and the suspect is: {suspect}": alert(
+            metric=Metric.LATENCY,
+            verdict=Verdict.WARNING,
+            before=0.002,
+            after=0.12,
+            n_after=84,
+            suspect=suspect,
+            found=Explanation(changes=("sidecar: pod-7, since 2026-03-01 11:40 (before: pod-6)",))
+            if suspect is Suspect.ENGINE
+            else None,
+        ).alert
+        for suspect in Suspect
+    },
     "recovered": _read(**ENDED),
     "recovered from a mean divergence": _read(
         **ENDED | {"metric": "divergence", "measure": "KL", "unit": "nat"}
     ),
+    "fast again": _read(**ENDED | {"metric": "latency", "latency_budget_s": 0.25}),
     "recovered in its worst outputs": _read(**ENDED | {"metric": "divergence", "detector": "tail"}),
     "not compared any more": _read(**ENDED | {"verdict": "unknown"}),
 }

@@ -7,8 +7,8 @@ import pytest
 import examples.digits
 from examples.digits.model import NAME, REFERENCE
 from examples.digits.scans import Scanner
-from examples.digits.services import VERSION, Ports
-from examples.digits.traffic import SCANNER_HEADER
+from examples.digits.services import SCANNER_HEADER, VERSION, Ports
+from examples.digits.traffic import READER_HEADER
 from quantdrift.core.config.load import load
 
 _CONFIG = Path(examples.digits.__file__).parent / "config.toml"
@@ -29,6 +29,8 @@ def test_the_demos_configuration_has_the_model_and_headers_that_the_demo_sends()
     (stratum,) = config.sampling.header_strata
     assert stratum.headers == {SCANNER_HEADER: Scanner.ARCHIVE}
     assert stratum.rate == 1.0
+    assert config.sampling.sticky_header == READER_HEADER
+    assert READER_HEADER in config.capture.headers
 
 
 @pytest.mark.integration

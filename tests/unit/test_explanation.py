@@ -53,6 +53,25 @@ def item(number: int, slices: tuple[int, ...], **more: Any) -> EvidenceItem:
     return EvidenceItem(**(known | more))
 
 
+def test_a_slow_slice_is_told_from_the_other_traffic_and_explains_the_slow_whole() -> None:
+    """By weight, each exchange once; without the small slice all traffic is fast enough, so it explains that alert."""
+    slow = [item(n, (ALL, SMALL), latency_s=0.4, pi=0.5, n_items=4) for n in range(40)]
+    fast = [item(40 + n, (ALL, BIG), latency_s=0.1, n_items=1) for n in range(120)]
+    twice = slow[-1:]  # its second item
+    untimed = [item(200, (ALL, BIG))]
+    sample = WindowSample([*slow, *twice, *fast, *untimed])
+    assert sample.share_slow(0.25, without=SMALL) == (0.0, 120)
+    assert sample.share_slow(0.25, without=9) == (80 / 200, 160)
+    assert WindowSample(untimed).share_slow(0.25, without=SMALL) == (None, 0)
+    assert sample.mean_items() == pytest.approx((80 * 4 + 121) / 201)
+    details = {"metric": "latency", "latency_budget_s": 0.25}
+    alerts = {one: alert(one, Verdict.WARNING, **details) for one in (ALL, SMALL)}
+    found = smallest(
+        sample, alerts, sample.sizes(), slice_id=ALL, cap=1.0, tolerance=0.25, declared={ALL, SMALL}
+    )
+    assert found == (SMALL,)
+
+
 def alert(slice_id: int, severity: Verdict = Verdict.FIRING, **details: Any) -> Alerting:
     """Return an open alert."""
     return Alerting(

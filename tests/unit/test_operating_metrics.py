@@ -3,17 +3,21 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Model, Sampling
+from quantdrift.core.records import Latency
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.gauges import SliceGauges
-from quantdrift.shadow.pipeline.metrics import ShadowMetrics, Step
+from quantdrift.shadow.pipeline.metrics import MOST_VERSIONS, ShadowMetrics, Step
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
+from quantdrift.storage.shadow.rows import ComparedExchange, StoreBatch, VersionKey, Written
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
 
@@ -95,6 +99,46 @@ def test_the_oldest_batch_of_each_stage_has_an_age(meter: Meter, clock: ManualCl
     metrics.left(1)
     metrics.left(2)
     assert set(meter.read()["quantdrift.shadow.stage.age"].values()) == {0}
+
+
+def test_the_times_of_answers_are_histograms_by_model_and_version(clock: ManualClock) -> None:
+    """In buckets that tell milliseconds apart, and for a bounded number of versions: clients may choose them."""
+    reader = InMemoryMetricReader()
+    telemetry = Telemetry("test", [reader])
+    metrics = ShadowMetrics(telemetry, clock)
+    took = Latency(last_byte_s=0.004, first_token_s=0.002)
+    compared = [answered(str(n), took) for n in range(MOST_VERSIONS + 5)] + [answered("0", None)]
+    batch = StoreBatch(worker="w", at=clock.now(), compared=tuple(compared))
+    metrics.stored(batch, Written(n_rows=len(compared)))
+    data = reader.get_metrics_data()
+    assert data is not None
+    found: dict[str, dict[object, HistogramDataPoint]] = {
+        metric.name: {
+            (point.attributes or {})["version"]: point
+            for point in metric.data.data_points
+            if isinstance(point, HistogramDataPoint)
+        }
+        for metric in data.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name.startswith("quantdrift.candidate")
+    }
+    telemetry.close()
+    assert found.keys() == {"quantdrift.candidate.latency", "quantdrift.candidate.first_token"}
+    of_version = found["quantdrift.candidate.latency"]
+    assert len(of_version) == MOST_VERSIONS + 1
+    assert (of_version["0"].count, of_version["(other)"].count) == (1, 5)
+    assert [end for end in of_version["0"].explicit_bounds if 0.002 < end < 0.006] == [0.0025, 0.005]
+
+
+def answered(version: str, took: Latency | None) -> ComparedExchange:
+    """Return a compared exchange of a version that the candidate took so long for."""
+    exchange = msgspec.structs.replace(exchange_of(inputs_of(1), version=version), latency=took)
+    return ComparedExchange(
+        stream_sequence=1,
+        payload=b"",
+        exchange=exchange,
+        version=VersionKey(model=exchange.model, candidate_version=version, reference_digest="r"),
+        items=(),
+    )
 
 
 def test_the_oldest_event_that_waits_has_an_age_at_the_leader(meter: Meter, clock: ManualClock) -> None:

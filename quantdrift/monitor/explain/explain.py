@@ -159,7 +159,10 @@ class Explainer:
             whole_before = await _items_before(evidence, row, before_window, everything)
             whole_after = await _items_since(evidence, row, everything)
 
-        batches = {item.batch_id for window in (past, after) for item in window.items}
+        is_slow = row.metric is Metric.LATENCY
+        # What the reference runs on says nothing of how fast the candidate is.
+        windows = () if is_slow else (past, after)
+        batches = {item.batch_id for window in windows for item in window.items}
         new = versions_around(catalog, row, await evidence.stored_at_us(row.fold_seq))
         changes = [
             *new_versions(new, row.model_version_id),
@@ -189,7 +192,11 @@ class Explainer:
                 declared=declared,
             ):
                 explained[larger] = _names(together, catalog)
-        explanation = _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
+        explanation = (
+            _speed(before, after, whole_after, row)
+            if is_slow
+            else _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
+        )
         other = before_window.version != row.model_version_id
         explanation = msgspec.structs.replace(
             explanation,
@@ -206,7 +213,7 @@ class Explainer:
             explains=tuple(catalog.slices[one].name for one in explained),
             explains_ids=tuple(explained),
         )
-        moved = await _moved(evidence, row, before_window)
+        moved = Moves() if is_slow else await _moved(evidence, row, before_window)
         return _Found(
             explanation=msgspec.structs.replace(
                 explanation,
@@ -217,6 +224,23 @@ class Explainer:
             ),
             explained=explained,
         )
+
+
+def _speed(before: WindowSample, after: WindowSample, whole: WindowSample, row: TransitionRow) -> Explanation:
+    """Return what the windows say of a slow candidate: all other traffic, and the size of its requests.
+
+    Margins and outputs explain nothing of it.
+    """
+    limit_s = row.alert.evidence.latency_budget_s
+    slow, n = (None, 0) if limit_s is None else whole.share_slow(limit_s, without=row.slice_id)
+    return Explanation(
+        n_window_before=before.n_exchanges,
+        n_window_after=after.n_exchanges,
+        slow_elsewhere=slow,
+        n_elsewhere=n or None,
+        items_before=before.mean_items() if before.n_exchanges >= FEWEST_BEFORE else None,
+        items_after=after.mean_items(),
+    )
 
 
 def _daily(after: WindowSample, row: TransitionRow) -> float | None:

@@ -42,7 +42,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     cap
         Values above it count as this much, in the metric's unit: one infinite value must not outweigh all others.
     above
-        Compare whether the value is above this level, instead of the value: for tails, whose mean may never move.
+        Compare whether the value is above this level, instead of the value: for tails, whose mean may never move, and for
+        latencies, whose level is the budget.
     """
 
     metric: Metric
@@ -52,7 +53,9 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, item: EvidenceItem) -> float:
         """Return the value of an item; nan where it has none."""
-        value = item.divergence if self.metric is Metric.DIVERGENCE else item.flip
+        value = {Metric.DIVERGENCE: item.divergence, Metric.LATENCY: item.latency_s}.get(
+            self.metric, item.flip
+        )
         if value is None or math.isnan(value):
             return math.nan
         return min(value, self.cap) if self.above is None else float(value > self.above)
@@ -61,7 +64,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 def measure_of(evidence: AlertEvidence, cap: float) -> Measure:
     """Return the measure that decided an alert; for a tail without a level, the mean."""
     metric, kind = evidence.metric, evidence.detector
-    above = evidence.tail_level if kind == TAIL.kind else None
+    above = evidence.tail_level if kind == TAIL.kind else evidence.latency_budget_s
     return Measure(metric=metric, kind=kind, cap=cap if metric is Metric.DIVERGENCE else 1.0, above=above)
 
 
@@ -115,6 +118,25 @@ class WindowSample:
         known = np.isfinite(flips)
         weight = self.weight[known]
         return float(weight @ flips[known] / weight.sum()) if known.any() else None
+
+    def share_slow(self, limit_s: float, *, without: int) -> tuple[float | None, int]:
+        """Return the share of the exchanges outside a slice, by weight, that took longer than `limit_s`, and their number.
+
+        None where no exchange outside has a time.
+        """
+        took: dict[str, tuple[float, float]] = {}
+        for item in self.items:
+            if item.latency_s is not None and without not in item.slice_ids:
+                took[item.exchange] = item.latency_s, 1.0 / item.pi
+        total = sum(weight for _, weight in took.values())
+        slow = sum(weight for latency_s, weight in took.values() if latency_s > limit_s)
+        return (slow / total if total else None), len(took)
+
+    def mean_items(self) -> float | None:
+        """Return the mean number of items of an exchange, by weight; None without exchanges."""
+        sizes = {item.exchange: (item.n_items, 1.0 / item.pi) for item in self.items}
+        total = sum(weight for _, weight in sizes.values())
+        return sum(n * weight for n, weight in sizes.values()) / total if total else None
 
     def values(self, measure: Measure) -> FloatArray:
         """Return the value of each item, (n,); nan where it has none."""

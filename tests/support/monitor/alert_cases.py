@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
@@ -15,7 +15,7 @@ from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 
-UNIT = {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.04}
+UNIT = {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.04, Metric.LATENCY: 0.01}
 
 
 def alert(
@@ -32,6 +32,7 @@ def alert(
     budget: float | None = None,
     slice_id: int = FAINT_ID,
     found: Explanation | None = None,
+    suspect: Suspect | None = None,
 ) -> TransitionRow:
     """Return an alert of a slice, with its explanation where one was found.
 
@@ -43,6 +44,8 @@ def alert(
         Exchanges before and since the onset, and the signal's means there.
     aggregate, aggregate_mean
         The verdict on all traffic, and its mean over the recent window.
+    suspect
+        Of a latency, where to look first; its budget is 0.25 s.
     """
     fresh = (
         BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
@@ -61,7 +64,7 @@ def alert(
         version=CATALOG.versions[WITH_REFERENCE],
         place=CATALOG.slices[slice_id],
         change=(Verdict.OK, verdict),
-        reason=reason_of(kind, metric, page=verdict is Verdict.FIRING),
+        reason=reason_of(kind, metric, page=verdict is Verdict.FIRING, suspect=suspect),
         metric=metric,
         kind=kind,
         state=fresh,
@@ -74,6 +77,8 @@ def alert(
         episode=Episode.OPEN,
         at_us=BEGIN_US,
         fold_seq=1,
+        latency_budget_s=0.25 if metric is Metric.LATENCY else None,
+        suspect=suspect,
     )
     return row if found is None else with_explanation(row, found)
 

@@ -208,6 +208,7 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                     divergence=row.divergence,
                     margin=row.margin,
                     trace=f"00-{row.exchange_id}-{'1' * 16}-01",
+                    latency_s=row.latency_s,
                 )
                 for row in rows.comparisons
             ],

@@ -4,6 +4,7 @@ from functools import cache
 
 import msgspec
 
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, Position, Snapshot, TallyRow
@@ -12,9 +13,11 @@ from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_I
 EMPTY = Snapshot(position=Position())
 
 
-def fold_all(stream: list[BatchRows], snapshot: Snapshot = EMPTY) -> tuple[Fold, Outcome]:
+def fold_all(
+    stream: list[BatchRows], snapshot: Snapshot = EMPTY, config: Config = CONFIG
+) -> tuple[Fold, Outcome]:
     """Fold everything in one go."""
-    fold = Fold(CONFIG, snapshot)
+    fold = Fold(config, snapshot)
     fold.learn(CATALOG)
     for rows in stream:
         fold.batch(rows)

@@ -141,6 +141,7 @@ def make_figures() -> ReportFigures:
                 n_unknown=1,
                 aggregate=everything,
                 slices=(faint, unknown),
+                speed="Half of its answers took 0.1 s at most.",
             ),
         ),
         episodes=(make_episode(),),
