@@ -291,7 +291,17 @@ def _nginx(directory: Path, servers: str, ports: Sequence[int]) -> Iterator[list
         raise FileNotFoundError("there is no nginx: apt-get install nginx")
     with _child([program, "-p", str(directory), "-e", f"{directory}/error.log", "-c", str(config)]) as child:
         _wait_for(child, ports)
-        yield psutil.Process(child.pid).children()
+        yield _workers(psutil.Process(child.pid))
+
+
+def _workers(master: psutil.Process) -> list[psutil.Process]:
+    """Return the workers of nginx: its master listens before it has started them."""
+    until = time.monotonic() + _READY_S
+    while not (workers := master.children()):
+        if time.monotonic() > until:
+            raise TimeoutError("nginx has no worker")
+        time.sleep(0.05)
+    return workers
 
 
 @contextlib.contextmanager

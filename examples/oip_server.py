@@ -5,7 +5,9 @@ speaks JSON and the binary tensor extension, in both directions and mixed.
 
     python -m examples.oip_server --model digits=digits-int8.onnx --version int8-1 --listen 127.0.0.1:8001
 
-With `--next digits=other.onnx --next-version int8-2` it serves that model in place of the first after SIGHUP.
+`POST /v2/repository/models/NAME/load`, as of Triton, puts another file in the place of a model, while it serves. The body is
+`{"parameters": {"version": "int8-2", "file": "other.onnx"}}`; with `"routes": [{"header": "x-scanner", "value": "archive", "file":
+"archive.onnx"}]` requests with that header are computed by a file of their own, which elsewhere a proxy would do.
 """
 
 import argparse
@@ -84,6 +86,28 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
 
 
+class Routed(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests with this value of a header, and the file that computes them."""
+
+    header: str
+    value: str
+    file: str
+
+
+class LoadParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is served from now on."""
+
+    version: str
+    file: str
+    routes: tuple[Routed, ...] = ()
+
+
+class LoadRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of a request to load a model."""
+
+    parameters: LoadParameters
+
+
 class Model:
     """An ONNX model under the name and version that clients know.
 
@@ -95,15 +119,27 @@ class Model:
         ONNX file.
     threads
         CPU threads of one inference.
+    routes
+        Requests that files of their own compute.
     """
 
-    def __init__(self, name: str, version: str, path: Path, threads: int = 1) -> None:
-        self.name, self.version = name, version
+    def __init__(
+        self, name: str, version: str, path: Path, threads: int = 1, routes: Iterable[Routed] = ()
+    ) -> None:
+        self.name, self.version, self.threads = name, version, threads
+        self._routes = [
+            (route.header, route.value, Model(name, version, Path(route.file), threads)) for route in routes
+        ]
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.inputs = [_metadata(node) for node in self._session.get_inputs()]
         self.outputs = [_metadata(node) for node in self._session.get_outputs()]
+
+    def of(self, headers: Mapping[str, str]) -> "Model":
+        """Return the model that computes a request with these headers."""
+        found = (model for header, value, model in self._routes if headers.get(header) == value)
+        return next(found, self)
 
     def run(self, inputs: Mapping[str, NDArray[Any]], wanted: Sequence[str]) -> Arrays:
         """Return the outputs named in `wanted`, or all of them.
@@ -153,6 +189,7 @@ class InferenceServer:
                 web.get(path + "/ready", self._ready),
                 web.post(path + "/infer", self._infer),
             ]
+        routes.append(web.post("/v2/repository/models/{name}/load", self._load))
         app.add_routes(routes)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -161,10 +198,6 @@ class InferenceServer:
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self.port).start()
         self.port = self._runner.addresses[0][1]
-
-    def release(self, model: Model) -> None:
-        """Serve `model` in place of the one of its name; what is being answered is answered by the former one."""
-        self._models[model.name] = model
 
     async def stop(self) -> None:
         """Finish what is being answered and close the port."""
@@ -194,6 +227,23 @@ class InferenceServer:
             }
         )
 
+    async def _load(self, request: web.Request) -> web.Response:
+        """Serve other files; what is being answered is answered by the former ones."""
+        former = self._models.get(request.match_info["name"])
+        if former is None:
+            return _error(404, "no such model")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=LoadRequest).parameters
+            loaded = await asyncio.to_thread(
+                Model, former.name, asked.version, Path(asked.file), former.threads, asked.routes
+            )
+        except msgspec.DecodeError as error:
+            return _error(400, str(error))
+        except Exception as error:  # noqa: BLE001 - the runtime's own errors share no public root
+            return _error(400, f"cannot be loaded: {error}")
+        self._models[loaded.name] = loaded
+        return web.Response()
+
     async def _infer(self, request: web.Request) -> web.Response:
         model = self._model(request)
         if model is None:
@@ -201,7 +251,8 @@ class InferenceServer:
         try:
             asked, inputs = read_request(await request.read(), request.headers.get(JSON_LENGTH))
             wanted = [output.name for output in asked.outputs]
-            outputs = await asyncio.get_running_loop().run_in_executor(self._pool, model.run, inputs, wanted)
+            run = model.of(request.headers).run
+            outputs = await asyncio.get_running_loop().run_in_executor(self._pool, run, inputs, wanted)
         except ValueError as error:  # msgspec's errors are of this kind too
             return _error(400, str(error))
         response = _answer(model, asked, outputs)
@@ -302,14 +353,8 @@ def _metadata(node: Any) -> TensorMetadata:
     return TensorMetadata(name=node.name, datatype=_OF_ONNX[node.type], shape=shape)
 
 
-async def _serve(server: InferenceServer, following: Sequence[Model]) -> None:
+async def _serve(server: InferenceServer) -> None:
     stop = asyncio.Event()
-
-    def release() -> None:
-        for model in following:
-            server.release(model)
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, release)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await server.start()
@@ -325,22 +370,15 @@ def main() -> None:
     )
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FILE.onnx")
     parser.add_argument("--version", default="1", help="version that all models are reported with")
-    parser.add_argument(
-        "--next", action="append", default=[], metavar="NAME=FILE.onnx", help="is served from SIGHUP on"
-    )
-    parser.add_argument("--next-version", default="2", help="version of the models of --next")
     parser.add_argument("--listen", default="127.0.0.1:8001", help="HOST:PORT; port 0 takes a free one")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of one inference")
     arguments = parser.parse_args()
 
-    def load(texts: Iterable[str], version: str) -> list[Model]:
-        pairs = (text.partition("=") for text in texts)
-        return [Model(name, version, Path(path), arguments.threads) for name, _, path in pairs]
-
-    models = load(arguments.model, arguments.version)
+    pairs = (text.partition("=") for text in arguments.model)
+    models = [Model(name, arguments.version, Path(path), arguments.threads) for name, _, path in pairs]
     host, _, port = arguments.listen.rpartition(":")
     server = InferenceServer(models, host, int(port))
-    asyncio.run(_serve(server, load(arguments.next, arguments.next_version)))
+    asyncio.run(_serve(server))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
@@ -45,6 +46,7 @@ _KINDS = (
     "servers",
 )
 _FORBIDDEN = pytest.StashKey[list[str]]()
+_LOG_LEVEL = pytest.StashKey[int]()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,6 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a test that has not exactly one mark of its kind."""
+    item.stash[_LOG_LEVEL] = logging.getLogger().level
     kinds = [mark.name for mark in item.iter_markers() if mark.name in _KINDS]
     if len(kinds) != 1:
         pytest.fail(f"it is marked {kinds or 'by nothing'}: exactly one of {_KINDS}", pytrace=False)
@@ -85,8 +88,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Fail a unit test that opened a socket, started a process or imported torch."""
+    """Fail a unit test that opened a socket, started a process or imported torch, and any that hides the logs of others."""
     outcome = yield
+    root, level = logging.getLogger(), item.stash.get(_LOG_LEVEL, None)
+    if level is not None and root.level > level:
+        left = logging.getLevelName(root.level)
+        root.setLevel(level)
+        pytest.fail(
+            f"it left the level of the root logger at {left}: tests after it miss log lines", pytrace=False
+        )
     if found := item.stash.get(_FORBIDDEN, []):
         pytest.fail(f"a unit test must not do that, mark it integration: {', '.join(found)}", pytrace=False)
     return outcome

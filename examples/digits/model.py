@@ -118,19 +118,27 @@ def build(directory: Path, seed: int, tell: Callable[[Step], None]) -> Built:
     quantise(directory / REFERENCE, directory / CANDIDATE, calibration)
     tell(Step(what="check both", done=0.98))
     quality = tuple(
-        compare(directory, scanner, *held_out.draw(scanner, _CHECKED_SCANS, rng)) for scanner in Scanner
+        compare(
+            directory / REFERENCE,
+            directory / CANDIDATE,
+            scanner,
+            *held_out.draw(scanner, _CHECKED_SCANS, rng),
+        )
+        for scanner in Scanner
     )
     quantise(directory / REFERENCE, directory / SECOND_CANDIDATE, calibration, activation_bits=16)
     return Built(quality=quality)
 
 
-def compare(directory: Path, scanner: Scanner, images: Images, labels: NDArray[np.int64]) -> Quality:
+def compare(
+    reference: Path, candidate: Path, scanner: Scanner, images: Images, labels: NDArray[np.int64]
+) -> Quality:
     """Run candidate and reference side by side on the same scans.
 
     Parameters
     ----------
-    directory
-        Holds both models.
+    reference, candidate
+        ONNX files.
     scanner
         Whose pages they are.
     images
@@ -138,10 +146,10 @@ def compare(directory: Path, scanner: Scanner, images: Images, labels: NDArray[n
     labels
         (n,), int64: the truth.
     """
-    reference, candidate = (_logits(directory / name, images) for name in (REFERENCE, CANDIDATE))
-    log_p, log_q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (reference, candidate))
+    logits = [_logits(path, images) for path in (reference, candidate)]
+    log_p, log_q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in logits)
     divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
-    expected, served = reference.argmax(axis=1), candidate.argmax(axis=1)
+    expected, served = (x.argmax(axis=1) for x in logits)
     return Quality(
         scanner=scanner,
         n=len(labels),

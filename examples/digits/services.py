@@ -14,9 +14,10 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from examples.digits.model import CANDIDATE, NAME, SECOND_CANDIDATE
+from examples.digits.model import CANDIDATE, NAME
 
-VERSION, SECOND_VERSION = "int8-1", "int8-2"
+VERSION, SECOND_VERSION, REPAIRED_VERSION = "int8-1", "int8-2", "int8-1-repaired"
+SCANNER_HEADER = "x-scanner"
 _GRACE_S = 60.0
 _READY_S = 90.0
 _TAIL_LINES = 12
@@ -82,15 +83,15 @@ class Child:
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name, self._process, self._log = name, process, log
 
-    async def finish(self) -> None:
+    async def finish(self, codes: Sequence[int] = (0,)) -> None:
         """Wait for its end.
 
         Raises
         ------
         ServiceError
-            It failed.
+            Its exit code is none of `codes`.
         """
-        if code := await self._process.wait():
+        if (code := await self._process.wait()) not in codes:
             raise ServiceError(f"{self.name} ended with {code}; the end of {self._log}:\n{self._tail()}")
 
     async def ready(self, ports: Sequence[int], path: str) -> None:
@@ -115,10 +116,6 @@ class Child:
                         )
                     await asyncio.sleep(0.1)
 
-    def send(self, number: signal.Signals) -> None:
-        """Send it a signal."""
-        self._process.send_signal(number)
-
     async def stop(self) -> None:
         """End it: SIGTERM, and SIGKILL after a grace period."""
         if self._process.returncode is None:
@@ -139,18 +136,38 @@ class Child:
 
 @asynccontextmanager
 async def child(
-    name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    name: str,
+    arguments: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    output: Path | None = None,
 ) -> AsyncIterator[Child]:
-    """Run `python -m ARGUMENTS` inside the block; it is ended when the block is left in any way."""
+    """Run `python -m ARGUMENTS` inside the block; it is ended when the block is left in any way.
+
+    Parameters
+    ----------
+    name
+        For messages.
+    arguments
+        Of the interpreter, after `-m`.
+    log
+        Takes stderr, and stdout unless there is `output`.
+    environment
+        Is added to that of this process.
+    output
+        Takes stdout.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", *arguments]
     if setpriv := shutil.which("setpriv"):  # a demo that is killed takes its children along
         command = [setpriv, "--pdeathsig", "TERM", *command]
-    with log.open("wb") as sink:
+    with ExitStack() as files:
+        sink = files.enter_context(log.open("wb"))
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            stdout=sink,
+            stdout=files.enter_context(output.open("wb")) if output else sink,
             stderr=sink,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,  # Ctrl-C reaches the demo alone, which ends the others in order
@@ -175,20 +192,37 @@ class Services(msgspec.Struct, frozen=True, kw_only=True):
         Data directory of `quantdrift up`.
     environment
         Overrides that every quantdrift command needs to find the same services.
-    server
-        The inference server; None where none was started.
     """
 
     ports: Ports
     config: Path
     data: Path
     environment: dict[str, str]
-    server: Child | None = None
 
-    def release(self) -> None:
-        """Let the inference server serve the second version from now on."""
-        assert self.server is not None
-        self.server.send(signal.SIGHUP)
+    async def release(self, version: str, file: Path, routes: Mapping[str, Path] | None = None) -> None:
+        """Let the inference server serve another version from now on.
+
+        Parameters
+        ----------
+        version, file
+            The version with its file.
+        routes
+            A file of its own for each of these scanners.
+
+        Raises
+        ------
+        ServiceError
+            The server cannot load it.
+        """
+        routed = [
+            {"header": SCANNER_HEADER, "value": scanner, "file": str(path)}
+            for scanner, path in (routes or {}).items()
+        ]
+        body = {"parameters": {"version": version, "file": str(file), "routes": routed}}
+        url = f"http://127.0.0.1:{self.ports.model}/v2/repository/models/{NAME}/load"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+            if response.status != 200:
+                raise ServiceError(f"the inference server cannot load {version}: {await response.text()}")
 
     @property
     def dsn(self) -> str:
@@ -218,8 +252,6 @@ async def services(out: Path, otlp_endpoint: str) -> AsyncIterator[Services]:
         "examples.oip_server",
         *("--model", f"{NAME}={out / 'models' / CANDIDATE}"),
         *("--version", VERSION),
-        *("--next", f"{NAME}={out / 'models' / SECOND_CANDIDATE}"),
-        *("--next-version", SECOND_VERSION),
         *("--listen", f"127.0.0.1:{ports.model}"),
     ]
     up = ["quantdrift", "up", "--config", str(config), "--data", str(data)]
@@ -232,7 +264,7 @@ async def services(out: Path, otlp_endpoint: str) -> AsyncIterator[Services]:
         )
         await served.ready([ports.model], "/v2/health/ready")
         await started.ready(ports.admin(), "/readyz")
-        yield Services(ports=ports, config=config, data=data, environment=environment, server=served)
+        yield Services(ports=ports, config=config, data=data, environment=environment)
 
 
 async def _answers(session: aiohttp.ClientSession, url: str) -> bool:

@@ -5,18 +5,28 @@ import fcntl
 import math
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from examples.digits.model import Built, Quality, Step, compare
+from examples.digits.model import CANDIDATE, INPUT, REFERENCE, SECOND_CANDIDATE, Built, Quality, Step, compare
 from examples.digits.outcome import Outcome, is_page, slice_of
 from examples.digits.scans import Scanner, Scans
 from examples.digits.screen import Screen, View
-from examples.digits.services import SECOND_VERSION, VERSION, ServiceError, Services, child, services
-from examples.digits.traffic import REQUEST_ID_HEADER, Traffic, stack
+from examples.digits.services import (
+    REPAIRED_VERSION,
+    SECOND_VERSION,
+    VERSION,
+    ServiceError,
+    Services,
+    child,
+    services,
+)
+from examples.digits.traffic import REQUEST_ID_HEADER, Page, Traffic, stack
 from examples.digits.watch import ARCHIVE, Snapshot, Watch
 from examples.otlp_receiver import Event, OtlpReceiver
 
@@ -24,6 +34,7 @@ _HERE = Path(__file__).parent
 _LOOK_S = 1.0
 _MODELS = "models"
 _REPORT = "report.html"
+_REPAIRED = "repaired"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +58,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Longest wait for the first comparisons of the second version, in every slice.
     release_s
         Longest wait for a verdict on every slice of it afterwards.
+    gate_s
+        Longest wait for the gate's verdict on a repaired model; 0: nothing is repaired.
+    repaired_s
+        How long the repaired model serves.
     """
 
     rate_per_s: float = 300.0
@@ -58,11 +73,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     after_s: float = 10.0
     seen_s: float = 60.0
     release_s: float = 25.0
+    gate_s: float = 480.0
+    repaired_s: float = 60.0
 
     @classmethod
     def fast(cls) -> "Plan":
         """Return the plan for a machine that waits: the same story with more drifted pages."""
-        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0, release_s=5.0)
+        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0, release_s=5.0, gate_s=0.0)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +124,10 @@ async def run(options: Options, screen: Screen) -> int:
                 await run_.healthy()
                 await run_.drift()
                 code = await _conclude(options, screen, running, run_)
-                await run_.release(running)
-                await _compare_versions(options, screen, running)
+                await run_.release(running, options.out / _MODELS)
+                await _compare_versions(options, screen, running, VERSION, SECOND_VERSION)
+                if options.plan.gate_s:
+                    await _repair(options, screen, running, run_)
                 _say_what_next(options, screen, running)
                 if options.keep:
                     await run_.until_interrupted(running)
@@ -168,14 +187,13 @@ class _Run:
             await self._until(lambda _: False, self._plan.after_s, "after the alert")
         self._screen.settle()
 
-    async def release(self, running: Services) -> None:
+    async def release(self, running: Services, models: Path) -> None:
         """Release a second version, and send traffic until every slice of it has a verdict."""
         self._screen.say(
             f"\n[bold]3. Release:[/] {SECOND_VERSION} has the same INT8 weights, and activations of 16 bits, which a CPU"
             " computes in floating point: slower. Are its answers better?"
         )
-        self._watch.version = SECOND_VERSION
-        running.release()
+        await self._serve(running, SECOND_VERSION, models / SECOND_CANDIDATE)
 
         def seen(snapshot: Snapshot) -> bool:
             return len(snapshot.slices) == len(Scanner) + 1
@@ -189,6 +207,22 @@ class _Run:
             )
         await self._until(judged, self._plan.release_s, "3. release")
         self._screen.settle()
+
+    async def back(self, running: Services, models: Path) -> None:
+        """Let the first version serve again."""
+        await self._serve(running, VERSION, models / CANDIDATE)
+
+    async def repaired(self, running: Services, candidate: Path, routes: Mapping[str, Path]) -> None:
+        """Let the repaired model serve for a while."""
+        await self._serve(running, REPAIRED_VERSION, candidate, routes)
+        await self._until(lambda _: False, self._plan.repaired_s, "4. repaired")
+        self._screen.settle()
+
+    async def _serve(
+        self, running: Services, version: str, file: Path, routes: Mapping[str, Path] | None = None
+    ) -> None:
+        self._watch.version = version
+        await running.release(version, file, routes)
 
     def outcome(self) -> Outcome:
         """Return what there is to judge."""
@@ -260,7 +294,9 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
         key = f"header.{REQUEST_ID_HEADER}"
         await _command(running, options.out, "labels", "load", str(labels), "--by", key)
         loss = await _command(running, options.out, "labels", "show")
-    served = await asyncio.to_thread(_check_served, options.out / _MODELS, run_.traffic)
+    models = options.out / _MODELS
+    pages = {scanner: run_.traffic.served(scanner) for scanner in Scanner}
+    served = await asyncio.to_thread(_check_served, models, models / CANDIDATE, pages)
     if alert := await _alert(running, options.out):
         screen.say("\n[bold]The alert, as on-call sees it:[/]")
         screen.plain(alert)
@@ -295,10 +331,12 @@ def _say_what_next(options: Options, screen: Screen, running: Services) -> None:
     )
 
 
-async def _compare_versions(options: Options, screen: Screen, running: Services) -> None:
-    """Show the second version beside the first."""
+async def _compare_versions(
+    options: Options, screen: Screen, running: Services, before: str, after: str
+) -> None:
+    """Show a version beside another."""
     with screen.step("compare the two versions"):
-        words = ("compare", "--from", VERSION, "--to", SECOND_VERSION)
+        words = ("compare", "--from", before, "--to", after)
         compared = await _command(running, options.out, *words)
     screen.plain(compared)
     screen.say(
@@ -307,15 +345,82 @@ async def _compare_versions(options: Options, screen: Screen, running: Services)
     )
 
 
-async def _command(running: Services, out: Path, *words: str) -> str:
-    """Run `quantdrift WORDS` on what is running, and return what it prints."""
-    name = " ".join(word for word in words[:2] if not word.startswith("-"))
+async def _repair(options: Options, screen: Screen, running: Services, run_: _Run) -> None:
+    """Find the cause, build repairs, judge the best on live traffic, and serve it."""
+    screen.say(
+        f"\n[bold]4. Repair:[/] {SECOND_VERSION} is slow, so {VERSION} serves again. What is wrong with it, and what helps?"
+        " The pages that were sent are the recording."
+    )
+    models, repaired = options.out / _MODELS, options.out / _REPAIRED
+    await run_.back(running, models)
+    recording = options.out / "recorded.npz"
+    await asyncio.to_thread(_record, recording, run_.traffic)
+    asked = (f"--slice={ARCHIVE}", f"--candidate={models / CANDIDATE}", f"--inputs={recording}")
+    with screen.step("name the cause: quantdrift diagnose"):
+        picture = options.out / "cause.png"
+        cause = await _command(running, options.out, "diagnose", *asked, f"--picture={picture}")
+    screen.plain(cause)
+    with screen.step("build repairs and measure them: quantdrift repair"):
+        # 4: there are too few pages to decide it; the gate decides it on live traffic.
+        built = await _command(running, options.out, "repair", *asked, f"--out={repaired}", codes=(0, 3, 4))
+    screen.plain(built)
+    best = _best(repaired)
+    if best is None:
+        screen.say("[bold red]No repaired model is good enough.[/]")
+        return
+    candidate = repaired / best["file"] if best["route"] is None else models / CANDIDATE
+    routes = {} if best["route"] is None else {Scanner.ARCHIVE.value: repaired / best["file"]}
+    routed = [f"--route={ARCHIVE}={file}" for file in routes.values()]
+    with screen.step(
+        f"judge it on every slice of the live traffic, in at most {options.plan.gate_s / 60:g} minutes"
+    ):
+        judged = await _command(
+            running,
+            options.out,
+            "gate",
+            str(candidate),
+            "--live",
+            f"--wait={options.plan.gate_s:g}s",
+            *routed,
+            codes=(0, 3, 4),
+        )
+    screen.plain(judged)
+    before = len(run_.traffic.served(Scanner.ARCHIVE))
+    screen.say(f"\n{REPAIRED_VERSION} serves for {options.plan.repaired_s:g} seconds.")
+    await run_.repaired(running, candidate, routes)
+    pages = run_.traffic.served(Scanner.ARCHIVE)[before:]
+    rows = await asyncio.to_thread(_check_served, models, repaired / best["file"], {Scanner.ARCHIVE: pages})
+    screen.quality(
+        "Did it help? The archive's pages that the repaired model read, against their true labels", rows
+    )
+    await _compare_versions(options, screen, running, VERSION, REPAIRED_VERSION)
+
+
+def _record(file: Path, traffic: Traffic) -> None:
+    """Write the pages that were sent, with their scanner, as somebody who records requests would have them."""
+    pages = {scanner: stack(traffic.served(scanner))[0] for scanner in Scanner}
+    scanners = np.concatenate([np.full(len(images), scanner.value) for scanner, images in pages.items()])
+    np.savez(file, allow_pickle=False, **{INPUT: np.concatenate([*pages.values()]), "scanner": scanners})
+
+
+def _best(repaired: Path) -> dict[str, Any] | None:
+    """Return the first repair that has a file of its own; None: there is none."""
+    record = msgspec.json.decode((repaired / "repairs.json").read_bytes())
+    return next((one for one in record["repairs"] if one["file"] is not None), None)
+
+
+async def _command(running: Services, out: Path, *words: str, codes: Sequence[int] = (0,)) -> str:
+    """Run `quantdrift WORDS` on what is running, and return what it prints; its exit code is one of `codes`."""
+    name = " ".join(word for word in words[:2] if word.isalpha())
     log = out / "logs" / f"{name.replace(' ', '-')}.log"
+    output = log.with_suffix(".txt")
     place = ["--config", str(running.config), "--data", str(running.data)]
-    name = f"quantdrift {name}"
-    async with child(name, ["quantdrift", *words, *place], log, running.environment) as command:
-        await command.finish()
-    return log.read_text(encoding="utf-8").strip()
+    command = ["quantdrift", *words, *place]
+    async with child(
+        f"quantdrift {name}", command, log, running.environment, output=output
+    ) as running_command:
+        await running_command.finish(codes)
+    return output.read_text(encoding="utf-8").strip()
 
 
 async def _alert(running: Services, out: Path) -> str:
@@ -330,13 +435,13 @@ def _write_labels(file: Path, traffic: Traffic) -> None:
     file.write_text("\n".join([f"header.{REQUEST_ID_HEADER},label", *rows, ""]), encoding="utf-8")
 
 
-def _check_served(models: Path, traffic: Traffic) -> list[Quality]:
+def _check_served(models: Path, candidate: Path, served: Mapping[Scanner, Sequence[Page]]) -> list[Quality]:
     """Judge the answers that the clients really got, beside the reference's on the same pages."""
     rows = []
-    for scanner in Scanner:
-        if pages := traffic.served(scanner):
+    for scanner, pages in served.items():
+        if pages:
             right = sum(page.answer == page.label for page in pages) / len(pages)
-            offline = compare(models, scanner, *stack(pages))
+            offline = compare(models / REFERENCE, candidate, scanner, *stack(pages))
             rows.append(msgspec.structs.replace(offline, candidate_accuracy=right))
     return rows
 
@@ -408,6 +513,6 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _prepare(out: Path) -> None:
-    for name in ("data", "logs"):
+    for name in ("data", "logs", _REPAIRED):
         shutil.rmtree(out / name, ignore_errors=True)
     shutil.copy(_HERE / "config.toml", out / "config.toml")

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from examples.digits.model import INPUT, NAME
 from examples.digits.scans import Images, Labels, Scanner, Scans
+from examples.digits.services import SCANNER_HEADER
 
-SCANNER_HEADER = "x-scanner"
 REQUEST_ID_HEADER = "x-request-id"
 READER_HEADER = "x-reader"
 
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _CLIENTS = 16
-_READERS = 400  # people who read pages, on any scanner
+_MOST_PAGES = 3  # that one reader reads in a row, on one scanner: 1, 2 or 3, equally often
 _BLOCK = 256  # scans drawn at a time
 _BEHIND_S = 0.5  # a client that is later than this lets the rest go instead of sending a burst
 _KEPT = 20_000  # served pages kept per scanner for the check against the true labels
@@ -78,6 +78,7 @@ class Traffic:
         self._rate = rate_per_s
         self._random = random.Random(seed)
         self._source = _Source(scans, seed)
+        self._readers = {scanner: _Readers(scanner, self._random) for scanner in Scanner}
         self._pages: dict[Scanner, deque[Page]] = {scanner: deque(maxlen=_KEPT) for scanner in Scanner}
 
     def served(self, scanner: Scanner) -> Sequence[Page]:
@@ -115,7 +116,7 @@ class Traffic:
         headers |= {
             SCANNER_HEADER: scanner.value,
             REQUEST_ID_HEADER: request_id,
-            READER_HEADER: f"reader-{self._random.randrange(_READERS):03}",
+            READER_HEADER: self._readers[scanner].next(),
             "traceparent": f"00-{request_id}-{request_id[:16]}-01",
         }
         try:
@@ -134,6 +135,21 @@ class Traffic:
 
 
 _OTHERS = [scanner for scanner in Scanner if scanner is not Scanner.ARCHIVE]
+
+
+class _Readers:
+    """People at one scanner, one after the other: each reads a few pages in a row and does not come back."""
+
+    def __init__(self, scanner: Scanner, random_: random.Random) -> None:
+        self._scanner, self._random = scanner, random_
+        self._number, self._left = 0, 0
+
+    def next(self) -> str:
+        """Return who reads the next page."""
+        if self._left == 0:
+            self._number, self._left = self._number + 1, self._random.randint(1, _MOST_PAGES)
+        self._left -= 1
+        return f"{self._scanner.value}-reader-{self._number}"
 
 
 class _Source:

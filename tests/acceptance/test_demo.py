@@ -1,5 +1,6 @@
 """`make demo` is a promise: the drifted slice fires, no other does, and a report lies on disk."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
     assert "scanner=archive" in said
     assert "less accurate than the reference" in said  # the true labels say so, too
     assert "Acknowledge: quantdrift alerts ack" in said
+    assert "People: at least" in said
     assert "flips int8-2" in said
     assert "live page     http://127.0.0.1:" in said
     page = (demo_directory / "report.html").read_text(encoding="utf-8")
@@ -56,6 +58,27 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
     assert "<script" not in page
     assert notebook is not None
     _answers_twelve(notebook)
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.skipif("TEST_DEMO" not in os.environ, reason="takes six minutes: TEST_DEMO=1 runs it")
+def test_the_whole_demo_repairs_the_slice(tmp_path: Path) -> None:
+    """After the page: the cause, repairs with their costs, the gate's pass on live traffic, and a slice within its budget."""
+    done = subprocess.run(
+        [sys.executable, "-u", "-m", "examples.digits", "--out", str(tmp_path / "demo")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    _, _, said = done.stdout.partition("4. Repair")
+    assert "Cause: resolution" in said
+    assert "a copy for the slice, 64 items" in said
+    assert "pass: digits may be replaced by sha256:" in said
+    _, _, after = said.partition("Did it help?")
+    assert "better" in next(line for line in after.splitlines() if "scanner=archive" in line)
 
 
 def _executed(path: Path, directory: Path) -> nbformat.NotebookNode:
