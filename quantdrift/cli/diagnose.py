@@ -188,6 +188,8 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
         f"{plain(model)}, {plain(slice_name)}: {damage}; the budget is {_share(found.budget)}{others}.",
         f"The copy of the candidate reproduces {found.reproduced:.1%} of its answers.",
     ]
+    if found.rounding:
+        lines[-1] += f" Rounding alone changes {found.rounding:.1%}: this candidate is very coarse."
     if found.one_off:
         lines[-1] += (
             f" {found.n_sites} sites were tried on {found.n_damaged} inputs whose answer changes and {found.n_random} others."
@@ -236,20 +238,24 @@ def _to_do(found: "Diagnosis") -> str:
 
 
 def _too_few(found: "Diagnosis") -> str:
-    from quantdrift.shadow.repair.blame import FEWEST_DAMAGED, FEWEST_ITEMS
+    from quantdrift.shadow.repair.blame import DAMAGED, FEWEST_DAMAGED, FEWEST_ITEMS
 
     if found.n_items < FEWEST_ITEMS:
         return f"Too few inputs: there are {found.n_items} of this slice, and {FEWEST_ITEMS} are needed: {FEWEST_ITEMS - found.n_items} more."
+    more = f"Record more of this slice: some {_needed(found):,}."
+    if found.n_damaged < FEWEST_DAMAGED:
+        return f"Too few damaged inputs: the answer of {found.n_damaged} changes, and {FEWEST_DAMAGED} are needed. {more}"
     return (
-        f"Too few damaged inputs: the answer of {found.n_damaged} changes, and {FEWEST_DAMAGED} are needed. Record more of this slice:"
-        f" some {_needed(found):,}."
+        f"Too few damaged inputs: no site restores more than chance does on the {found.n_damaged} whose answer changes. With fewer than"
+        f" {DAMAGED} the right site is often missed. {more}"
     )
 
 
 def _needed(found: "Diagnosis") -> int:
     from quantdrift.shadow.repair.blame import DAMAGED, FEWEST_ITEMS
 
-    return max(round(DAMAGED / found.flips), FEWEST_ITEMS) if found.flips else 100 * DAMAGED
+    # Half of them are kept for the estimate of what a site heals.
+    return max(round(2 * DAMAGED / found.flips), FEWEST_ITEMS) if found.flips else 200 * DAMAGED
 
 
 def cause_of(found: "Diagnosis") -> str:

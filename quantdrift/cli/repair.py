@@ -237,7 +237,7 @@ def _diagnosed(
 
 
 def _is_damaged(found: "Diagnosis") -> bool:
-    return found.verdict.value != "too few exemplars" and found.flips > found.budget
+    return bool(found.one_off) and found.flips > found.budget
 
 
 def _built(

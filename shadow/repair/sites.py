@@ -3,15 +3,17 @@
 A QDQ graph computes in floating point between pairs of QuantizeLinear and DequantizeLinear. A **site** is one decision that
 the quantiser made: an activation range (`A:`, all pairs that share a scale) or the weight and bias of a node (`W:`).
 
-The copy (`SwitchableCopy`) takes one boolean for each site and computes `Where(switch, raw, dequantised)` in its place. Any
-subset of sites in FP32 is one run of one session. With all switches on it must compute the reference, with all off what the
-integer kernels compute from the candidate: `check` measures both.
+The copy (`SwitchableCopy`) takes one boolean for each site and computes in its place either the raw value or the dequantised one
+(`If`, of which only one branch costs anything). Any subset of sites in FP32 is one run of one session. With all switches on it must
+compute the reference, with all off what the integer kernels compute from the candidate: `check` measures both.
 """
 
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -203,7 +205,8 @@ class SwitchableCopy:
         self.costs = tuple(_cost(site, multiplications) for site in self.sites)
         self.inputs = tuple(node.name for node in model.graph.input if node.name not in {_SWITCHES, _FACTORS})
         self.outputs = tuple(node.name for node in model.graph.output if not node.name.startswith(_RAW))
-        self._session = session_of(model.SerializeToString(), str(candidate), threads, keep_pairs=True)
+        self._model, self._candidate, self._threads = model, str(candidate), threads
+        self._session = session_of(_without_raw(model), str(candidate), threads, keep_pairs=True)
         self._rows = _fixed_rows(self._session)
         self._served = session_of(str(candidate), str(candidate), threads)
         self._expected = session_of(str(reference), str(reference), threads)
@@ -230,7 +233,9 @@ class SwitchableCopy:
     def raw(self, inputs: Mapping[str, Array], restored: Iterable[int] = ()) -> dict[int, Array]:
         """Return the values before quantisation at the first tensor of each activation site : (items, ...) by site."""
         numbers = [number for number, site in enumerate(self.sites) if site.kind is SiteKind.ACTIVATION]
-        found = self._computed([_raw_name(number, 0) for number in numbers], inputs, restored, None)
+        found = self._computed(
+            [_raw_name(number, 0) for number in numbers], inputs, restored, None, session=self._probed
+        )
         return dict(zip(numbers, found.values(), strict=True))
 
     def extremes(self, inputs: Mapping[str, Array]) -> dict[int, tuple[float, float]]:
@@ -245,7 +250,9 @@ class SwitchableCopy:
         n_items = len(next(iter(inputs.values())))
         for begin in range(0, n_items, _STEP):
             part = {name: array[begin : begin + _STEP] for name, array in inputs.items()}
-            computed = self._computed([name for _, name in names], part, self.everywhere, None)
+            computed = self._computed(
+                [name for _, name in names], part, self.everywhere, None, session=self._probed
+            )
             for number, name in names:
                 low, high = found.get(number, (np.inf, -np.inf))
                 found[number] = (
@@ -253,6 +260,11 @@ class SwitchableCopy:
                     max(high, float(computed[name].max())),
                 )
         return found
+
+    @cached_property
+    def _probed(self) -> Any:
+        """A session that also returns the raw values: they cost a copy each, so the other one does without."""
+        return session_of(self._model.SerializeToString(), self._candidate, self._threads, keep_pairs=True)
 
     @property
     def everywhere(self) -> range:
@@ -292,12 +304,14 @@ class SwitchableCopy:
         inputs: Mapping[str, Array],
         restored: Iterable[int],
         factors: Array | None,
+        *,
+        session: Any = None,
     ) -> dict[str, Array]:
         switches = np.zeros(len(self.sites), dtype=np.bool_)
         switches[list(restored)] = True
         scaled = np.ones(len(self.sites)) if factors is None else factors
         feed = {_SWITCHES: switches, _FACTORS: scaled.astype(np.float32)}
-        return _in_steps(self._session, names, inputs, feed, self._rows)
+        return _in_steps(session or self._session, names, inputs, feed, self._rows)
 
 
 def dequantised(integers: Array, site_scale: Array, zero_point: Array, axis: int | None) -> Array:
@@ -738,8 +752,9 @@ class _Edit:
         self._graph = graph
         self._head: list[Any] = []
         self._before: dict[int, list[Any]] = defaultdict(list)
-        self._after: dict[int, list[Any]] = defaultdict(list)
+        self._instead: dict[int, Any] = {}
         self._switched: set[int] = set()
+        self._scale_of: dict[str, str] = {}  # multiplied by a factor: the scale in the file
 
     def activation(self, number: int, pairs: Sequence[Pair], reference: ReferenceWeights) -> None:
         """Put a switch behind each pair of an activation range, and a factor to its scale."""
@@ -748,6 +763,7 @@ class _Edit:
         scaled = f"quantdrift.scale.{number}"
         kind = _element_type(self._graph.constants[scale])
         position = self._constant(f"quantdrift.position.{number}", np.array(number, np.int64))
+        self._scale_of[scaled] = scale
         self._head += [
             helper.make_node("Gather", [_FACTORS, position], [f"{factor}.float"]),
             helper.make_node("Cast", [f"{factor}.float"], [factor], to=kind),
@@ -758,22 +774,23 @@ class _Edit:
             pair.quantise.input[1] = scaled
             for node in pair.dequantise:
                 node.input[1] = scaled
-                self._where(number, node, raw)
-            self._after_node(pair.quantise, helper.make_node("Identity", [raw], [_raw_name(number, place)]))
+                self._either(number, node, raw, [pair.quantise, node])
+            probe = helper.make_node("Identity", [raw], [_raw_name(number, place)])
+            self._instead[id(pair.quantise)] = probe
 
     def weight(self, number: int, pair: Pair, raw: Array) -> None:
         """Put a switch behind a stored tensor."""
         self._switch(number)
         node = pair.dequantise[0]
         name = self._constant(f"quantdrift.weight.{number}.{node.output[0]}", raw)
-        self._where(number, node, name)
+        self._either(number, node, name, [node])
 
     def finish(self, n_sites: int, n_pairs: Sequence[int]) -> None:
         """Write the nodes in their new order, with the inputs and outputs of the copy; `n_pairs` are those of each activation range."""
         graph = self._graph.graph
         nodes = list(self._head)
         for node in graph.node:
-            nodes += [*self._before[id(node)], node, *self._after[id(node)]]
+            nodes += [*self._before[id(node)], self._instead.get(id(node), node)]
         made = [type(node).FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(made)
@@ -795,12 +812,20 @@ class _Edit:
             position = self._constant(f"quantdrift.switch_position.{number}", np.array(number, np.int64))
             self._head.append(helper.make_node("Gather", [_SWITCHES, position], [_switch_name(number)]))
 
-    def _where(self, number: int, node: Any, raw: str) -> None:
-        output = node.output[0]
-        node.output[0] = f"quantdrift.dequantised.{output}"
-        self._after_node(
-            node, helper.make_node("Where", [_switch_name(number), raw, node.output[0]], [output])
-        )
+    def _either(self, number: int, node: Any, raw: str, quantised: Sequence[Any]) -> None:
+        """Put a choice in the place of a DequantizeLinear: the raw value, or what these nodes make of it."""
+        label = f"quantdrift.{number}.{node.output[0]}"
+        kind = _element_type(self._graph.constants[self._scale_of.get(node.input[1], node.input[1])])
+        copy = helper.make_node("Identity", [raw], [f"{label}.raw"])
+        made = [type(one).FromString(one.SerializeToString()) for one in quantised]
+        for one, following in pairwise(made):
+            one.output[0] = following.input[0] = f"{label}.integers"
+        made[-1].output[0] = f"{label}.dequantised"
+        branches = {
+            name: helper.make_graph(nodes, f"{label}.{name}", [], [_typed(nodes[-1].output[0], kind)])
+            for name, nodes in (("then_branch", [copy]), ("else_branch", made))
+        }
+        self._instead[id(node)] = helper.make_node("If", [_switch_name(number)], [node.output[0]], **branches)
 
     def _raw(self, label: str, pair: Pair, reference: ReferenceWeights) -> str:
         """Return the tensor in FP32, behind the Relu or Clip that the range has replaced."""
@@ -817,12 +842,26 @@ class _Edit:
         self._before[id(pair.quantise)].append(made)
         return str(made.output[0])
 
-    def _after_node(self, node: Any, added: Any) -> None:
-        self._after[id(node)].append(added)
-
     def _constant(self, name: str, array: Array) -> str:
         self._graph.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
+
+
+def _without_raw(model: Any) -> bytes:
+    """Return a switchable copy that computes its outputs and nothing else."""
+    made = type(model).FromString(model.SerializeToString())
+    outputs = [one for one in made.graph.output if not one.name.startswith(_RAW)]
+    nodes = [node for node in made.graph.node if not node.output[0].startswith(_RAW)]
+    del made.graph.output[:]
+    del made.graph.node[:]
+    made.graph.output.extend(outputs)
+    made.graph.node.extend(nodes)
+    return made.SerializeToString()
+
+
+def _typed(name: str, kind: int) -> Any:
+    """Return a tensor of a subgraph whose shape only the run knows."""
+    return helper.make_tensor_value_info(name, kind, None)
 
 
 def _raw_name(number: int, place: int) -> str:
