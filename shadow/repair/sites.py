@@ -821,7 +821,7 @@ class _Edit:
         for one, following in pairwise(made):
             one.output[0] = following.input[0] = f"{label}.integers"
         made[-1].output[0] = f"{label}.dequantised"
-        branches = {
+        branches: dict[str, Any] = {
             name: helper.make_graph(nodes, f"{label}.{name}", [], [_typed(nodes[-1].output[0], kind)])
             for name, nodes in (("then_branch", [copy]), ("else_branch", made))
         }
@@ -856,7 +856,7 @@ def _without_raw(model: Any) -> bytes:
     del made.graph.node[:]
     made.graph.output.extend(outputs)
     made.graph.node.extend(nodes)
-    return made.SerializeToString()
+    return bytes(made.SerializeToString())
 
 
 def _typed(name: str, kind: int) -> Any:
