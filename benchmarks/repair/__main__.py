@@ -11,6 +11,8 @@ spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose`
   with no budget that would hide it.
 - `ort_first`, `ort_first_decoy`: the same faults, by the ranking of ONNX Runtime's own debugger, among sites of the same kind: the
   smallest ratio of signal to noise against the reference (`onnxruntime.quantization.qdq_loss_debug`).
+- `nncf_first`, `nncf_first_decoy`: whether the fault is in the group of sites that NNCF would put into FP32 first, where NNCF is
+  installed (`pip install nncf`); its groups are fewer than the sites (`nncf_groups`).
 - `diagnose_s`: the seconds of one diagnosis of 2,000 pages.
 - `transformer_restored`: of a sentence transformer's damage, the share that the first six of its 132 sites restore, and `transformer_s`
   how long the diagnosis took; `transformer_ort_restored`: the six with the smallest ratios of signal to noise. Not with `--quick`.
@@ -29,7 +31,7 @@ import click
 import msgspec
 import numpy as np
 
-from benchmarks.repair.errors import ratios
+from benchmarks.repair.errors import best_group, groups, ratios
 from benchmarks.repair.faults import Fault, Patient
 from benchmarks.repair.gates import gate_figures
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
@@ -78,6 +80,13 @@ def first_by_error(patient: Patient, faults: Sequence[Fault]) -> bool:
     return min(found, key=lambda name: found[name]) == faults[0].site
 
 
+def in_best_group(patient: Patient, faults: Sequence[Fault]) -> bool | None:
+    """Return whether the first fault's site is in the group that NNCF would put into FP32 first; None where NNCF is not installed."""
+    copy = SwitchableCopy(patient.write(faults), patient.reference)
+    group = best_group(copy, {INPUT: patient.images}, OUTPUT)
+    return None if group is None else faults[0].site in {copy.sites[number].name for number in group}
+
+
 def _healthy(patient: Patient, seed: int) -> Diagnosis:
     """Return the diagnosis of the worst of some random slices of the sound candidate."""
     rng = np.random.default_rng(seed)
@@ -104,7 +113,7 @@ def _patient(folder: Path, images: Images) -> Patient:
 def measure(scale: Scale, folder: Path) -> dict[str, float]:
     """Inject, diagnose and count."""
     patient = _patient(folder, drawn(pages().held_out, N_PAGES, np.random.default_rng(2)))
-    first, by_error, seconds = [], [], []
+    first, by_error, by_group, seconds = [], [], [], []
     for seed in _each("one fault", scale.single):
         fault = patient.draw(np.random.default_rng(seed))
         begin = time.monotonic()
@@ -112,7 +121,8 @@ def measure(scale: Scale, folder: Path) -> dict[str, float]:
         seconds.append(time.monotonic() - begin)
         first.append(bool(found.blamed) and found.blamed[0].site == fault.site)
         by_error.append(first_by_error(patient, [fault]))
-    beside, beside_by_error = [], []
+        by_group.append(in_best_group(patient, [fault]))
+    beside, beside_by_error, beside_by_group = [], [], []
     seed = 10_000
     for _ in _each("beside a decoy", scale.decoy):
         decoy = None
@@ -124,6 +134,7 @@ def measure(scale: Scale, folder: Path) -> dict[str, float]:
         found = found_in(patient, [fault, decoy], seed)
         beside.append(bool(found.blamed) and found.blamed[0].site == fault.site)
         beside_by_error.append(first_by_error(patient, [fault, decoy]))
+        beside_by_group.append(in_best_group(patient, [fault, decoy]))
     both = []
     for seed in _each("two faults", scale.pairs):
         rng = np.random.default_rng(20_000 + seed)
@@ -135,16 +146,21 @@ def measure(scale: Scale, folder: Path) -> dict[str, float]:
         _healthy(patient, 30_000 + seed).verdict is Verdict.NAMED
         for seed in _each("nothing wrong", scale.healthy)
     ]
+    others = {
+        "ort_first": by_error,
+        "ort_first_decoy": beside_by_error,
+        "nncf_first": [one for one in by_group if one is not None],
+        "nncf_first_decoy": [one for one in beside_by_group if one is not None],
+    }
     return {
         "sites": float(len(patient.sites)),
+        "nncf_groups": float(len(groups(patient.copy.sites))),
         "culprit_first": float(np.mean(first)),
         "culprit_first_decoy": float(np.mean(beside)),
         "both_of_two": float(np.mean(both)),
         "healthy_accused": float(np.mean(accused)),
-        "ort_first": float(np.mean(by_error)),
-        "ort_first_decoy": float(np.mean(beside_by_error)),
         "diagnose_s": float(np.median(seconds)),
-    }
+    } | {name: float(np.mean(found)) for name, found in others.items() if found}
 
 
 def main() -> None:
