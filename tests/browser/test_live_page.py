@@ -498,7 +498,7 @@ async def test_a_slice_shows_its_decisions_its_baseline_and_its_margins_and_the_
     faint = {
         item.at.timestamp() // 60 for item in story.items if item.flip and item.part == 1 and item.at >= since
     }
-    assert f"; on its last day at least {len(faint)} people." in seen[paths[2]]
+    assert f"at least {len(faint)} people got a changed answer on its last day." in seen[paths[2]]
     assert "a loss of accuracy of" in seen[paths[1]]
     assert "labels: no clear difference" in seen[paths[1]]
 
