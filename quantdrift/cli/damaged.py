@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.cli.options import prepare
 from quantdrift.cli.reference import chosen_reference, model_named
 from quantdrift.core.config.load import Role, load
-from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
 
@@ -26,7 +26,7 @@ class Damaged(msgspec.Struct, frozen=True, kw_only=True):
     slice
         The slice.
     reference
-        The ONNX file of the model's reference.
+        The model's reference.
     rules
         The slice rules of the model.
     version
@@ -36,9 +36,25 @@ class Damaged(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     model: Model
     slice: SliceKey
-    reference: Path
+    reference: Reference
     rules: tuple[Slice, ...]
     version: str = ""
+
+    @property
+    def onnx(self) -> Path:
+        """The ONNX file of the reference.
+
+        Raises
+        ------
+        OperatorError
+            It is not an ONNX file.
+        """
+        if self.reference.runtime is not Runtime.ONNX:
+            raise OperatorError(
+                f"the reference of model `{self.model.name}` is not an ONNX file, and only ONNX files are repaired. What is left:"
+                " serve the slice by the reference, or roll the candidate back"
+            )
+        return Path(self.reference.path)
 
 
 def damaged(
@@ -66,7 +82,7 @@ def damaged(
     Raises
     ------
     OperatorError
-        There is no such slice, recorded inputs cannot tell it, or the reference is not an ONNX file.
+        There is no such slice, or recorded inputs cannot tell it.
     """
     from quantdrift.shadow.gate.live import is_judged
 
@@ -83,14 +99,9 @@ def damaged(
             f"recorded inputs do not tell which items belong to the slice {chosen.name}: it is learned, or has the rest of the values"
         )
     _, reference = chosen_reference(model, number)
-    if Path(reference.path).suffix != ".onnx":
-        raise OperatorError(
-            f"the reference of model `{model.name}` is not an ONNX file, so the sites of the candidate cannot be put into FP32. What is"
-            " left: serve the slice by the reference, or roll the candidate back"
-        )
     rules = tuple(rule for rule in config.slices if rule.model in ("", model.name))
     return Damaged(
-        config=config, model=model, slice=chosen, reference=Path(reference.path), rules=rules, version=version
+        config=config, model=model, slice=chosen, reference=reference, rules=rules, version=version
     )
 
 

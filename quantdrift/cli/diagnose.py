@@ -24,8 +24,8 @@ from quantdrift.core.text import plain
 if TYPE_CHECKING:
     from quantdrift.core.records import Exchange, Exemplar
     from quantdrift.shadow.repair.blame import Blamed, Diagnosis
+    from quantdrift.shadow.repair.copies import Copy
     from quantdrift.shadow.repair.samples import Samples
-    from quantdrift.shadow.repair.sites import SwitchableCopy
 
 _EXIT: Final = {"named": 0, "nobody to blame": 3, "too few exemplars": 4}
 _PICTURES: Final = (".svg", ".png")
@@ -49,6 +49,10 @@ _MEANING: Final = {
         "The rounding of weights changes the answers.",
         "Quantise these weights by channel, or leave them unquantised.",
     ),
+    "layer": (
+        "The layer computes something else than the reference's; its weights and what goes into it cannot be told apart.",
+        "Leave the named layers unquantised, or quantise them by channel.",
+    ),
     "spread": ("No single site is the cause: several sites together do the damage.", ""),
     "not this slice": (
         "Other slices are damaged, too: the quantisation as a whole is too coarse.",
@@ -71,7 +75,20 @@ _MEANING: Final = {
     "--candidate",
     type=_FILE,
     required=True,
-    help="The quantised model that serves: an ONNX file in QDQ form.",
+    help="The quantised model that serves: an ONNX file in QDQ form, an exported program (.pt2), or with --factory a file of weights.",
+)
+@click.option(
+    "--factory",
+    metavar="MODULE:FUNCTION",
+    default="",
+    help="In PyTorch: the function that makes the candidate. It gets the path of CANDIDATE if it takes an argument; else its module is"
+    " filled with the safetensors there.",
+)
+@click.option(
+    "--digest",
+    metavar="sha256:HEX",
+    default="",
+    help="Of a candidate that is an exported program, which is code: without it the digest is printed, and nothing is loaded.",
 )
 @click.option(
     "--inputs",
@@ -96,6 +113,8 @@ _MEANING: Final = {
 def diagnose(
     alert_id: int | None,
     candidate: Path,
+    factory: str,
+    digest: str,
     inputs: Path | None,
     config_path: Path,
     data: Path | None,
@@ -110,7 +129,7 @@ def diagnose(
 ) -> None:
     """Name the quantised sites of the candidate that damage a slice: that of ALERT, or the one of --slice.
 
-    A site is an activation range or the weight of a layer. Each is put into FP32 alone and with others, on inputs of the slice; a site
+    A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart. Each is put into FP32 alone and with others, on inputs of the slice; a site
     is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. A healthy candidate is accused in at
     most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or where none are kept on what waits in the stream. With ALERT the result becomes a note of the alert.
 
@@ -122,16 +141,19 @@ def diagnose(
       quantdrift diagnose 12 --candidate models/digits-int8.onnx
       quantdrift diagnose 12 --candidate models/digits-int8.onnx --inputs recorded/
       quantdrift diagnose --slice scanner=archive --candidate digits-int8.onnx --inputs recorded.npz --picture cause.svg
+      quantdrift diagnose 12 --candidate digits.safetensors --factory digits_models:int8
     """
     from quantdrift.shadow.repair.blame import diagnose as found_by
+    from quantdrift.shadow.repair.opening import open_copy
     from quantdrift.shadow.repair.samples import check_served, comparison, recorded
-    from quantdrift.shadow.repair.sites import SwitchableCopy
 
     if picture is not None and picture.suffix not in _PICTURES:
         raise OperatorError(f"--picture {picture}: pictures are .svg or .png files")
     case = damaged(config_path, data, alert_id=alert_id, name=name, slice_name=slice_name, number=number)
     config, model, chosen = case.config, case.model, case.slice
-    copy = SwitchableCopy(candidate, case.reference, threads=config.shadow.threads)
+    copy = open_copy(
+        model, case.reference, candidate, factory=factory, digest=digest, threads=config.shadow.threads
+    )
     compare = comparison(model, copy)
     if inputs is None:
         samples = _kept(case, data, copy, quiet=as_json)
@@ -153,16 +175,16 @@ def diagnose(
         from quantdrift.shadow.repair.picture import write
 
         write(found, picture, title=f"{model.name}, {chosen.name}: {cause_of(found)}")
-    digest = f"sha256:{hashlib.sha256(candidate.read_bytes()).hexdigest()}"
+    served = f"sha256:{hashlib.sha256(candidate.read_bytes()).hexdigest()}"
     if alert_id is not None and not no_note and found.verdict.value != "too few exemplars":
-        add_note(config_path, data, alert_id, "cause", sentence_of(found), details_of(found, digest))
+        add_note(config_path, data, alert_id, "cause", sentence_of(found), details_of(found, served))
     if as_json:
         emit(
             {
                 "alert": alert_id,
                 "model": model.name,
                 "slice": chosen.name,
-                "candidate": digest,
+                "candidate": served,
                 **msgspec.to_builtins(found),
             }
         )
@@ -206,8 +228,10 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
             "restores: share of the damage that goes away when the site is in FP32, beside the sites above it."
         )
         lines.append("by chance: the most that went away when ranges were changed at random.")
-        if not any(one.weight_error is not None for one in found.blamed):
+        if all(one.used is not None for one in found.blamed):
             lines.append("No weight is named.")
+    if found.one_off and not any(site.startswith("A:") for site in found.one_off):
+        lines.append("The candidate has no activation range that can be switched, so none can be named.")
     if found.unmatched:
         lines.append(
             f"{len(found.unmatched)} weights could not be found in the reference and stayed quantised: {', '.join(found.unmatched[:3])}"
@@ -286,7 +310,7 @@ def _why(one: "Blamed") -> str:
     if one.weight_error is not None:
         return f"weights are off by {_share(one.weight_error)}"
     if one.used is None or one.levels is None:
-        return ""
+        return "weights and what goes in together"
     of = f" of [{one.low:.3g}, {one.high:.3g}]" if one.low is not None else ""
     if one.cause.value == "saturation":
         return f"{_share(one.outside or 0.0)} of the values are outside{of}"
@@ -304,7 +328,7 @@ def _share(value: float) -> str:
     return f"{100 * value:.3g} %" if abs(value) >= _TINY else "0 %"
 
 
-def _kept(case: Damaged, data: Path | None, copy: "SwitchableCopy", *, quiet: bool) -> "Samples":
+def _kept(case: Damaged, data: Path | None, copy: "Copy", *, quiet: bool) -> "Samples":
     """Return the exemplars of the slice, and random ones of its neighbours; without any, what waits in the stream."""
     from quantdrift.shadow.repair.samples import of_exemplars, of_waiting
 

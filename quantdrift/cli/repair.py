@@ -132,7 +132,7 @@ def repair(
 
     case = damaged(config_path, data, alert_id=alert_id, name=name, slice_name=slice_name, number=number)
     _check_empty(out)
-    copy = SwitchableCopy(candidate, case.reference)
+    copy = SwitchableCopy(candidate, case.onnx)
     compare = comparison(case.model, copy)
     recording = _recording(case, copy, inputs, quiet=as_json)
     if case.slice.name not in recording.items.members or not len(recording.items.members[case.slice.name]):
@@ -146,7 +146,7 @@ def repair(
         copy,
         compare,
         candidate=candidate,
-        reference=case.reference,
+        reference=case.onnx,
         inputs=recording.inputs,
         items=recording.items,
         slice_name=case.slice.name,
@@ -324,7 +324,7 @@ def _record(
         "model": case.model.name,
         "slice": case.slice.name,
         "candidate": _digest(candidate.read_bytes()),
-        "reference": _digest(case.reference.read_bytes()),
+        "reference": _digest(case.onnx.read_bytes()),
         "seed": seed,
         "diagnosis": msgspec.to_builtins(found),
         "repairs": [

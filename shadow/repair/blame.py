@@ -44,8 +44,9 @@ from numpy.random import Generator
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
+from quantdrift.shadow.repair.copies import AGREEMENT, CLOSENESS, Copy, difference_of
 from quantdrift.shadow.repair.probes import RangeUse, range_use, weight_errors
-from quantdrift.shadow.repair.sites import AGREEMENT, CLOSENESS, Site, SiteKind, SwitchableCopy
+from quantdrift.shadow.repair.sites import Site, SiteKind
 from quantdrift.shadow.tensors.arrays import Array, Outputs
 
 Compare = Callable[[Outputs, Outputs], Divergences]
@@ -91,6 +92,7 @@ class Cause(StrEnum):
     SATURATION = "saturation"
     RESOLUTION = "resolution"
     WEIGHTS = "weights"
+    LAYER = "layer"
     SPREAD = "spread"
     NOT_THIS_SLICE = "not this slice"
     INPUT = "input"
@@ -105,7 +107,7 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
     site
         Its name.
     cause
-        Saturation, resolution or weights.
+        Saturation, resolution, weights, or the layer where the last two cannot be told apart.
     restores
         Share of the loss of the exemplars that it restores on the halves on which it was not chosen, with the sites before it in FP32.
     placebo
@@ -117,7 +119,7 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
         Of an activation range, on the damaged exemplars: mean share of values outside, share of the range that is used, and number
         of levels; None for weights.
     low, high, step
-        Of an activation range that has one scale, else None.
+        Of an activation range that has one scale for all inputs, else None.
     elsewhere_used, elsewhere_levels
         The same on items of other slices; None: none were given.
     contrast
@@ -218,7 +220,7 @@ class _Exemplars:
     """The exemplars of a slice, their losses under swaps, and their two halves."""
 
     def __init__(
-        self, copy: SwitchableCopy, compare: Compare, inputs: Mapping[str, Array], halves: Flags, cap: float
+        self, copy: Copy, compare: Compare, inputs: Mapping[str, Array], halves: Flags, cap: float
     ) -> None:
         self.inputs = inputs
         self.halves = (halves, ~halves)
@@ -248,7 +250,7 @@ class _Exemplars:
 
 
 def diagnose(
-    copy: SwitchableCopy,
+    copy: Copy,
     compare: Compare,
     inside: Mapping[str, Array],
     *,
@@ -357,7 +359,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _checked(
-    copy: SwitchableCopy,
+    copy: Copy,
     compare: Compare,
     inputs: Mapping[str, Array],
     *,
@@ -395,7 +397,7 @@ def _checked(
             f"the weights of the candidate differ from those of the reference by {float(np.median(errors)):.0%} in half of all layers:"
             " the candidate was not made from this reference"
         )
-    difference = copy.difference(inputs, expected)
+    difference = difference_of(copy, inputs, expected)
     if difference > CLOSENESS and not copy.unmatched:
         raise OperatorError(
             f"the candidate with all sites in FP32 differs from the reference by {difference:.2g} of its largest output, and"
@@ -476,7 +478,7 @@ class _Counted:
             self._progress(self._total, self._total)
 
 
-def _alone(copy: SwitchableCopy, exemplars: _Exemplars, runs: _Counted) -> tuple[Values, Values]:
+def _alone(copy: Copy, exemplars: _Exemplars, runs: _Counted) -> tuple[Values, Values]:
     """Return the exemplars' loss with each site alone in FP32, and with each alone quantised : (sites,), as shares."""
     off, on = np.empty(len(copy.sites)), np.empty(len(copy.sites))
 
@@ -502,7 +504,7 @@ def _leading(one_off: Values, one_on: Values, n_sites: int) -> list[int]:
 
 
 def _greedy(
-    copy: SwitchableCopy,
+    copy: Copy,
     exemplars: _Exemplars,
     *,
     one_off: Values,
@@ -551,9 +553,7 @@ def _judged(
 class _Fresh:
     """The items that no exemplar was drawn from: flips that are left there are an honest estimate."""
 
-    def __init__(
-        self, copy: SwitchableCopy, compare: Compare, inputs: Mapping[str, Array], expected: Outputs
-    ) -> None:
+    def __init__(self, copy: Copy, compare: Compare, inputs: Mapping[str, Array], expected: Outputs) -> None:
         self._copy = copy
         self._compare = compare
         self._inputs = inputs
@@ -596,7 +596,7 @@ def _sign_test(healed: Flags, broken: Flags) -> float:
 
 
 def _blamed(
-    copy: SwitchableCopy,
+    copy: Copy,
     steps: Sequence[_Step],
     *,
     damaged: Mapping[str, Array],
@@ -622,6 +622,8 @@ def _blamed(
         )
         if site.kind is SiteKind.WEIGHT:
             one = msgspec.structs.replace(one, weight_error=errors[step.site].relative)
+        elif site.kind is SiteKind.LAYER:
+            one = msgspec.structs.replace(one, cause=Cause.LAYER)
         else:
             one = _explained(one, site, uses[step.site], other_uses.get(step.site))
         found.append(one)
@@ -635,7 +637,7 @@ def _first(inputs: Mapping[str, Array]) -> dict[str, Array]:
 def _explained(one: Blamed, site: Site, use: RangeUse, other: RangeUse | None) -> Blamed:
     """Return a named activation range with how it is used."""
     saturates = use.clipping.mean() > use.rounding.mean()
-    is_one = site.axis is None
+    is_one = site.axis is None and not site.is_dynamic
     return msgspec.structs.replace(
         one,
         cause=Cause.SATURATION if saturates else Cause.RESOLUTION,

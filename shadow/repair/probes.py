@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.shadow.repair.sites import Site, SwitchableCopy, along
+from quantdrift.shadow.repair.copies import Copy
+from quantdrift.shadow.repair.sites import Site, along
 from quantdrift.shadow.tensors.arrays import Array
 
 Values = npt.NDArray[np.float64]
@@ -69,7 +70,7 @@ class WeightError(msgspec.Struct, frozen=True, kw_only=True):
     channel: int | None
 
 
-def range_use(copy: SwitchableCopy, inputs: Mapping[str, Array]) -> dict[int, RangeUse]:
+def range_use(copy: Copy, inputs: Mapping[str, Array]) -> dict[int, RangeUse]:
     """Return how inputs use each activation range, by the number of the site.
 
     The values are those of the copy with all sites in FP32: what the range should have represented. They are reduced to a few
@@ -118,7 +119,7 @@ def use_of(site: Site, raw: Array) -> RangeUse:
     )
 
 
-def weight_errors(copy: SwitchableCopy) -> dict[int, WeightError]:
+def weight_errors(copy: Copy) -> dict[int, WeightError]:
     """Return the error of each weight site, by its number; of weight and bias the larger one."""
     found: dict[int, WeightError] = {}
     for weight in copy.weights:

@@ -17,7 +17,7 @@ from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.gate.judge import Observed, observed
 from quantdrift.shadow.gate.offline import Compared, is_routable
 from quantdrift.shadow.gate.recording import Items, Layout, Part, read
-from quantdrift.shadow.repair.sites import AGREEMENT, SwitchableCopy
+from quantdrift.shadow.repair.copies import AGREEMENT, Copy
 from quantdrift.shadow.tensors.arrays import Array, Outputs
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.features import features_of
@@ -83,7 +83,7 @@ def recorded(
     return Samples(inside=_some(inside, MOST_INSIDE), elsewhere=_some(elsewhere, MOST_ELSEWHERE))
 
 
-def of_exemplars(found: Sequence[Exemplar], others: Sequence[Exemplar], copy: SwitchableCopy) -> Samples:
+def of_exemplars(found: Sequence[Exemplar], others: Sequence[Exemplar], copy: Copy) -> Samples:
     """Return the items of exemplars.
 
     Parameters
@@ -109,7 +109,7 @@ def of_exemplars(found: Sequence[Exemplar], others: Sequence[Exemplar], copy: Sw
     )
 
 
-def of_waiting(found: Sequence[Exchange], chosen: SliceKey, copy: SwitchableCopy) -> Samples:
+def of_waiting(found: Sequence[Exchange], chosen: SliceKey, copy: Copy) -> Samples:
     """Return the items of exchanges that wait in the stream of samples; nobody has chosen them.
 
     Raises
@@ -153,9 +153,7 @@ def _as_exemplar(exchange: Exchange) -> Exemplar:
     )
 
 
-def check_served(
-    samples: Samples, copy: SwitchableCopy, compare: Callable[[Outputs, Outputs], Divergences]
-) -> None:
+def check_served(samples: Samples, copy: Copy, compare: Callable[[Outputs, Outputs], Divergences]) -> None:
     """Check that the candidate's file gives the answers that were served.
 
     Raises
@@ -284,7 +282,7 @@ def _not_computed(items: Items, rules: Sequence[Slice]) -> Compared:
     )
 
 
-def comparison(model: Model, copy: SwitchableCopy) -> Callable[[Outputs, Outputs], Divergences]:
+def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Divergences]:
     """Return the comparison of outputs of a copy, by the task of the model.
 
     Raises

@@ -5,7 +5,7 @@ the quantiser made: an activation range (`A:`, all pairs that share a scale) or 
 
 The copy (`SwitchableCopy`) takes one boolean for each site and computes in its place either the raw value or the dequantised one
 (`If`, of which only one branch costs anything). Any subset of sites in FP32 is one run of one session. With all switches on it must
-compute the reference, with all off what the integer kernels compute from the candidate: `check` measures both.
+compute the reference, with all off what the integer kernels compute from the candidate: `copies.check` measures both.
 """
 
 import tempfile
@@ -55,13 +55,8 @@ _FACTORS: Final = "quantdrift.factors"
 _RAW: Final = "quantdrift.raw."
 _SAME_INTEGERS: Final = 0.99  # of a weight, to be matched by value: rounding ties differ between tools
 _FATAL: Final = 4
-_TINY: Final = 1e-30
 _UNFOLDED: tuple[type[Exception], ...] = (*ERRORS, OSError)
 _STEP: Final = 16  # items whose activations are in memory together
-AGREEMENT: Final = 0.999
-"""Smallest share of equal decisions of copy and candidate with which the copy says anything about the candidate."""
-CLOSENESS: Final = 1e-4
-"""Largest difference of the copy in FP32 from the reference, relative to the largest output."""
 
 
 class SiteKind(StrEnum):
@@ -69,6 +64,7 @@ class SiteKind(StrEnum):
 
     ACTIVATION = "A"
     WEIGHT = "W"
+    LAYER = "L"  # weights and activations that cannot be told apart
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -92,6 +88,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         The dimension of the channels; None: one scale for the tensor.
     lowest, highest
         The smallest and the largest integer.
+    is_dynamic
+        Whether the range is that of each input, found while it is computed: then values are counted in steps, and `scale` is 1.
     """
 
     kind: SiteKind
@@ -103,6 +101,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     axis: int | None
     lowest: int
     highest: int
+    is_dynamic: bool = False
 
     @property
     def name(self) -> str:
@@ -139,26 +138,6 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     raw: Array
     served: Array
     axis: int | None
-
-
-class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the copy stands for both models.
-
-    Parameters
-    ----------
-    difference
-        Largest difference between the copy with all sites in FP32 and the reference, relative to the reference's largest output.
-    agreement
-        Share of items on which the copy with no site in FP32 and the candidate's own kernels have the same largest output.
-    """
-
-    difference: float
-    agreement: float
-
-    @property
-    def holds(self) -> bool:
-        """Whether the copy may be used."""
-        return self.difference <= CLOSENESS and self.agreement >= AGREEMENT
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -278,25 +257,6 @@ class SwitchableCopy:
     def expected(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the reference computes."""
         return outputs_of(self._expected, self.outputs, inputs)
-
-    def check(self, inputs: Mapping[str, Array]) -> Check:
-        """Compare the copy with the reference (all sites in FP32) and with the candidate (none)."""
-        difference = self.difference(inputs, self.expected(inputs))
-        served, own = self.served(inputs), self.run(inputs)
-        same = np.ones(len(next(iter(inputs.values()))), dtype=bool)
-        for name in self.outputs:
-            rows = (side[name].reshape(len(same), -1).argmax(axis=1) for side in (served, own))
-            same &= np.equal(*rows)
-        return Check(difference=difference, agreement=float(same.mean()))
-
-    def difference(self, inputs: Mapping[str, Array], expected: Mapping[str, Array]) -> float:
-        """Return the largest difference of the copy in FP32 from the reference, relative to the largest output."""
-        whole = self.run(inputs, self.everywhere)
-        found = [0.0]
-        for name in self.outputs:
-            largest = float(np.abs(expected[name]).max(initial=_TINY))
-            found.append(float(np.abs(whole[name] - expected[name]).max(initial=0.0)) / largest)
-        return max(found)
 
     def _computed(
         self,

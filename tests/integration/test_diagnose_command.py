@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -21,6 +22,7 @@ from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKi
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.repair.sites import SwitchableCopy
+from tests.quantised.layers import damage, exported, pages_unlike, quantised, saved, written
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
@@ -43,6 +45,33 @@ header = "x-scanner"
 values = ["office", "archive"]
 """
 N = 600
+
+
+PYTORCH = """
+[shadow]
+provider = "cpu"
+[capture]
+headers = ["x-scanner"]
+[[models]]
+name = "digits"
+output = "logits"
+output_kind = "logits"
+[[models.inputs]]
+name = "image"
+datatype = "FP32"
+shape = [-1, 1, 8, 8]
+[[models.outputs]]
+name = "logits"
+datatype = "FP32"
+[[models.references]]
+runtime = "torch"
+factory = "tests.quantised.layers:layers"
+path = "fp32.safetensors"
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+values = ["office", "archive"]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +283,45 @@ async def test_without_exemplars_it_works_on_what_waits_in_the_stream(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["blamed"][0]["site"] == made[1].site
     assert (await read_backlog(stream)).n_messages == before > 0
+
+
+def _in_pytorch(folder: Path, network: Any) -> Path:
+    """Fill a folder with a configuration, a reference in PyTorch, a quantised candidate and a recording, and return it."""
+    written(folder / "fp32.safetensors")
+    saved(network, folder / "int8.safetensors")
+    scanners = np.where(np.arange(2 * N) < N, "archive", "office")
+    np.savez(folder / "rec.npz", image=pages_unlike(2 * N, 2), scanner=scanners)
+    (folder / "config.toml").write_text(PYTORCH, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_faulty_layer_of_a_candidate_in_pytorch_is_named(tmp_path: Path) -> None:
+    """Its factory is named beside the file of its weights; where only weights are quantised that is said."""
+    folder = _in_pytorch(tmp_path, damage(quantised("Int8WeightOnlyConfig"), "blocks.1.a", "coarse"))
+    words = ("--slice=scanner=archive", "--candidate=int8.safetensors", "--inputs=rec.npz")
+    done = _diagnose(folder, *words, "--factory=tests.quantised.layers:layers", "--picture=cause.svg")
+    assert done.returncode == 0, done.stderr
+    assert "Cause: weights" in done.stdout
+    assert done.stdout.partition("site ")[2].splitlines()[1].startswith("W:blocks.1.a ")
+    assert "no activation range that can be switched" in done.stdout
+    assert "W:blocks.1.a" in (folder / "cause.svg").read_text()
+    other = _diagnose(folder, *words)
+    assert other.returncode == 2
+    assert "give the function that makes the candidate" in other.stderr
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_range_of_an_exported_program_is_named(tmp_path: Path) -> None:
+    """A program is code: without its digest it is not loaded."""
+    folder = _in_pytorch(tmp_path, quantised("Int8WeightOnlyConfig"))
+    digest = exported(folder / "int8.pt2", scales={"relu_1": 0.05})
+    words = ("--slice=scanner=archive", "--candidate=int8.pt2", "--inputs=rec.npz")
+    done = _diagnose(folder, *words, "--json", f"--digest={digest}")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["blamed"][0]["site"], found["causes"][0]) == ("A:blocks.0.a", "saturation")
+    assert found["candidate"] == digest
+    other = _diagnose(folder, *words)
+    assert other.returncode == 2
+    assert f"--digest {digest}" in other.stderr

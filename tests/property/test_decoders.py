@@ -134,7 +134,8 @@ def test_a_stream_is_the_same_however_it_is_cut(
     whole = {"choices": [{"index": index, "message": {"content": text}} for index, text in said.items()]}
     at_once = answer(OpenAIChat(), whole)
     assert (streamed.version, streamed.outputs) == (at_once.version, at_once.outputs)
-    assert streamed.is_stream and not at_once.is_stream
+    assert streamed.is_stream
+    assert not at_once.is_stream
 
 
 def _transferred(body: bytes, cuts: list[int]) -> bytes:

@@ -12,6 +12,7 @@ from onnxruntime.quantization import QuantFormat, quantize_static
 
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
 from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.repair.copies import check
 from quantdrift.shadow.repair.sites import SiteKind, SwitchableCopy
 
 pytestmark = pytest.mark.integration
@@ -56,11 +57,11 @@ def test_the_copy_is_the_reference_or_the_candidate(
     assert {"Conv", "Gemm", "MatMul", "Add", "Concat"} <= kinds
     assert not kinds & {"BatchNormalization", "Relu", "Clip"}
     copy = SwitchableCopy(candidate, reference)
-    check = copy.check({INPUT: images})
+    found = check(copy, {INPUT: images})
     assert copy.unmatched == ()
-    assert check.difference < 1e-4
-    assert check.agreement >= 0.999
-    assert check.holds
+    assert found.difference < 1e-4
+    assert found.agreement >= 0.999
+    assert found.holds
     names = [site.name for site in copy.sites]
     assert {"A:image", "A:stem_relu", "A:block2_clip", "A:joined", "A:logits", "W:node_last"} <= set(names)
     assert len(names) == len(set(names))

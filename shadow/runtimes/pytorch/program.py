@@ -1,4 +1,4 @@
-"""The three forms of a PyTorch reference, each loaded as a module that can be called with named arrays.
+"""The three forms of a PyTorch reference, and candidates, each loaded as a module that can be called with named arrays.
 
 An exported program, TorchScript and a factory are code. In an exported program that is more than the pickles it may hold: the
 expressions for its shapes are evaluated as Python, and its operators are looked up as attributes of `torch`. Blocking
@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
@@ -32,6 +32,7 @@ from quantdrift.shadow.tensors.codec import specs_of
 
 _INDEX: Final = ".safetensors.index.json"
 _COMPILED: Final = "/data/aotinductor/"
+_OF_TORCHAO: Final = "tensor_names"  # torchao notes there which tensors it has taken apart
 _SHOWN: Final = 3
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -180,18 +181,11 @@ def _scripted(model: Model, path: Path, file: IO[bytes], digest: str, device: to
 
 def _made(model: Model, reference: Reference, path: Path, device: torch.device) -> Program:
     weights_digest = digest_of(path, _parts(path))
-    module_name, _, function = reference.factory.partition(":")
-    source_digest = digest_of(_source_of(module_name))
+    what = "models.references.factory"
+    source_digest = digest_of(_source_of(reference.factory, what))
     digest = digest_of_parts([(path.name, weights_digest), (reference.factory, source_digest)])
     check_pin(path, digest, reference.digest)
-    try:
-        module = getattr(importlib.import_module(module_name), function)()
-    except Exception as error:
-        raise OperatorError(f"models.references.factory `{reference.factory}` fails: {error!r}") from error
-    if not isinstance(module, torch.nn.Module):
-        raise OperatorError(
-            f"models.references.factory `{reference.factory}` returned {type(module).__name__}, not a torch.nn.Module"
-        )
+    module = _returned(_function(reference.factory, what), reference.factory, what)
     weights = _weights(path)
     _fill(module, weights, reference.factory, path)
     module.eval().requires_grad_(requires_grad=False)
@@ -206,15 +200,124 @@ def _made(model: Model, reference: Reference, path: Path, device: torch.device) 
     )
 
 
-def _source_of(module: str) -> Path:
-    """Return the file of a module without running it; its parent packages are imported."""
+def load_candidate(model: Model, path: Path, factory: str) -> Program:
+    """Return a candidate that a factory makes, on the CPU; it may be quantised.
+
+    Parameters
+    ----------
+    path
+        The file of its weights. A factory that takes an argument gets the path and loads them itself; otherwise they are
+        safetensors that its module is filled with. Tensors of torchao that torchao has written there are restored.
+    factory
+        `package.module:function`. Called anew each time: two calls share nothing.
+
+    Raises
+    ------
+    OperatorError
+        The factory cannot be imported or fails, or the weights do not fit its module.
+    """
+    what = "--factory"
+    _source_of(factory, what)
+    function = _function(factory, what)
+    if any(
+        one.default is one.empty and one.kind is not one.VAR_POSITIONAL and one.kind is not one.VAR_KEYWORD
+        for one in inspect.signature(function).parameters.values()
+    ):
+        module = _returned(lambda: function(path), factory, what)
+    else:
+        module = _returned(function, factory, what)
+        weights, whole = _candidate_weights(path)
+        _fill(module, weights, factory, path, assign=whole)
+    module.eval().requires_grad_(requires_grad=False)
+    return Program(
+        module=module,
+        arguments=_calling(list(inspect.signature(module.forward).parameters), model),
+        inputs=specs_of(model.inputs),
+        stored={},
+        digest="",
+        producer=factory,
+    )
+
+
+def load_quantised_program(path: Path, pin: str) -> Program:
+    """Return an exported program that was quantised by PyTorch 2 Export, on the CPU.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be read, or is not the pinned one.
+    """
+    # Registers the operators of such programs.
+    importlib.import_module("torch.ao.quantization.fx._decomposed")
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+            if pin != f"sha256:{digest}":
+                raise OperatorError(
+                    f"the candidate {path} is an exported program, which is code: loading it runs that code. If you trust it, give"
+                    f" --digest sha256:{digest}"
+                )
+            return _exported(path, file, digest, torch.device("cpu"))
+    except OSError as error:
+        raise OperatorError(f"the candidate {path} cannot be read: {error.strerror}") from error
+
+
+def _candidate_weights(path: Path) -> tuple[dict[str, Any], bool]:
+    """Return the weights of a candidate, and whether some are tensors of torchao, which replace those of a module."""
+    if _parts(path):
+        return dict(_weights(path)), False
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+    except SafetensorError as error:
+        raise OperatorError(f"{path} cannot be read as safetensors: {error}") from error
+    weights = _weights(path)
+    if _OF_TORCHAO not in about:
+        return dict(weights), False
+    try:
+        support = importlib.import_module("torchao.prototype.safetensors.safetensors_support")
+        restored, left = support.unflatten_tensor_state_dict(weights, about)
+    except ImportError as error:
+        raise OperatorError(f"the weights in {path} are tensors of torchao: pip install torchao") from error
+    except Exception as error:
+        raise OperatorError(
+            f"this torchao cannot restore the tensors that another one wrote to {path}: {error!r}"
+        ) from error
+    return {**restored, **left}, True
+
+
+def _function(factory: str, what: str) -> Callable[..., Any]:
+    """Return a factory."""
+    module_name, _, function = factory.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module_name), function)
+    except Exception as error:
+        raise OperatorError(f"{what} `{factory}` fails: {error!r}") from error
+    return found
+
+
+def _returned(function: Callable[[], Any], factory: str, what: str) -> torch.nn.Module:
+    """Return the module that a factory makes."""
+    try:
+        module = function()
+    except Exception as error:
+        raise OperatorError(f"{what} `{factory}` fails: {error!r}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise OperatorError(f"{what} `{factory}` returned {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _source_of(factory: str, what: str) -> Path:
+    """Return the file of a factory without running it; the parent packages of its module are imported."""
+    module = factory.partition(":")[0]
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError) as error:
-        raise OperatorError(f"models.references.factory: `{module}` cannot be imported: {error!r}") from error
+        raise OperatorError(f"{what}: `{module}` cannot be imported: {error!r}") from error
     if spec is None or not spec.has_location or spec.origin is None:
         raise OperatorError(
-            f"models.references.factory: there is no module `{module}`: put its directory on PYTHONPATH, or install it"
+            f"{what}: there is no module `{module}`: put its directory on PYTHONPATH, or install it"
         )
     return Path(spec.origin)
 
@@ -242,20 +345,32 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], factory: str, path: Path) -> None:
+def _fill(
+    module: torch.nn.Module,
+    weights: dict[str, torch.Tensor],
+    factory: str,
+    path: Path,
+    *,
+    assign: bool = False,
+) -> None:
     try:
-        missing, unexpected = module.load_state_dict(weights, strict=False)
+        missing, unexpected = module.load_state_dict(weights, strict=False, assign=assign)
     except RuntimeError as error:
         raise OperatorError(f"the weights in {path} do not fit what `{factory}` returns: {error}") from error
     state = module.state_dict()
     # Shared tensors are stored once.
-    filled = {state[name].data_ptr() for name in weights if name in state}
-    missing = [name for name in missing if state[name].data_ptr() not in filled]
+    filled = {_place(state[name]) for name in weights if name in state}
+    missing = [name for name in missing if _place(state[name]) not in filled]
     if missing or unexpected:
         raise OperatorError(
             f"the weights in {path} do not fit what `{factory}` returns: missing {_some(missing)}, unexpected "
             f"{_some(unexpected)}"
         )
+
+
+def _place(tensor: Any) -> int:
+    """Return what tells a tensor from all others; one of torchao has no address of its own."""
+    return tensor.data_ptr() if type(tensor) is torch.Tensor else id(tensor)
 
 
 def _some(names: Sequence[str]) -> str:

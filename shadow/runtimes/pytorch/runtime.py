@@ -101,6 +101,12 @@ class TorchRuntime:
         check_inputs(inputs, self.inputs)
         return computed(lambda: self._split(inputs))
 
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module."""
+        assert self._program is not None
+        return self._program.module
+
     def close(self) -> None:
         """Free the module, and the device memory that PyTorch caches."""
         self._program = None
@@ -117,7 +123,7 @@ class TorchRuntime:
         return joined(steps, self._computed([filled(inputs, step) for step in steps]))
 
     def _computed(self, steps: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
-        step_inputs = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
+        step_inputs = [[tensor_of(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
         with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
             run = self._staging.run if self._staging is not None else partial(map, self._module)
             return [
@@ -132,11 +138,10 @@ class TorchRuntime:
         program = self._program
         if program is None:
             raise QuarantineError(QuarantineReason.REPLAY, "the reference is closed")
-        args, kwargs = program.arguments(tensors)
-        outputs = dict(_named(program.module(*args, **kwargs), self._names))
+        outputs = outputs_of(program, tensors, self._names)
         if self._layer is not None:
-            outputs[self.embedding] = self._layer.taken()
-        return {name: _known(tensor) for name, tensor in outputs.items()}
+            outputs[self.embedding] = _known(self._layer.taken())
+        return outputs
 
     def _prepare(self, reference: Reference) -> list[str]:
         """Compile the module and capture CUDA graphs as configured; errors show now, not with the first batch."""
@@ -172,7 +177,7 @@ class TorchRuntime:
         try:
             with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
                 for size in reversed(sizes):  # the largest first: one that does not fit is found at once
-                    zeros = [_tensor(_zeros(spec, size)).to(self._device) for spec in self.inputs]
+                    zeros = [tensor_of(zeros_of(spec, size)).to(self._device) for spec in self.inputs]
                     captured.capture(zeros)
         except ERRORS as error:
             raise OperatorError(
@@ -204,7 +209,12 @@ class TorchRuntime:
         try:
             return [
                 self._computed(
-                    [{spec.name: _zeros(spec, size, different_sizes=different_sizes) for spec in self.inputs}]
+                    [
+                        {
+                            spec.name: zeros_of(spec, size, different_sizes=different_sizes)
+                            for spec in self.inputs
+                        }
+                    ]
                 )[0]
                 for size in sizes
             ]
@@ -229,6 +239,22 @@ class TorchRuntime:
 def open_reference(request: RuntimeRequest) -> TorchRuntime:
     """Return the reference; errors as of `TorchRuntime`."""
     return TorchRuntime(request)
+
+
+def outputs_of(
+    program: Program, tensors: list[torch.Tensor], names: Sequence[str]
+) -> dict[str, torch.Tensor]:
+    """Return the outputs of a program by name, of types that numpy has.
+
+    Parameters
+    ----------
+    tensors
+        In the order of its inputs.
+    names
+        Of outputs that the module returns without names.
+    """
+    args, kwargs = program.arguments(tensors)
+    return {name: _known(tensor) for name, tensor in _named(program.module(*args, **kwargs), names)}
 
 
 def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -261,7 +287,8 @@ def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
             yield f"input `{spec.name}`", spec.dtype.name
 
 
-def _zeros(spec: TensorSpec, size: int, *, different_sizes: bool = False) -> Array:
+def zeros_of(spec: TensorSpec, size: int, *, different_sizes: bool = False) -> Array:
+    """Return zeros for an input, `size` long in each dimension that varies; else as of `_outputs_of_sizes`."""
     other = next(other_size for other_size in _SIZES if other_size != size) if different_sizes else size
     lengths = (size, *[other] * (len(spec.shape) - 1))
     shape = [length if dim is None else dim for length, dim in zip(lengths, spec.shape, strict=False)]
@@ -272,7 +299,7 @@ def _common(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int | None
     return tuple(a if a == b else None for a, b in zip(first, second, strict=True))
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def tensor_of(array: Array) -> torch.Tensor:
     """Return an array as a tensor; PyTorch shares memory only with writeable arrays."""
     own = np.ascontiguousarray(array)
     return torch.from_numpy(own if own.flags.writeable else own.copy())

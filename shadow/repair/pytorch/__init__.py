@@ -1,0 +1,1 @@
+"""Copies of PyTorch candidates whose sites can be switched to FP32."""
