@@ -311,7 +311,7 @@ def test_the_faulty_layer_of_a_candidate_in_pytorch_is_named(tmp_path: Path) -> 
     assert "give the function that makes the candidate" in other.stderr
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_the_range_of_an_exported_program_is_named(tmp_path: Path) -> None:
     """A program is code: without its digest it is not loaded."""
     folder = _in_pytorch(tmp_path, quantised("Int8WeightOnlyConfig"))
