@@ -14,7 +14,7 @@ from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import LATENCY_GROWTH
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Episode, Source, TransitionRow
-from tests.support.monitor.fold_stream import ALL_ID, BEGIN_US, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
+from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, spread
 from tests.support.monitor.folds import EMPTY, fold_all, verdict_of
 
 pytestmark = pytest.mark.unit
@@ -166,27 +166,7 @@ def test_a_budget_that_is_taken_away_leaves_no_ticket_that_never_ends() -> None:
 
 
 GROWS = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(latency_growth=2.0)),))
-SPREAD = 1000  # 300 batches last 10 days
 EDGE_S = 2**-3.25  # above the 0.1 s that an exchange takes
-
-
-def spread(stream: list[BatchRows]) -> list[BatchRows]:
-    """Return the stream with `SPREAD` times the time between its exchanges."""
-
-    def at_us(then_us: int) -> int:
-        return BEGIN_US + SPREAD * (then_us - BEGIN_US)
-
-    return [
-        msgspec.structs.replace(
-            rows,
-            stored_us=at_us(rows.stored_us),
-            comparisons=tuple(
-                msgspec.structs.replace(row, captured_us=at_us(row.captured_us)) for row in rows.comparisons
-            ),
-            tallies=tuple(msgspec.structs.replace(row, at_us=at_us(row.at_us)) for row in rows.tallies),
-        )
-        for rows in stream
-    ]
 
 
 def growth_of(fold: Fold, slice_id: int, version: int = 1) -> FloatArray | None:
