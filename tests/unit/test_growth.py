@@ -7,6 +7,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.drift.detectors.growth import EDGES, READY, SLOW_SHARE, WEEK_US, LatencyBaseline
 from quantdrift.drift.detectors.protocol import GROWTH
 from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.group import N_TIME_BINS, Items, Members, group_means, group_times
 from quantdrift.drift.evidence.header import ALERTING, PAGING, TICKETING
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence
 from tests.support.monitor.detectors import times
@@ -59,6 +60,39 @@ def test_it_learns_for_a_week_from_exchanges_enough_for_the_bound() -> None:
     assert GROWTH.live(many)
     assert GROWTH.missing(many) == 0
     assert GROWTH.learned(many) == 2 * N
+
+
+def test_bins_of_exchanges_and_sessions_say_the_same_as_their_share_above_an_edge() -> None:
+    """Of groups of up to five items, some without a time: the weight in all bins is v, and that from one bin on is vx."""
+    rng = np.random.default_rng(3)
+    n = 4000
+    pi1, u1, u2 = rng.choice([0.2, 0.5], n), rng.random(n), 0.5 * rng.random(n)
+    nothing = np.zeros(n)
+    items = Items(nothing, nothing, 0.5 * pi1, pi1, u1, u2, nothing.astype(np.intp), nothing.astype(np.intp))
+    ends = np.unique(np.append(np.cumsum(rng.integers(1, 6, n)).clip(max=n), n))
+    groups = len(ends)
+    members = Members(
+        np.arange(n),
+        ends,
+        np.full(groups, 0.1),
+        rng.random(groups) < 0.5,
+        np.full(groups, 0.5),
+        np.full(groups, 0.1),
+    )
+    bins = np.where(rng.random(n) < 0.1, -1, rng.integers(0, N_TIME_BINS, n))
+    found = group_times(bins, items, members)
+    shares = group_means(np.where(bins < 0, np.nan, bins >= 40), items, members)
+    assert (found.seen == shares.seen).all()
+    assert not (found.refused | shares.refused).any()
+    assert 0.8 < found.seen.mean() < 1
+    np.testing.assert_allclose(found.x[:, 1:].sum(axis=1), shares.x[:, 1], atol=1e-12)
+    np.testing.assert_allclose(found.x[:, 41:].sum(axis=1), shares.x[:, 0], atol=1e-12)
+    np.testing.assert_array_equal(found.x[:, 0], shares.x[:, 2])
+    heavy = members._replace(smallest=np.full(groups, 0.3), least=np.full(groups, 0.3))
+    assert (
+        group_times(bins, items, heavy).refused
+        == group_means(np.where(bins < 0, np.nan, 0.0), items, heavy).refused
+    ).all()
 
 
 def test_weights_count_for_what_they_are() -> None:

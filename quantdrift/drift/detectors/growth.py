@@ -53,7 +53,7 @@ STEPS_TO_DOUBLE = 4
 EDGES: FloatArray = 2.0 ** (np.arange(N_TIME_BINS - 1) / STEPS_TO_DOUBLE - 10)  # seconds, from 1 ms to 14 min
 DELTA = 1e-5
 WEEK_US = 7 * DAY_US
-READY = 2000.0  # groups of weight 1, with which the bound of a share of 0.1 % is at most 1 %
+READY = 2000.0  # groups of weight 1, with which the bound of a share of 0.05 % is at most 1 %
 
 # The state of one signal: that of a budget's detector, and what was learned.
 _SIZE = budget.SIZE
