@@ -34,7 +34,6 @@ from benchmarks import claims, cost, delays, estimates, falsealarm, fleet
 from benchmarks.contest import Contest, contest, drawn
 from benchmarks.result import Goal, finish
 from benchmarks.streams import FLIPS, HARD, TAIL
-from quantdrift.drift.detectors.protocol import DETECTORS
 
 OUT = Path("out/benchmarks")
 ENVIRONMENTS = Path("out/peers")
@@ -115,7 +114,7 @@ def main(scale: Scale, out: Path, *, peers: bool, jobs: int) -> None:
         ]
         nulls = {
             (kind, clock): [_null(pool, scale, kind, clock, part) for part in range(scale.parts)]
-            for kind in sorted(DETECTORS)
+            for kind in sorted(falsealarm.NULLS)
             for clock in ("sample", "calendar")
         }
         claimed = {name: pool.submit(claim, scale.claim_runs, SEED) for name, claim in claims.CLAIMS.items()}

@@ -21,6 +21,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, SliceWatch, Thresholds, advance
 
 CONFIDENCE = 0.95
+# That of a latency's growth is the budget's, once it is learned.
 NULLS: dict[str, Law] = {"budget": Flips(rate=0.01), "change": Flips(rate=0.02), "tail": Divergences()}
 READY = {"budget": 0, "change": BASELINE, "tail": 10_000}
 _FACTOR = 4.0

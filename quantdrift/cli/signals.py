@@ -83,7 +83,8 @@ def _against(signal: SignalView, unit: str) -> str:
         return f"a budget of {amount(Metric(signal.metric), signal.budget, unit)}{noise}"
     if signal.missing:
         return f"learning; needs about {count_of(signal.missing, 'more exchange')}"
-    return f"a baseline of {count_of(signal.n_learned or 0, 'exchange')}"
+    limit = "" if signal.limit_s is None else f": 1 % may take longer than {number(signal.limit_s)} s"
+    return f"a baseline of {count_of(signal.n_learned or 0, 'exchange')}{limit}"
 
 
 def _quantile(metric: str, unit: str, figure: Quantile) -> str:

@@ -19,7 +19,7 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
 from quantdrift.cli.output import columns
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import Role, load
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.notation import count_of, number
 from quantdrift.core.process.states import STATES, read_states
@@ -332,7 +332,7 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         is_configured = config.model(name) is not None
         rows += _model_rows(model, waiting, facts, is_configured=is_configured)
         if model is not None and model.latency is not None:
-            rows.append((_took(model.latency, config.budget(name).latency_p99_s), "", "", ""))
+            rows.append((_took(model.latency, config.budget(name)), "", "", ""))
         if (n := _not_accounted_for(facts, name)) is not None and n > 0:
             rows += [("  not accounted for", "", f"{n:>{_WIDTH},}", "")]
     head = (
@@ -397,9 +397,16 @@ def _model_rows(
             yield (f"  slices: {verdicts}{why}", "", "", "")
 
 
-def _took(latency: "Latency", budget_s: float) -> str:
-    """Return how long the candidate takes, and its budget where there is one."""
-    budget = f" (budget {number(budget_s)} s)" if budget_s else ""
+def _took(latency: "Latency", accepted: Budget) -> str:
+    """Return how long the candidate takes, and its budget or what was learned of it, where there is one."""
+    against = [f"budget {number(accepted.latency_p99_s)} s"] if accepted.latency_p99_s else []
+    if accepted.latency_growth:
+        against.append(
+            "learning what is usual"
+            if latency.learned_s is None
+            else f"learned: {number(latency.learned_s)} s"
+        )
+    budget = f" ({'; '.join(against)})" if against else ""
     median, p99 = number(latency.median_s), number(latency.p99_s)
     return f"  answers of the candidate: half within {median} s, 99 % within {p99} s{budget}"
 

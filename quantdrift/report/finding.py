@@ -100,8 +100,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Episodes that were open at some time of the period, pages first.
     days
         Per version the days of the period in which it was compared.
-    times, saved
-        Per version how long its answers took at the end of the period; and what an item cost with reference and candidate.
+    times, learned_s, saved
+        Per version how long its answers took at the end of the period, and what 99 % did not exceed when that was learned; and
+        what an item cost with reference and candidate.
     people
         Sessions or people with a changed answer on the last day of data, among the sampled requests.
     """
@@ -114,6 +115,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     episodes: tuple[EpisodeFacts, ...]
     days: Mapping[int, float] = {}
     times: Mapping[int, Times] = {}
+    learned_s: Mapping[int, float] = {}
     saved: tuple[Saved, ...] = ()
     people: Mapping[Key, int] = {}
 
@@ -256,6 +258,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
                 if (one.model, one.version) == (version.model, version.candidate_version)
             ],
             config.budget(version.model).latency_p99_s,
+            facts.learned_s.get(version.id),
         ),
     )
 

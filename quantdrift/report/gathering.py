@@ -29,7 +29,7 @@ from quantdrift.report.finding import (
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
 from quantdrift.storage.labels import outcomes
-from quantdrift.storage.page.history import Times, times
+from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import saved
 from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
@@ -145,6 +145,7 @@ async def gather(
     facts = msgspec.structs.replace(
         facts,
         times=await _times(reader, config, facts, period),
+        learned_s=await _learned_s(reader, config, facts),
         saved=tuple(await saved(reader.connection, period.end - _SPEED_SPAN, period.end)),
     )
 
@@ -191,6 +192,18 @@ async def _times(reader: Reader, config: Config, facts: Facts, period: Period) -
             )
             if of_answer := [one for one in parts if one.part == "answer"]:
                 found[version_id] = of_answer[0]
+    return found
+
+
+async def _learned_s(reader: Reader, config: Config, facts: Facts) -> dict[int, float]:
+    """Return, per version whose model asks for it, what 99 % of its answers did not exceed when that was learned."""
+    found: dict[int, float] = {}
+    models = {version.id: version.model for version in facts.versions}
+    for version_id, slice_id in facts.totals:
+        if slice_id in _everything(facts) and config.budget(models[version_id]).latency_growth:
+            learned = (await baselines(reader.connection, version_id, slice_id)).get("latency")
+            if learned is not None and learned.learned_s:
+                found[version_id] = learned.learned_s
     return found
 
 

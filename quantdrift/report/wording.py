@@ -50,7 +50,9 @@ def signed(metric: Metric, estimate: Estimate) -> str:
     return f"{text} [{fixed(scale * estimate.low, n_decimals)}, {fixed(scale * estimate.high, n_decimals)}]"
 
 
-def speed_sentence(times: Times | None, saved: Sequence[Saved], budget_s: float) -> str:
+def speed_sentence(
+    times: Times | None, saved: Sequence[Saved], budget_s: float, learned_s: float | None = None
+) -> str:
     """Return how long the answers of a version took, and what an item cost the reference; empty: no time was measured.
 
     Parameters
@@ -59,15 +61,22 @@ def speed_sentence(times: Times | None, saved: Sequence[Saved], budget_s: float)
         Of the version, one entry for each device of the reference.
     budget_s
         The latency budget; 0: there is none.
+    learned_s
+        What at most 1 % of all traffic exceeded when it was learned; None: nothing was learned.
     """
     if times is None:
         return ""
     against = (
         f" ({number(budget_s)} s is the budget, {percent(times.slower)} took longer)" if budget_s else ""
     )
+    learned = (
+        ""
+        if learned_s is None
+        else f" In the time that was learned from, 99 % took {number(learned_s)} s at most."
+    )
     text = (
         f"Half of its answers took {number(times.median)} s at most, as the relay saw it, and 99 % took {number(times.p99)} s"
-        f" at most{against}, from {count_of(times.n, 'exchange')} of the last day."
+        f" at most{against}, from {count_of(times.n, 'exchange')} of the last day.{learned}"
     )
     for one in saved:
         device = one.device or "a device that is not known"

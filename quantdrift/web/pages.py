@@ -359,6 +359,7 @@ async def slice_page(request: web.Request) -> web.Response:
         trace_url=config.telemetry.trace_url,
         measure=config.measure(version.model),
         latency_budget_s=budget.latency_p99_s,
+        latency_growth=budget.latency_growth,
         now=datetime.now(UTC),
         sql=_sql(
             chosen, of_bars, singles.begin or end - timedelta(hours=2), latency_budget_s=budget.latency_p99_s

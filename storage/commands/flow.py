@@ -129,6 +129,14 @@ _LATENCY: Final = text("""
         ) of_exchanges
     ) timed group by model
 """)
+# Of all traffic of the version that was first seen last.
+_LEARNED_LATENCY: Final = text("""
+    select distinct on (v.model) v.model, cast(b.content ->> 'learned_s' as float) as learned_s
+    from baseline b join model_version v on v.id = b.model_version_id join slice s on s.id = b.slice_id
+    where b.metric = 'latency' and b.kind = 'growth' and b.content is not null and b.fold_seq is not null
+        and s.predicate = 'true'
+    order by v.model, v.first_seen_at desc, b.id desc
+""")
 _FOLD: Final = text("select folded_at, fold_seq from fold where fold_seq > 0")
 _OUTBOX: Final = text("""
     select count(*) as n, min(created_at) as since, (array_agg(last_error order by id))[1] as error
@@ -161,11 +169,14 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
         Exchanges of the period with a time, of the newest 20,000 items of all models.
     median_s, p99_s
         What half of the traffic, and 99 % of it, do not exceed.
+    learned_s
+        What 99 % did not exceed when it was learned, of all traffic of the newest version that has learned it; None: of none.
     """
 
     n: int
     median_s: float
     p99_s: float
+    learned_s: float | None = None
 
 
 class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,8 +288,11 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         found.verdicts.setdefault(row["model"], {})[row["verdict"]] = row["n"]
         if row["verdict"] == "unknown" and row["reason"]:
             found.reasons[row["model"]] = row["reason"]
+    learned_s = {row["model"]: row["learned_s"] for row in await _rows(connection, _LEARNED_LATENCY)}
     for row in await _rows(connection, _LATENCY, begin=begin):
-        found.latencies[row["model"]] = Latency(n=row["n"], median_s=row["median_s"], p99_s=row["p99_s"])
+        found.latencies[row["model"]] = Latency(
+            n=row["n"], median_s=row["median_s"], p99_s=row["p99_s"], learned_s=learned_s.get(row["model"])
+        )
     fold = next(iter(await _rows(connection, _FOLD)), None)
     (outbox,) = await _rows(connection, _OUTBOX)
     return Flow(

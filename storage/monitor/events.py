@@ -59,8 +59,9 @@ class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": 
         The allowance added to the budget because reference or candidate differ from themselves.
     detector
         The kind of detector with the most evidence: `budget` (the mean is above the accepted mean), `change` (flips
-        are above their learned baseline) or `tail` (the upper tail of the divergence is above its learned baseline;
-        `mean`, `low`, `high`, `before` and `after` are then its 99 % quantile).
+        are above their learned baseline), `tail` (the upper tail of the divergence is above its learned baseline;
+        `mean`, `low`, `high`, `before` and `after` are then its 99 % quantile) or `growth` (the latency is above its learned
+        baseline, which `latency_budget_s` follows from).
     total, threshold
         Evidence at the change (summed over the slice's signals; for the end of an alert the least of their evidence
         of recovery), and the threshold it had to reach.

@@ -148,7 +148,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     slow_elsewhere: Annotated[
         float | None,
         Meta(
-            description="Of a latency: share of the other traffic since the onset that took longer than the budget."
+            description="Of a latency: share of the other traffic since the onset that took longer than the budget, or than what was learned allows."
         ),
     ] = None
     n_elsewhere: Annotated[int | None, Meta(description="Exchanges of slow_elsewhere.")] = None

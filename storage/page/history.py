@@ -159,6 +159,8 @@ class BaselineNow(Fact, frozen=True, kw_only=True):
     ----------
     total, share
         Sums over its groups: their quotient is its mean, divided by the metric's cap.
+    learned_s
+        Of the latency: the seconds that at most 1 % of the exchanges exceeded; None for other metrics.
     """
 
     metric: str
@@ -170,6 +172,7 @@ class BaselineNow(Fact, frozen=True, kw_only=True):
     n_groups: int
     total: float | None
     share: float | None
+    learned_s: float | None = None
 
     @property
     def level(self) -> float | None:

@@ -128,9 +128,10 @@ limit 200;
 BASELINES: Final = """
 select distinct on (metric) metric, source, made_by, made_at, from_at, to_at, n_groups,
   (select sum(cast(value as float)) from jsonb_array_elements_text(content -> 'total')) as total,
-  (select sum(cast(value as float)) from jsonb_array_elements_text(content -> 'share')) as share
+  (select sum(cast(value as float)) from jsonb_array_elements_text(content -> 'share')) as share,
+  cast(content ->> 'learned_s' as float) as learned_s
 from baseline
-where model_version_id = :version and slice_id = :slice and kind = 'change' and content is not null and fold_seq is not null
+where model_version_id = :version and slice_id = :slice and kind in ('change', 'growth') and content is not null and fold_seq is not null
 order by metric, id desc;
 """
 COMPARED: Final = """

@@ -32,7 +32,8 @@ class Detector(Base):
     )
     metric: Mapped[Str] = mapped_column(primary_key=True, comment="Metric it watches.")
     kind: Mapped[Str] = mapped_column(
-        primary_key=True, comment="Kind of detector: budget, change (against a learned baseline) or tail."
+        primary_key=True,
+        comment="Kind of detector: budget, change (against a learned baseline), tail or growth (of the latency).",
     )
     state: Mapped[bytes] = mapped_column(
         LargeBinary, comment="Binary state with version and checksum; a restart resumes bit for bit."
@@ -75,7 +76,7 @@ class Baseline(Base):
     )
     slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice.")
     metric: Mapped[Str] = mapped_column(comment="Metric.")
-    kind: Mapped[Str] = mapped_column(comment="Detector: budget, change or tail.")
+    kind: Mapped[Str] = mapped_column(comment="Detector: budget, change, tail or growth.")
     source: Mapped[Str] = mapped_column(
         comment="learned or inherited (by the monitor); accepted, imported, frozen or kept (by a person)."
     )

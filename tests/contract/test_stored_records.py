@@ -60,6 +60,7 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "slice.definition where": (_json(tuple[Predicate, ...]), tuple[Predicate, ...]),
     "baseline.content of change": (_json(LEARNERS["change"].record), LEARNERS["change"].record),
     "baseline.content of tail": (_json(LEARNERS["tail"].record), TailBaseline),
+    "baseline.content of growth": (_json(LEARNERS["growth"].record), LEARNERS["growth"].record),
     "transition.details, the alert event": (AlertEvent.read, AlertEvent),
     "transition.details, the explanation": (_json(Explanation), Explanation),
     "report_run.figures": (_json(ReportFigures), ReportFigures),

@@ -4,14 +4,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
+import aiohttp
 import asyncpg
 import msgspec
 import pytest
 
+from quantdrift.cli.signals import signal_lines
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Budget, Model
+from quantdrift.core.config.schema import Budget, Config, Model
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Suspect
+from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
+from quantdrift.monitor.baselines.signal_view import signal_views
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
@@ -19,13 +24,17 @@ from quantdrift.report.interval import Estimate
 from quantdrift.report.page import Form
 from quantdrift.report.page import write as write_report
 from quantdrift.report.period import Period, PeriodKind
+from quantdrift.storage.commands.flow import flow
+from quantdrift.storage.commands.slice_list import signals_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.rows import Source, to_us
 from quantdrift.storage.monitor.write import write
-from quantdrift.storage.page.history import Times, times
+from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import Saved, reading, saved
+from quantdrift.web.server import page_port
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN,
@@ -33,6 +42,7 @@ from tests.support.monitor.fold_stream import (
     FAINT_ID,
     WITH_REFERENCE,
     batches,
+    spread,
     store_batch,
     store_catalog,
 )
@@ -42,6 +52,39 @@ pytestmark = pytest.mark.integration
 
 LIMIT_S = 0.25
 TIMED = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(latency_p99_s=LIMIT_S)),))
+
+
+GROWS = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(latency_growth=2.0)),))
+EDGE_S = 2**-3.25  # above the 0.1 s that an exchange takes
+N_LEARNED, N_SLOW = 270, 220  # batches: 10 days, and 8
+
+
+async def slice_page_of(database: Database, config: Config, dsn: str) -> str:
+    """Return the live page of all traffic, as the server sends it."""
+    port = page_port(config, Secrets(dsn=dsn), database)
+    number = await port.open(("127.0.0.1", 0))
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://127.0.0.1:{number}/slice/{WITH_REFERENCE}/{ALL_ID}") as answer,
+        ):
+            assert answer.status == 200
+            return await answer.text()
+    finally:
+        await port.close()
+
+
+async def fold_everything(database: Database, config: Config) -> None:
+    """Fold what is stored, explain the alerts, and store the outcome."""
+    async with database.begin() as connection:
+        fold = Fold(config, await resume(connection))
+        claimed = await claim(connection, fold.position.fold_seq, 1000)
+        fold.learn(await load_catalog(connection, wanted={1}, known=fold.catalog))
+        for batch in claimed:
+            fold.batch(batch)
+        explainer = Explainer(config, SystemClock(), lambda _: None)
+        outcome = await explainer.explain(Evidence(connection), fold.take(), fold.catalog)
+        await write(connection, outcome, "")
 
 
 @pytest.fixture
@@ -54,15 +97,7 @@ async def slow(database: Database, record: asyncpg.Connection) -> AlertEvent:
             for row in batch.comparisons
         )
         await store_batch(record, msgspec.structs.replace(batch, comparisons=rows))
-    async with database.begin() as connection:
-        fold = Fold(TIMED, await resume(connection))
-        claimed = await claim(connection, fold.position.fold_seq, 100)
-        fold.learn(await load_catalog(connection, wanted={1}, known=fold.catalog))
-        for batch in claimed:
-            fold.batch(batch)
-        explainer = Explainer(TIMED, SystemClock(), lambda _: None)
-        outcome = await explainer.explain(Evidence(connection), fold.take(), fold.catalog)
-        await write(connection, outcome, "")
+    await fold_everything(database, TIMED)
     details = await record.fetchval("select details from alert where slice_id = $1", FAINT_ID)
     return AlertEvent.read(msgspec.json.decode(details))
 
@@ -172,3 +207,72 @@ async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
     )
     text = (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     assert version.speed in text
+
+
+async def test_a_latency_without_a_budget_is_learned_shown_and_accepted_anew(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """A week of 0.1 s, then 0.4 s: a ticket against what was learned, which every view shows; a person accepts the new time."""
+    await store_catalog(record, days=20)
+    stream = spread(batches(N_LEARNED + N_SLOW, faint_flips=0.0))
+    for number, batch in enumerate(stream):
+        rows = tuple(
+            msgspec.structs.replace(row, latency_s=0.4 if number >= N_LEARNED else 0.1)
+            for row in batch.comparisons
+        )
+        await store_batch(record, msgspec.structs.replace(batch, comparisons=rows))
+    await fold_everything(database, GROWS)
+    details = await record.fetchval("select details from alert where slice_id = $1", ALL_ID)
+    event = AlertEvent.read(msgspec.json.decode(details))
+    assert (event.evidence.detector, event.evidence.latency_budget_s) == ("growth", 2 * EDGE_S)
+    assert event.explanation.unexplained is None
+    async with database.begin() as connection:
+        took = (await flow(connection, BEGIN)).models["digits"].latency
+    assert took is not None
+    assert took.learned_s == EDGE_S
+    async with reading(database) as connection:
+        now = (await baselines(connection, WITH_REFERENCE, ALL_ID))["latency"]
+        (shown,) = [one for one in signal_views(await signals_of(connection, ALL_ID)) if one.kind == "growth"]
+    assert (now.learned_s, now.level, now.source) == (EDGE_S, None, "learned")
+    assert (
+        f"latency growth  a baseline of {now.n_groups:,} exchanges: 1 % may take longer than 0.21 s"
+        in "\n".join(signal_lines([shown], verdict="ok", unit="nat"))
+    )
+    seen = await slice_page_of(database, GROWS, postgres_dsn)
+    assert "Learned: 99 % took 0.11 s at most, learned " in seen
+    assert (
+        f"from {now.n_groups:,} exchanges. A ticket opens when more than 1 % take longer than 2 times that."
+        in seen
+    )
+    assert (shown.metric, shown.limit_s, shown.n_learned) == ("latency", 2 * EDGE_S, now.n_groups)
+    figures = await write_report(
+        GROWS,
+        Secrets(dsn=postgres_dsn),
+        Period(kind=PeriodKind.WEEK, begin=BEGIN + timedelta(days=10), end=BEGIN + timedelta(days=17)),
+        out=tmp_path / "report.md",
+        progress=lambda _: None,
+        form=Form.MARKDOWN,
+        clock=ManualClock(BEGIN + timedelta(days=17)),
+    )
+    assert "In the time that was learned from, 99 % took 0.11 s at most." in figures.models[0].speed
+    with pytest.raises(OperatorError, match="no alert has set aside"):
+        await freeze_or_keep(database, Scope(model="digits", metrics=(Metric.LATENCY,)), Source.KEPT)
+    since = BEGIN + timedelta(microseconds=stream[N_LEARNED].stored_us - to_us(BEGIN))
+    found = await accept(
+        database,
+        GROWS,
+        Scope(model="digits", metrics=(Metric.LATENCY,), slices=("all",)),
+        since=since,
+        until=None,
+        progress=lambda _: None,
+    )
+    assert [(one.metric, one.kind, one.recorded) for one in found] == [("latency", "growth", True)]
+    for batch in spread(batches(N_LEARNED + N_SLOW + 10, faint_flips=0.0))[N_LEARNED + N_SLOW :]:
+        rows = tuple(msgspec.structs.replace(row, latency_s=0.4) for row in batch.comparisons)
+        await store_batch(record, msgspec.structs.replace(batch, comparisons=rows))
+    await fold_everything(database, GROWS)
+    async with reading(database) as connection:
+        now = (await baselines(connection, WITH_REFERENCE, ALL_ID))["latency"]
+    assert now.source == "accepted"
+    assert now.learned_s is not None
+    assert 0.4 < now.learned_s < 0.5

@@ -136,7 +136,7 @@ def test_everything_flows_ends_with_0(
     assert text.startswith("Everything flows.\n")
     assert re.search(r"^  captured +30 +130  +\d+ s ago$", text, re.MULTILINE)
     assert re.search(r"^  replayed and compared +28 +28 ", text, re.MULTILINE)
-    assert steps["latency"] == {"n": 28, "median_s": 0.1, "p99_s": 0.5}
+    assert steps["latency"] == {"n": 28, "median_s": 0.1, "p99_s": 0.5, "learned_s": None}
     assert (
         "\n  answers of the candidate: half within 0.1 s, 99 % within 0.5 s (budget 0.25 s)\n" in f"{text}\n"
     )

@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.drift.detectors import budget
 from quantdrift.drift.detectors.change import bets
-from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL, Detector
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, GROWTH, TAIL, Detector
 from quantdrift.drift.detectors.tail import rank
 from quantdrift.drift.evidence import recovery
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
@@ -50,9 +50,12 @@ def test_a_budget_of_any_size_is_sound_at_the_edges(m: float, *, alerting: bool)
 
 
 def test_bets_beyond_one_over_the_budget_have_negative_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bet of 1.05 / m loses more than all of its evidence at x = 0."""
+    """A bet of 1.05 / m loses more than all of its evidence at x = 0, whether the budget was given or learned."""
+    shown = EXAMPLES["growth"].shown
+    assert everywhere(GROWTH, phases("growth"), shown)
     monkeypatch.setattr(budget, "LARGEST_BET", 1.05)
     assert not everywhere(BUDGET, budgeted(0.01), pairs)
+    assert not everywhere(GROWTH, phases("growth"), shown)
 
 
 def test_an_infinite_divergence_that_nobody_clipped_leaves_the_numbers() -> None:
@@ -113,4 +116,4 @@ def test_a_rank_that_nothing_lies_between_is_no_average(monkeypatch: pytest.Monk
 
 def test_every_kind_is_put_to_this() -> None:
     """A detector that is registered has a wrong variant here."""
-    assert set(DETECTORS) == {one.kind for one in (BUDGET, CHANGE, TAIL)}
+    assert set(DETECTORS) == {one.kind for one in (BUDGET, CHANGE, TAIL, GROWTH)}

@@ -8,10 +8,13 @@ import pytest
 
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.records import Metric, Suspect, Verdict
+from quantdrift.drift.detectors.protocol import GROWTH
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Episode, TransitionRow
-from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
+from quantdrift.monitor.fold.groups import LATENCY_GROWTH
+from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Episode, Source, TransitionRow
+from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, spread
 from tests.support.monitor.folds import EMPTY, fold_all, verdict_of
 
 pytestmark = pytest.mark.unit
@@ -160,3 +163,113 @@ def test_a_budget_that_is_taken_away_leaves_no_ticket_that_never_ends() -> None:
     for rows in stream[300:]:
         again.batch(rows)
     assert verdict_of(again, ALL_ID)[0] is Verdict.OK
+
+
+GROWS = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(latency_growth=2.0)),))
+EDGE_S = 2**-3.25  # above the 0.1 s that an exchange takes
+
+
+def growth_of(fold: Fold, slice_id: int, version: int = 1) -> FloatArray | None:
+    """Return the state of the learned baseline of a slice's latency."""
+    return fold.state.slices[version, slice_id].watch.states.get(LATENCY_GROWTH)
+
+
+def test_a_slice_that_becomes_slower_than_in_its_first_week_opens_a_ticket() -> None:
+    """Nobody gave a budget: the limit is twice what was learned of the slice, which is judged against its own, too."""
+    stream = spread(
+        timed(
+            batches(420, faint_share=0.5, faint_flips=0.0),
+            lambda number, row: 0.2 if number > 380 and FAINT_ID in row.slice_ids else 0.0,
+        )
+    )
+    fold, found = alarms(GROWS, stream)
+    state = growth_of(fold, FAINT_ID)
+    assert state is not None
+    assert GROWTH.content(state).learned_s == EDGE_S
+    of_slice = [row for row in found if row.slice_id == FAINT_ID]
+    assert [(row.metric, row.to_verdict) for row in of_slice] == [(Metric.LATENCY, Verdict.WARNING)]
+    evidence = of_slice[0].alert.evidence
+    assert (evidence.detector, evidence.latency_budget_s, evidence.budget) == ("growth", 2 * EDGE_S, 0.01)
+    assert evidence.suspect is Suspect.TRAFFIC
+    text = page(of_slice[0].alert)
+    assert "took longer than 0.21 s, 1 % is accepted" in text
+    assert (
+        "compared with what was learned of this slice, not with a budget: more load makes it longer, too."
+        in text
+    )
+    assert verdict_of(fold, FAINT_ID)[1].startswith("the latency seems to be above its learned baseline")
+
+
+def test_the_first_week_has_no_ticket_however_slow_and_the_verdict_says_what_lacks() -> None:
+    """A signal that learns gets nothing of the allowance; the answers are judged all the same."""
+    stream = spread(timed(batches(150, faint_flips=0.0), lambda number, _: 0.5 if number > 100 else 0.0))
+    fold, found = alarms(GROWS, stream)
+    assert found == []
+    state = growth_of(fold, ALL_ID)
+    assert state is not None
+    assert GROWTH.missing(state) > 0
+    assert not GROWTH.live(state)
+    (row,) = [one for one in fold.verdicts() if (one.model_version_id, one.slice_id) == (1, ALL_ID)]
+    assert row.estimate["latency"]["growth_missing"] == GROWTH.missing(state)
+
+
+def test_a_new_version_starts_against_the_baseline_of_the_one_before() -> None:
+    """It is slower than that was, from its first exchange on: that is a ticket, and its own first week is not the measure."""
+    before = spread(timed(batches(330, faint_flips=0.0), lambda _number, _row: 0.0))
+    after = spread(timed(batches(400, faint_flips=0.0), lambda _number, _row: 0.1))[330:]
+    later = [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(msgspec.structs.replace(row, model_version_id=3) for row in rows.comparisons),
+        )
+        for rows in after
+    ]
+    fold = Fold(GROWS, EMPTY)
+    versions = {
+        **CATALOG.versions,
+        3: msgspec.structs.replace(CATALOG.versions[1], id=3, candidate_version="3"),
+    }
+    fold.learn(msgspec.structs.replace(CATALOG, versions=versions))
+    for rows in (*before, *later):
+        fold.batch(rows)
+    outcome = fold.take()
+    (inherited,) = [
+        row
+        for row in outcome.learned
+        if (row.model_version_id, row.slice_id, row.kind, row.source)
+        == (3, ALL_ID, "growth", Source.INHERITED)
+    ]
+    assert inherited.from_version_id == 1
+    assert inherited.content is not None
+    assert inherited.content["learned_s"] == EDGE_S
+    found = [row for row in outcome.transitions if row.episode is Episode.OPEN]
+    assert {(row.model_version_id, row.metric, row.to_verdict) for row in found} == {
+        (3, Metric.LATENCY, Verdict.WARNING)
+    }
+
+
+def test_another_growth_applies_at_once_and_none_removes_the_signal() -> None:
+    """What was learned stays; an alert of a signal that is gone would never end."""
+    stream = spread(timed(batches(420, faint_flips=0.0), lambda number, _: 0.5 if number > 380 else 0.0))
+    fold, outcome = fold_all(stream, config=GROWS)
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.WARNING
+    snapshot = msgspec.structs.replace(
+        EMPTY, position=outcome.position, detectors=outcome.detectors, verdicts=outcome.verdicts
+    )
+    looser = Fold(
+        msgspec.structs.replace(GROWS, models=(Model(name="digits", budget=Budget(latency_growth=4.0)),)),
+        snapshot,
+    )
+    looser.learn(CATALOG)
+    state = growth_of(looser, ALL_ID)
+    assert state is not None
+    assert GROWTH.limit_s(state) == pytest.approx(4 * EDGE_S)
+    for rows in spread(timed(batches(520, faint_flips=0.0), lambda _number, _row: 0.5))[420:]:
+        looser.batch(rows)
+    assert verdict_of(looser, ALL_ID)[0] is Verdict.OK  # 0.4 s is no longer slow
+    without = Fold(CONFIG, snapshot)
+    without.learn(CATALOG)
+    assert growth_of(without, ALL_ID) is None
+    gone = [row for row in without.take().detectors if row.kind == "growth"]
+    assert gone
+    assert all(row.retired_us is not None for row in gone)

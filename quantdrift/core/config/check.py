@@ -164,6 +164,8 @@ def _models(config: Config) -> Iterator[str]:
     for model in config.models:
         if model.budget.divergence >= model.budget.cap:
             yield f"models `{model.name}`: budget.divergence must be below budget.cap"
+        if 0 < model.budget.latency_growth < 1:
+            yield f"models `{model.name}`: budget.latency_growth must be at least 1, or 0 to learn nothing"
         if model.embedding == "features" and not any(
             rule.feature and rule.model in {"", model.name} for rule in config.slices
         ):

@@ -248,6 +248,16 @@ class Budget(Section, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0.0
+    latency_growth: Annotated[
+        float,
+        about(
+            "At most 1 % of the exchanges of a slice may take longer than this many times the 99 % quantile that was learned of it "
+            "in a week. 2 leaves room for the load of the day; a smaller one opens tickets at its peaks. More opens a ticket, never "
+            "a page. At least 1; 0: nothing is learned.",
+            ge=0,
+            le=100,
+        ),
+    ] = 0.0
 
 
 class Recheck(Section, frozen=True, kw_only=True):

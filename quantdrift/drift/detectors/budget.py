@@ -258,14 +258,14 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
     for row in range(len(states)):
         state = states[row]
         mirror = state[_MIRROR : _MIRROR + len(resolve.BETS)]
-        page, recovery = _evidence(state), resolve.recovered(mirror)
+        page, recovery = evidence_of(state), resolve.recovered(mirror)
         for group in range(begin, ends[row]):
             if seen[group]:
                 if x[group, 1] > 1.0:
                     return False
                 given = header.spend(state, mass[group], at_us[group], 1.0)
-                _see(state, x[group], given, at_us[group])
-                page, recovery = _evidence(state), resolve.recovered(mirror)
+                see(state, x[group], given, at_us[group])
+                page, recovery = evidence_of(state), resolve.recovered(mirror)
             path.note(course, group, state, page, recovery)
         begin = ends[row]
         for bet in range(N_BETS):
@@ -274,7 +274,8 @@ def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bo
 
 
 @compiled
-def _see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
+def see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
+    """Add one group to a signal, in place; `x` is vx, v and c, and `given` the mass that it got."""
     vx, v = x[0], x[1]
     c = x[2] if len(x) > 2 else 1.0
     state[N_TOTAL] += 1.0
@@ -299,7 +300,8 @@ def _see(state: FloatArray, x: FloatArray, given: float, at_us: float) -> None:
 
 
 @compiled
-def _evidence(state: FloatArray) -> float:
+def evidence_of(state: FloatArray) -> float:
+    """Return the evidence of the page copy."""
     total = 0.0
     for bet in range(N_BETS):
         total += state[_PAGE + bet]

@@ -11,6 +11,7 @@ import numpy as np
 
 from quantdrift.drift.detectors.budget import BudgetDetector
 from quantdrift.drift.detectors.change.detector import ChangeDetector
+from quantdrift.drift.detectors.growth import GrowthDetector
 from quantdrift.drift.detectors.tail.detector import TailDetector
 from quantdrift.drift.evidence import group
 from quantdrift.drift.evidence.header import Onset
@@ -139,7 +140,8 @@ class Learner(Detector, Protocol):
 BUDGET = BudgetDetector()
 CHANGE = ChangeDetector()
 TAIL = TailDetector()
-LEARNERS: dict[str, Learner] = {CHANGE.kind: CHANGE, TAIL.kind: TAIL}
+GROWTH = GrowthDetector()
+LEARNERS: dict[str, Learner] = {CHANGE.kind: CHANGE, TAIL.kind: TAIL, GROWTH.kind: GROWTH}
 DETECTORS: dict[str, Detector] = {BUDGET.kind: BUDGET, **LEARNERS}
 
 

@@ -22,6 +22,7 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 
 ROUNDING = 1e-9
 N_TAIL_BINS = 64  # of a tail's histogram; `quantdrift.drift.detectors.tail.quantile` has their edges
+N_TIME_BINS = 81  # of a histogram of latencies; `quantdrift.drift.detectors.growth` has their edges
 
 
 class GroupValue(msgspec.Struct, frozen=True):
@@ -213,6 +214,20 @@ def group_means(column: FloatArray, items: Items, members: Members) -> Means:
     return means
 
 
+def group_times(bins: IntArray, items: Items, members: Members) -> Means:
+    """Return the weights of many groups by bin of time: c, then of each bin the part of v that its items have.
+
+    Parameters
+    ----------
+    bins
+        (items,) bin of the latency; -1 where there is none.
+    """
+    n = len(members.ends)
+    times = Means(np.zeros((n, 1 + N_TIME_BINS)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    _times(bins, items, members, times)
+    return times
+
+
 def group_shares(items: Items, members: Members) -> Shares:
     """Return the values of many groups for detectors without weights."""
     n = len(members.ends)
@@ -307,6 +322,7 @@ def compile_all() -> None:
     items = Items(no_values, no_values, no_values, no_values, no_values, no_values, no_indices, no_indices)
     members = Members(no_indices, no_indices, no_values, np.zeros(0, dtype=np.bool_), no_values, no_values)
     group_means(no_values, items, members)
+    group_times(no_indices, items, members)
     group_shares(items, members)
     table, some = np.zeros((0, 1)), np.zeros((0, 1), dtype=np.bool_)
     rows = GroupRows(no_indices, no_values, no_indices, no_indices)
@@ -376,6 +392,62 @@ def _session_mean(column: FloatArray, items: Items, members: Members, group: int
             min(weight, 1.0),
             members.least[group],
         )
+        found.seen[group] = True
+
+
+@compiled
+def _times(bins: IntArray, items: Items, members: Members, times: Means) -> None:
+    begin = 0
+    for group in range(len(members.ends)):
+        end = members.ends[group]
+        if members.session[group]:
+            _session_times(bins, items, members, group, times)
+        else:
+            n = 0
+            for place in range(begin, end):
+                item = members.item[place]
+                n += bins[item] >= 0
+                if bins[item] >= 0 and not 0.0 < members.smallest[group] / items.pi[item] <= 1.0 + ROUNDING:
+                    times.refused[group] = True
+            if n > 0 and not times.refused[group]:
+                for place in range(begin, end):
+                    item = members.item[place]
+                    if bins[item] >= 0:
+                        times.x[group, 1 + bins[item]] += (
+                            min(members.smallest[group] / items.pi[item], 1.0) / n
+                        )
+                times.x[group, 0] = members.smallest[group]
+                times.seen[group] = True
+        begin = end
+
+
+@compiled
+def _session_times(bins: IntArray, items: Items, members: Members, group: int, found: Means) -> None:
+    """Write the weights of one session by bin of time, part by part as in `session_value`."""
+    begin, end = members.ends[group - 1] if group > 0 else 0, members.ends[group]
+    sure, last, weight = members.sure[group], -1.0, 0.0
+    while True:
+        rate, n = np.inf, 0
+        for place in range(begin, end):
+            item = members.item[place]
+            inside = items.u2[item] < _second(sure, items.pi1[item]) and bins[item] >= 0
+            if inside and last < items.pi1[item] < rate:
+                rate, n = items.pi1[item], 0
+            n += inside and items.pi1[item] == rate
+        if rate == np.inf:
+            break
+        v = members.least[group] / min(rate, sure)
+        for place in range(begin, end):
+            item = members.item[place]
+            if items.pi1[item] == rate and items.u2[item] < _second(sure, rate) and bins[item] >= 0:
+                found.x[group, 1 + bins[item]] += v / n
+        weight += v
+        last = rate
+    if weight > 1.0 + ROUNDING:
+        found.refused[group] = True
+        found.x[group] = 0.0
+    elif weight > 0.0:
+        found.x[group, 0] = members.least[group]
         found.seen[group] = True
 
 

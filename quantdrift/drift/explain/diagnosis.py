@@ -18,6 +18,7 @@ class Kind(StrEnum):
     BUDGET = "budget"
     CHANGE = "change"
     TAIL = "tail"
+    GROWTH = "growth"
 
 
 class Begin(StrEnum):

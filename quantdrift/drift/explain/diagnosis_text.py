@@ -92,7 +92,12 @@ def sureness(case: Diagnosis) -> str:
     """Return how sure it is that this is not chance."""
     if case.deciding.metric is Metric.LATENCY:
         timed = f"{count_of(case.deciding.n_after, 'exchange')} since then"
-        return f"How sure: likely, and not certain ({timed}). A slow model opens a ticket and never a page."
+        learned = (
+            " The time is compared with what was learned of this slice, not with a budget: more load makes it longer, too."
+            if case.deciding.kind == Kind.GROWTH
+            else ""
+        )
+        return f"How sure: likely, and not certain ({timed}). A slow model opens a ticket and never a page.{learned}"
     n = count_of(case.deciding.n_after, "answer")
     verb = "was" if case.deciding.n_after == 1 else "were"
     compared = f"{n} {verb} compared with the unquantised model since then"

@@ -7,11 +7,19 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
-from quantdrift.drift.detectors.protocol import LEARNERS
+from quantdrift.drift.detectors.protocol import GROWTH, LEARNERS
 from quantdrift.drift.evidence.header import LAST_AT, N_TOTAL
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.fold.groups import SIGNALS, Columns, Observation, exchanges, scale_of, slice_groups
+from quantdrift.monitor.fold.groups import (
+    LATENCY_GROWTH,
+    SIGNALS,
+    Columns,
+    Observation,
+    exchanges,
+    scale_of,
+    slice_groups,
+)
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
@@ -82,6 +90,8 @@ class Learning:
             learner = LEARNERS[signal.kind]
             # Only at the end: bounds that are fixed with all of the data are the tightest.
             learner.tend(state, mass=0.0, at_us=int(state[LAST_AT]))
+            if signal == LATENCY_GROWTH and GROWTH.enough(state):
+                GROWTH.freeze(state)  # a person chose the time: it need not be a week
             content = msgspec.to_builtins(learner.content(state)) if learner.live(state) else None
             found.append(
                 Learned(
@@ -102,6 +112,7 @@ class Learning:
             np.ones(len(columns.ends), dtype=np.bool_),
             np.full(len(columns.rows), self._budget.cap),
             partial(self._rates.of, self._catalog),
+            grows=np.full(len(columns.rows), True) if self._budget.latency_growth else None,
         )
         for number, (_, slice_id) in enumerate(groups.keys):
             for signal in SIGNALS:
@@ -122,7 +133,8 @@ class Learning:
         state = self._states.get(key)
         if state is None:
             scale = scale_of(key[1], self._budget)
-            state = learner.fresh(tau=self._tolerance, scale=scale, mass=0.0, at_us=waiting[0][1])
+            tau = self._budget.latency_growth - 1.0 if key[1] == LATENCY_GROWTH else self._tolerance
+            state = learner.fresh(tau=tau, scale=scale, mass=0.0, at_us=waiting[0][1])
         times = np.array([[at_us] for _, at_us in waiting], dtype=np.float64)
         block = ObservationBlock(
             x=np.stack([value for value, _ in waiting])[:, None, :],

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from quantdrift.core.records import Side
-from quantdrift.drift.detectors.protocol import DETECTORS, LEARNERS, TAIL
+from quantdrift.drift.detectors.protocol import DETECTORS, GROWTH, LEARNERS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
@@ -56,6 +56,8 @@ class SignalView(msgspec.Struct, frozen=True, kw_only=True):
         Mean (of a tail: p99) with its interval over the recent window, in the metric's unit; None where unknown.
     tail
         Further figures of the tail; empty for other kinds.
+    limit_s
+        The seconds above which an exchange counts as slow, for a learned baseline of the latency; None for other kinds.
     """
 
     metric: str
@@ -68,6 +70,7 @@ class SignalView(msgspec.Struct, frozen=True, kw_only=True):
     evidence: float
     recent: Estimate | None
     tail: tuple[Quantile, ...]
+    limit_s: float | None = None
 
 
 class SelfNoise(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +157,7 @@ def signal_views(rows: Sequence[DetectorRow]) -> list[SignalView]:
                 evidence=detector.evidence(state),
                 recent=detector.recent(state),
                 tail=_tail(state) if row.kind == TAIL.kind else (),
+                limit_s=GROWTH.limit_s(state) if row.kind == GROWTH.kind else None,
             )
         )
     return views

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.records import Metric
-from quantdrift.drift.detectors.protocol import BUDGET, TAIL
+from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.damage import Damage, Window, damage
 from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
@@ -43,7 +43,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         Values above it count as this much, in the metric's unit: one infinite value must not outweigh all others.
     above
         Compare whether the value is above this level, instead of the value: for tails, whose mean may never move, and for
-        latencies, whose level is the budget.
+        latencies, whose level is the budget or follows from the baseline.
     """
 
     metric: Metric
@@ -71,7 +71,7 @@ def measure_of(evidence: AlertEvidence, cap: float) -> Measure:
 def level_of(evidence: AlertEvidence, tolerance: float) -> float:
     """Return the level that the measure of an alert exceeds: its budget, or its baseline with the tolerance."""
     before = evidence.tail_before if evidence.detector == TAIL.kind else evidence.before
-    if evidence.detector == BUDGET.kind or before is None:
+    if evidence.detector in {BUDGET.kind, GROWTH.kind} or before is None:
         return evidence.budget
     return (1.0 + tolerance) * before
 

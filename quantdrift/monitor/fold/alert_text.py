@@ -27,6 +27,7 @@ _REASONS = {
     (Metric.FLIP, Kind.CHANGE): "the flip rate {is_} above its learned baseline",
     (Metric.DIVERGENCE, Kind.TAIL): "the upper tail of the divergence {is_} above its learned baseline",
     (Metric.LATENCY, Kind.BUDGET): "the latency {is_} above the budget",
+    (Metric.LATENCY, Kind.GROWTH): "the latency {is_} above its learned baseline",
 }
 _CAUSES = {
     "damage": "Numeric damage: {subject} rose by {damage} on inputs that are as hard as before, "
@@ -75,7 +76,7 @@ def reason_of(
     Parameters
     ----------
     kind, metric
-        The signal: kind of detector (`budget`, `change` or `tail`) and metric.
+        The signal: kind of detector (`budget`, `change`, `tail` or `growth`) and metric.
     page
         Whether the evidence is enough for a page; else the text is that of a ticket.
     is_verified

@@ -18,10 +18,9 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
 from quantdrift.drift.evidence.header import POLICY
-from quantdrift.drift.evidence.observations import FloatArray, IntArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
 from quantdrift.monitor.fold.groups import (
-    LATENCY,
     Columns,
     Observation,
     SliceGroups,
@@ -106,8 +105,9 @@ class Fold:
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
         self.state.learn(catalog)
-        for key in self.state.without_latency_budget():
-            self._remove(key, [LATENCY], "there is no latency budget any more")
+        for key, signals in self.state.latency_not_asked():
+            self._remove(key, signals, "the configuration asks for it no more")
+        self.state.retune_growth()
         for version in catalog.versions.values():
             self._unreferenced(version, version.first_seen_us)
 
@@ -189,7 +189,14 @@ class Fold:
         self.state.rollup.add(columns, ~closed, cap)
         self.state.rollup.close(columns, closed)
         limits = np.array([budget.latency_p99_s for budget in budgets])
-        groups = self._groups(observed, columns, cap, limits[columns.of] if limits.any() else None)
+        grows = np.array([budget.latency_growth > 0 for budget in budgets])
+        groups = self._groups(
+            observed,
+            columns,
+            cap,
+            limits[columns.of] if limits.any() else None,
+            grows[columns.of] if grows.any() else None,
+        )
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)
         if not groups.keys:
@@ -228,6 +235,7 @@ class Fold:
         columns: Columns,
         cap: FloatArray,
         limit_s: FloatArray | None,
+        grows: BoolArray | None,
     ) -> SliceGroups:
         """Return what the detectors are given: an exchange of a session is no observation, and the session is."""
         which = np.array([one.closed or not one.rows[0].group_key for one in observed])[columns.observation]
@@ -236,7 +244,7 @@ class Fold:
             ended = self.state.retired | self.state.lapsed
             ignored = [slice_id for slice_id in sorted(ended) if self.state.ignores(slice_id)]
             which &= ~np.isin(columns.slice_id, ignored)
-        return slice_groups(observed, columns, which, cap, self.state.rates, limit_s=limit_s)
+        return slice_groups(observed, columns, which, cap, self.state.rates, limit_s=limit_s, grows=grows)
 
     def _live(
         self,

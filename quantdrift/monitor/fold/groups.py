@@ -19,13 +19,16 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.sampling.inclusion import second_rate
-from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL
+from quantdrift.drift.detectors.growth import EDGES as TIME_EDGES
+from quantdrift.drift.detectors.growth import SLOW_SHARE
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, GROWTH, TAIL
 from quantdrift.drift.detectors.tail.quantile import EDGES as TAIL_EDGES
 from quantdrift.drift.evidence.group import (
     Items,
     Members,
     group_means,
     group_shares,
+    group_times,
     group_value,
     session_value,
 )
@@ -39,15 +42,14 @@ WATCHED = (Metric.FLIP, Metric.DIVERGENCE)
 LEARNED = (
     (Metric.FLIP, CHANGE.kind),
     (Metric.DIVERGENCE, TAIL.kind),
-)  # flips by margin, the divergence by its tail and its body
+    (Metric.LATENCY, GROWTH.kind),
+)  # flips by margin, the divergence by its tail and its body, the latency by its slowest 1 %
 # Made once: they know their hashes, and every group of every slice is kept under them.
 _BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
-_CHANGE, _TAIL = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
+_CHANGE, _TAIL, LATENCY_GROWTH = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
 LATENCY = SignalKey(Metric.LATENCY.value, BUDGET.kind)
-# In the order of `quantdrift.drift.group.Shown.seen`; the last only where a model has a latency budget.
-SIGNALS = (_BUDGETS[Metric.FLIP], _BUDGETS[Metric.DIVERGENCE], _CHANGE, _TAIL, LATENCY)
-SLOW_SHARE = 0.01
-"""Share of the exchanges that may take longer than the latency budget, which is a 99 % quantile."""
+# Those of the latency only where some model asks for them.
+SIGNALS = (_BUDGETS[Metric.FLIP], _BUDGETS[Metric.DIVERGENCE], _CHANGE, _TAIL, LATENCY, LATENCY_GROWTH)
 _LOG = logging.getLogger(__name__)
 
 
@@ -65,7 +67,7 @@ def budget_of(metric: Metric, budget: Budget) -> float:
 
 def scale_of(signal: SignalKey, budget: Budget) -> float:
     """Return what one unit of what a detector observes is in the metric's own unit: tails are not clipped."""
-    return 1.0 if signal.kind == TAIL.kind else cap_of(Metric(signal.metric), budget)
+    return 1.0 if signal.kind in {TAIL.kind, GROWTH.kind} else cap_of(Metric(signal.metric), budget)
 
 
 def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float | None:
@@ -210,6 +212,12 @@ class Columns:
         slow: FloatArray = np.where(np.isnan(latency_s) | ~(limit_s > 0), np.nan, latency_s > limit_s)
         return slow
 
+    def time_bins(self, asked: BoolArray) -> IntArray:
+        """Return the bin of the latency of each item whose model asks for a baseline of it, (items,); -1 without one."""
+        latency_s = self.column("latency_s")
+        bins: IntArray = np.searchsorted(TIME_EDGES, latency_s, side="right").astype(np.intp)
+        return np.where(asked & ~np.isnan(latency_s), bins, -1)
+
     def groups(self, which: BoolArray) -> tuple[IntArray, IntArray]:
         """Return members and ends of some groups, (groups,)."""
         if which.all():
@@ -240,8 +248,8 @@ class SliceGroups:
         Their items.
     items
         What these show.
-    slow
-        (items,) as `Columns.slow` returns it; None: no model has a latency budget.
+    slow, time_bins
+        (items,) as `Columns.slow` and `Columns.time_bins` return them; None: no model asks for either.
     policy_id, weighted
         Under which policy the groups were sampled, and whether with rates that differ within their slice.
 
@@ -265,6 +273,7 @@ class SliceGroups:
         members: Members,
         items: Items,
         slow: FloatArray | None,
+        time_bins: IntArray | None,
         policy_id: IntArray,
         weighted: BoolArray,
     ) -> None:
@@ -277,6 +286,10 @@ class SliceGroups:
             latencies = group_means(slow, items, members)
             self._x.append(latencies.x)
             seen.append(latencies.seen)
+        if time_bins is not None:
+            times = group_times(time_bins, items, members)
+            self._x.append(times.x)
+            seen.append(times.seen)
         self._signals = SIGNALS[: len(seen)]
         self._seen: BoolArray = np.array(seen)
         self.refused: BoolArray = flips.refused | divergences.refused
@@ -365,6 +378,7 @@ def slice_groups(
     rates: Callable[[int, int], SliceRates],
     *,
     limit_s: FloatArray | None = None,
+    grows: BoolArray | None = None,
 ) -> SliceGroups:
     """Return what groups of a batch show; what does not fit to its sampling is left out, and logged.
 
@@ -380,6 +394,8 @@ def slice_groups(
         Returns how a slice is sampled under a policy.
     limit_s
         (items,) the latency budget, 0 where there is none; None: no model has one.
+    grows
+        (items,) whether a baseline of the latency is asked for; None: nowhere.
     """
     item, ends = columns.groups(which)
     slice_id, observation = columns.slice_id[which], columns.observation[which]
@@ -392,12 +408,16 @@ def slice_groups(
     smallest, sure, least = (np.ascontiguousarray(rows[:, place]) for place in range(3))
     weighted, of_sessions = rows[:, 3] != 0.0, rows[:, 4] != 0.0
     members = Members(item, ends, smallest, closed, sure, least)
+    none = np.zeros(len(columns.rows))
     groups = SliceGroups(
         columns,
         which=which,
         members=members,
         items=columns.items(cap),
-        slow=None if limit_s is None else columns.slow(limit_s),
+        slow=None
+        if limit_s is None and grows is None
+        else columns.slow(none if limit_s is None else limit_s),
+        time_bins=None if grows is None else columns.time_bins(grows),
         policy_id=policy_id,
         weighted=np.where(closed, of_sessions, weighted),
     )

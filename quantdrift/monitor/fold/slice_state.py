@@ -7,10 +7,9 @@ from datetime import timedelta
 import msgspec
 import numpy as np
 
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Verdict
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence import header as fields
-from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import dump_rows
 from quantdrift.drift.watch import SignalKey, SliceTable, SliceWatch, Thresholds, doubled
@@ -190,10 +189,6 @@ class SliceState:
         self.said, self.reason = verdict, reason
         self.table.since_us[self.row], self.table.judged[self.row] = at_us, UNJUDGED
 
-    def state(self, metric: Metric) -> FloatArray | None:
-        """Return the state of a metric's budget detector, or None where it was never observed."""
-        return self.watch.states.get(SignalKey(metric.value, BUDGET.kind))
-
     def noise(self, signal: SignalKey) -> float:
         """Return the part of the mean that a signal tests against that was added for noise, over the cap."""
         column = self.table.noise.get(signal)
@@ -203,11 +198,6 @@ class SliceState:
         """Return the signal with the most evidence."""
         states = self.watch.states
         return max(sorted(states), key=lambda key: DETECTORS[key.kind].evidence(states[key]))
-
-    def recent(self, metric: Metric) -> Estimate | None:
-        """Return a metric's mean and interval over the recent window, or None where nothing was observed."""
-        state = self.state(metric)
-        return None if state is None else BUDGET.recent(state)
 
     def silent(self, now_us: int) -> list[SignalKey]:
         """Return the signals that have seen nothing for 30 days."""

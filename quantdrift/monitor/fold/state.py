@@ -12,13 +12,13 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Task
-from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH, LEARNERS
 from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.clock import MICROSECONDS, CalendarClock
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
-from quantdrift.monitor.fold.groups import LATENCY, SIGNALS, budget_of, cap_of, scale_of
+from quantdrift.monitor.fold.groups import LATENCY, LATENCY_GROWTH, SIGNALS, budget_of, cap_of, scale_of
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
@@ -238,16 +238,26 @@ class FoldState:
             known = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
         return not known
 
-    def without_latency_budget(self) -> list[Key]:
-        """Return the slices whose latency is watched although the configuration gives their model no budget now.
+    def latency_not_asked(self) -> list[tuple[Key, list[SignalKey]]]:
+        """Return the slices with signals of their latency that are watched although the configuration asks for them no more.
 
         An alert of theirs would wait for a recovery that nothing can show.
         """
-        return [
-            key
-            for key, entry in sorted(self.slices.items())
-            if LATENCY in entry.watch.states and not self.budget(key[0]).latency_p99_s
-        ]
+        found = []
+        for key, entry in sorted(self.slices.items()):
+            budget = self.budget(key[0])
+            asked = {LATENCY: budget.latency_p99_s, LATENCY_GROWTH: budget.latency_growth}
+            if signals := [one for one, value in asked.items() if one in entry.watch.states and not value]:
+                found.append((key, signals))
+        return found
+
+    def retune_growth(self) -> None:
+        """Test every latency against what the configuration allows today of its learned baseline."""
+        for key, entry in sorted(self.slices.items()):
+            state = entry.watch.states.get(LATENCY_GROWTH)
+            if state is not None and GROWTH.retune(state, self.budget(key[0]).latency_growth):
+                entry.watch.touched()
+                self.table.dirty[entry.row] = True
 
     def remove(self, key: Key, signals: Sequence[SignalKey]) -> None:
         """Remove signals of a slice, and with the last of them the slice; their last rows are written."""
@@ -586,7 +596,8 @@ class FoldState:
         before = self._predecessor(key, signal)
         if before is None:
             scale = scale_of(signal, budget)
-            state = learner.fresh(tau=self.limits.tolerance, scale=scale, mass=mass, at_us=at_us)
+            tau = budget.latency_growth - 1.0 if signal == LATENCY_GROWTH else self.limits.tolerance
+            state = learner.fresh(tau=tau, scale=scale, mass=mass, at_us=at_us)
         else:
             state = learner.inherit(self.slices[before, key[1]].watch.states[signal], mass=mass, at_us=at_us)
             self._grow(1)

@@ -9,7 +9,7 @@ import numpy as np
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Suspect, Verdict
-from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
 from quantdrift.drift.evidence.interval import Estimate
@@ -18,7 +18,6 @@ from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
-from quantdrift.monitor.fold.groups import LATENCY
 from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState
 from quantdrift.monitor.fold.state import FoldState
@@ -286,7 +285,7 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     else:
         episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
         signal = max(signals, key=lambda one: change.evidence[one])
-        suspect = _suspect(state, entry, change) if signal == LATENCY else None
+        suspect = _suspect(state, entry, change, signal) if signal.metric == Metric.LATENCY else None
         reason = reason_of(
             signal.kind,
             Metric(signal.metric),
@@ -312,21 +311,23 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     )
 
 
-def _suspect(state: FoldState, entry: SliceState, change: Change) -> Suspect:
+def _suspect(state: FoldState, entry: SliceState, change: Change, signal: SignalKey) -> Suspect:
     """Return where to look first for the cause of slow answers: at the model, the engine or the requests.
 
-    A mean counts as within its budget where its whole interval is.
+    A mean counts as within its budget where its whole interval is. All traffic is judged as the slice is, by `signal`: against
+    the budget, or against what was learned of it.
     """
-    answers = {key: of for key, of in change.states.items() if key != LATENCY}
+    answers = {key: of for key, of in change.states.items() if key.metric != Metric.LATENCY}
     if _drifts(answers):
         return Suspect.MODEL
     if not all(_within(of) for key, of in answers.items() if key.kind == BUDGET.kind):
         return Suspect.UNKNOWN
     everything = state.everything(state.model(entry.key[0]))
     whole = None if everything is None else state.slices.get((entry.key[0], everything))
-    if whole is None or (of_all := whole.state(Metric.LATENCY)) is None:
+    of_all = None if whole is None else whole.watch.states.get(signal)
+    if of_all is None or not DETECTORS[signal.kind].live(of_all):
         return Suspect.UNKNOWN
-    if whole is entry or _drifts({LATENCY: of_all}):
+    if whole is entry or _drifts({signal: of_all}):
         return Suspect.ENGINE
     return Suspect.TRAFFIC if _within(of_all) else Suspect.UNKNOWN
 
@@ -339,7 +340,7 @@ def _drifts(states: Mapping[SignalKey, FloatArray]) -> bool:
 
 
 def _within(state: FloatArray) -> bool:
-    """Return whether the mean of a budget's signal is shown to be within the budget, over the recent window."""
+    """Return whether the mean of a signal that is tested against a budget is shown to be within it, over the recent window."""
     recent = BUDGET.recent(state)
     return recent is not None and not recent.missing and recent.high <= state[M] * state[SCALE]
 
@@ -403,16 +404,31 @@ def _silent_s(state: FoldState, entry: SliceState) -> float:
 
 
 def _aggregate(
-    state: FoldState, version_id: int, metric: Metric
+    state: FoldState, version_id: int, signal: SignalKey
 ) -> tuple[Verdict, Estimate | None, float | None]:
-    """Return the verdict over all of a version's traffic, its estimate of `metric`, and what is accepted with noise."""
+    """Return the verdict over all of a version's traffic, its estimate of a signal's metric, and what is accepted with noise."""
     everything = state.everything(state.model(version_id))
     entry = None if everything is None else state.slices.get((version_id, everything))
     if entry is None:
         return Verdict.UNKNOWN, None, None
-    budget = entry.state(metric)
-    accepted = None if budget is None else float(budget[M] * budget[SCALE])
-    return _verdict(state, entry, entry.watch.phase)[0], entry.recent(metric), accepted
+    accepted = entry.watch.states.get(_accepted_by(signal))
+    return (
+        _verdict(state, entry, entry.watch.phase)[0],
+        None if accepted is None else BUDGET.recent(accepted),
+        None if accepted is None else float(accepted[M] * accepted[SCALE]),
+    )
+
+
+def _limit_s(state: FoldState, key: Key, signal: SignalKey, of: FloatArray) -> float | None:
+    """Return the seconds above which an exchange counts as slow for a signal; None for other metrics."""
+    if signal.metric != Metric.LATENCY:
+        return None
+    return GROWTH.limit_s(of) if signal.kind == GROWTH.kind else state.budget(key[0]).latency_p99_s
+
+
+def _accepted_by(signal: SignalKey) -> SignalKey:
+    """Return the signal whose state has the accepted mean of another: its metric's budget, or itself where it has one."""
+    return signal if signal.kind == GROWTH.kind else SignalKey(signal.metric, BUDGET.kind)
 
 
 def _say(state: FoldState, entry: SliceState, verdict: Verdict, reason: str, *, touched: bool) -> None:
@@ -455,7 +471,7 @@ def _send(
 ) -> None:
     """Note a change of verdict that is sent as an event; parameters as in `transition_row`."""
     key, metric = entry.key, Metric(signal.metric)
-    against = SignalKey(signal.metric, BUDGET.kind)
+    against = _accepted_by(signal)
     accepted, noise = states.get(against), entry.noise(against)
     version = state.catalog.versions[key[0]]
     row = transition_row(
@@ -473,11 +489,11 @@ def _send(
         moved=moved,
         evidence=evidence,
         threshold=threshold,
-        aggregate=_aggregate(state, key[0], metric),
+        aggregate=_aggregate(state, key[0], signal),
         episode=episode,
         at_us=at_us,
         fold_seq=state.fold_seq,
-        latency_budget_s=state.budget(key[0]).latency_p99_s if signal == LATENCY else None,
+        latency_budget_s=_limit_s(state, key, signal, states[signal]),
         suspect=suspect,
     )
     state.transitions.append(row)

@@ -13,9 +13,8 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
 from quantdrift.drift.delay import Allowance, Delay, flips, optimum, simulate
-from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US
-from quantdrift.monitor.fold.groups import WATCHED
+from quantdrift.monitor.fold.groups import SIGNALS
 from quantdrift.monitor.planning.population import Population, alike, allotted
 
 
@@ -276,7 +275,7 @@ def forecast(
     if replays is None:
         replays = traffic.requests_per_s * all_traffic.rate
     granted = _granted(config, question, replays, most, notes)
-    n_signals = len(WATCHED) * len(DETECTORS)  # at most: not every kind watches every metric
+    n_signals = len(SIGNALS)  # at most: those of the latency only where they are asked for
     others = sum(
         len(SliceAssigner(config, other.name).declared()) for other in config.models if other is not model
     )

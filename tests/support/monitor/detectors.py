@@ -7,7 +7,8 @@ import numpy as np
 
 from quantdrift.drift.detectors import budget
 from quantdrift.drift.detectors.change import run
-from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL, Detector
+from quantdrift.drift.detectors.growth import EDGES, LatencyBaseline
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, GROWTH, TAIL, Detector
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.quantile import tail_bin
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
@@ -18,6 +19,7 @@ PAGES = {
     "budget": budget.PAGE,
     "change": run.PAGE,
     "tail": pooled_histogram.PAGE,
+    "growth": budget.PAGE,
 }  # evidence of each bet, in a state
 
 
@@ -32,11 +34,14 @@ class Example(msgspec.Struct, frozen=True, kw_only=True):
         Returns that of one that does not yet, or None where there is no such thing.
     shown
         Returns what one-item groups with values x, (steps, N), show: (steps, N, width).
+    apart_us
+        Time between two groups: some baselines need more than a number of groups.
     """
 
     live: Callable[[], FloatArray]
     learning: Callable[[], FloatArray] | None
     shown: Callable[[FloatArray], FloatArray]
+    apart_us: int = 1_000_000
 
 
 def _budget() -> FloatArray:
@@ -49,6 +54,21 @@ def _change() -> FloatArray:
 
 def _tail() -> FloatArray:
     found: FloatArray = tail_streams.learned(np.random.default_rng(1), 1, 30_000, tau=0.25)[0]
+    return found
+
+
+def _growth() -> FloatArray:
+    counts = times(np.linspace(0.0, 0.02, 5000)[:, None])[:, 0, 1:].sum(axis=0)
+    known = LatencyBaseline(counts=tuple(counts.tolist()), n_groups=5000, growth=2.0, learned_s=0.02)
+    return GROWTH.from_content(known, scale=1.0, mass=0.0, at_us=0)
+
+
+def times(x: FloatArray) -> FloatArray:
+    """Return what groups of one exchange show that took x seconds, (steps, N): (steps, N, width), with weights of 1."""
+    found: FloatArray = np.zeros((*x.shape, GROWTH.width))
+    found[..., 0] = 1.0
+    bins = np.searchsorted(EDGES, x, side="right") + 1
+    np.put_along_axis(found, bins[..., None], 1.0, axis=-1)
     return found
 
 
@@ -70,12 +90,19 @@ EXAMPLES: dict[str, Example] = {
         learning=lambda: TAIL.fresh(tau=0.25, scale=1.0, mass=0.0, at_us=0),
         shown=lambda x: tail_streams.observed(tail_bin(x)),
     ),
+    "growth": Example(
+        live=_growth,
+        learning=lambda: GROWTH.fresh(tau=1.0, scale=1.0, mass=0.0, at_us=0),
+        shown=times,
+        apart_us=60_000_000,
+    ),
 }
 
 
 def given(kind: str, x: FloatArray, *, first: int = 0, gamma: float = 1e-9) -> ObservationBlock:
-    """Return groups of one item with values x, (steps, N), a second apart."""
-    return change_streams.block(EXAMPLES[kind].shown(x), first=first, gamma=gamma, second_us=1_000_000)
+    """Return groups of one item with values x, (steps, N), a second apart or what the kind needs."""
+    example = EXAMPLES[kind]
+    return change_streams.block(example.shown(x), first=first, gamma=gamma, second_us=example.apart_us)
 
 
 def phases(kind: str) -> FloatArray:

@@ -36,6 +36,7 @@ POLICY = Policy(
 )
 ALL_ID, FAINT_ID, CLEAR_ID = 1, 2, 3
 WITH_REFERENCE, WITHOUT_REFERENCE = 1, 2
+SPREAD = 1000
 
 
 def _slice(number: int, value: str) -> SliceRow:
@@ -142,6 +143,25 @@ def diverging(stream: list[BatchRows], *, every: int) -> list[BatchRows]:
                 msgspec.structs.replace(row, divergence=math.inf) if place % every == 0 else row
                 for place, row in enumerate(rows.comparisons)
             ),
+        )
+        for rows in stream
+    ]
+
+
+def spread(stream: list[BatchRows]) -> list[BatchRows]:
+    """Return the same batches with `SPREAD` times the time between exchanges: 300 last 10 days."""
+
+    def at_us(then_us: int) -> int:
+        return BEGIN_US + SPREAD * (then_us - BEGIN_US)
+
+    return [
+        msgspec.structs.replace(
+            rows,
+            stored_us=at_us(rows.stored_us),
+            comparisons=tuple(
+                msgspec.structs.replace(row, captured_us=at_us(row.captured_us)) for row in rows.comparisons
+            ),
+            tallies=tuple(msgspec.structs.replace(row, at_us=at_us(row.at_us)) for row in rows.tallies),
         )
         for rows in stream
     ]

@@ -20,7 +20,7 @@ from quantdrift.monitor.fold.inclusion import SliceRates
 from quantdrift.storage.monitor.rows import ComparisonRow
 
 _BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
-_CHANGE, _TAIL = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
+_CHANGE, _TAIL, _ = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
 _LOG = logging.getLogger(__name__)
 
 
