@@ -164,7 +164,7 @@ def gate(
     what was served, too. `GET /gate/ID` at the monitor's admin port has the verdict.
 
     Exit code 0 if every slice passes, 3 if one fails, 4 if there is not enough evidence, with how many inputs are missing; 1 and 2 are
-    errors.
+    errors, 130 Ctrl-C and 143 SIGTERM: no verdict.
 
     \b
     Examples:
@@ -288,6 +288,7 @@ def _live(
 ) -> int:
     """Judge a candidate on live traffic, and return the exit code."""
     from quantdrift.core.clock import SystemClock
+    from quantdrift.core.process.run import SignalStop
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.rights import NatsRole
     from quantdrift.shadow.gate.follow import Followed, Job, follow
@@ -331,25 +332,38 @@ def _live(
         wait=longest,
     )
 
-    async def follow_it() -> Followed:
+    async def follow_it() -> tuple[Followed, int]:
         async with Database(secrets.dsn) as database:
             queue = await Queue.connect(config.stream, client_name="gate", role=NatsRole.SHADOW)
             try:
+                stop = SignalStop()
                 with Steps(quiet=as_json) as step:
                     step(f"waiting for exchanges of model {model.name}")
-                    return await follow(
+                    found = await follow(
                         job,
                         database=database,
                         queue=queue,
                         clock=SystemClock(),
                         look=lambda found: step(_progress(found)),
+                        stop=stop,
                     )
+                    return found, stop.exit_code
             finally:
                 await queue.close()
 
-    found = asyncio.run(follow_it())
+    found, interrupted_code = asyncio.run(follow_it())
     made = found.decision
-    _add_note(config_path, data, alert, made)
+    if not found.interrupted:
+        _add_note(config_path, data, alert, made)
+    _show(found, as_json=as_json)
+    if found.interrupted:
+        return interrupted_code
+    _write_junit(junit, made)
+    return _EXIT[made.verdict.value]
+
+
+def _show(found: "Followed", *, as_json: bool) -> None:
+    """Print what a gate on live traffic has found."""
     if as_json:
         emit(
             {
@@ -360,7 +374,8 @@ def _live(
                 "problem": found.problem,
                 "unlabelled": found.unlabelled,
                 "forgotten": found.forgotten,
-                **msgspec.structs.asdict(made),
+                "interrupted": found.interrupted,
+                **msgspec.structs.asdict(found.decision),
             }
         )
     else:
@@ -377,9 +392,9 @@ def _live(
             )
         if found.forgotten:
             click.echo(f"{found.forgotten:,} were forgotten before they had a label: load labels more often")
-        click.echo(text_of(made, found.elapsed_s))
-    _write_junit(junit, made)
-    return _EXIT[made.verdict.value]
+        click.echo(text_of(found.decision, found.elapsed_s))
+        if found.interrupted:
+            click.echo(f"Interrupted: gate {found.id} has ended without a verdict.")
 
 
 def _add_note(config_path: Path, data: Path | None, alert: int | None, made: "Decision") -> None:

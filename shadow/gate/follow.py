@@ -1,6 +1,7 @@
 """The gate on live traffic, end to end: record the candidate, follow the exchanges, record the verdict."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,6 +14,7 @@ from quantdrift.core.clusters import Clustering, space_of
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
+from quantdrift.core.process.run import Stop
 from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
@@ -48,6 +50,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
         Time since it began.
     unlabelled, forgotten
         Exchanges that wait for a label, and that were forgotten meanwhile, where labels are asked for.
+    interrupted
+        Somebody stopped it before there was a verdict.
     """
 
     id: int
@@ -59,6 +63,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
     unlabelled: int = 0
     forgotten: int = 0
+    interrupted: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +107,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def follow(
-    job: Job, *, database: Database, queue: Queue, clock: Clock, look: Callable[[Followed], None]
+    job: Job, *, database: Database, queue: Queue, clock: Clock, look: Callable[[Followed], None], stop: Stop
 ) -> Followed:
-    """Judge a candidate on the traffic from now on, until it passes or fails, or the time is over.
+    """Judge a candidate on the traffic from now on, until it passes or fails, the time is over, or somebody stops it.
+
+    However it ends, with an error too, the time of the end is recorded: who asks for the verdict need not wait any longer.
 
     Parameters
     ----------
@@ -116,6 +123,8 @@ async def follow(
         Measures the wait.
     look
         Called every few seconds with what is known.
+    stop
+        The request to end it before its time.
 
     Raises
     ------
@@ -166,7 +175,7 @@ async def follow(
             clusterings=clusterings,
         )
         follower = _Follower(job, gate, begun, candidate=candidate, database=database, clock=clock)
-        return await follower.run(copies, look)
+        return await follower.run(copies, look, stop)
 
 
 async def _clusterings(job: Job, database: Database) -> list[Clustering]:
@@ -220,11 +229,30 @@ class _Follower:
             rules=AttributeRules.of(job.config.capture, job.config.slices),
         )
 
-    async def run(self, copies: Copies, look: Callable[[Followed], None]) -> Followed:
-        """Follow until there is a verdict, or the time is over."""
+    async def run(self, copies: Copies, look: Callable[[Followed], None], stop: Stop) -> Followed:
+        """Follow until there is a verdict, the time is over, or `stop`."""
+        try:
+            await self._follow(copies, look, stop)
+            interrupted = stop.is_set() and self._outcome() is Outcome.INSUFFICIENT
+            if not interrupted:
+                await self._take_labels(is_end=True)
+                self._gate.finish()
+            found = msgspec.structs.replace(self._found(), interrupted=interrupted)
+            await self._record(found, ended=True)
+        except BaseException:
+            with contextlib.suppress(OperatorError, RetryError):  # the first error is the one to tell
+                await self._record(self._found(), ended=True)
+            raise
+        return found
+
+    async def _follow(self, copies: Copies, look: Callable[[Followed], None], stop: Stop) -> None:
         ends_s = self._began_s + self._job.wait.total_seconds()
         looks_s = self._began_s + _LOOK_S
-        while (now_s := self._clock.monotonic_s()) < ends_s and self._outcome() is Outcome.INSUFFICIENT:
+        while (
+            (now_s := self._clock.monotonic_s()) < ends_s
+            and self._outcome() is Outcome.INSUFFICIENT
+            and not stop.is_set()
+        ):
             if (data := await copies.next(min(_LONGEST_FETCH_S, ends_s - now_s))) is not None:
                 await asyncio.to_thread(self._see, data)
             if self._clock.monotonic_s() >= looks_s:
@@ -233,11 +261,6 @@ class _Follower:
                 await self._record(found, ended=False)
                 look(found)
                 looks_s = self._clock.monotonic_s() + _LOOK_S
-        await self._take_labels(is_end=True)
-        self._gate.finish()
-        found = self._found()
-        await self._record(found, ended=True)
-        return found
 
     def _outcome(self) -> Outcome:
         run = self._job.run

@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -22,6 +25,7 @@ import pytest
 from quantdrift.core.clusters import Anchors, Clustering, cluster_slice
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Budget, Config, Model, Reference, Stream
+from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
 from quantdrift.core.sealing import seal
@@ -91,6 +95,18 @@ class Site:
             connection = await asyncpg.connect(self.dsn)
             try:
                 return [dict(row) for row in await connection.fetch("select * from gate_run order by id")]
+            finally:
+                await connection.close()
+
+        return asyncio.run(read())
+
+    def notes(self) -> int:
+        """Return the number of notes of alerts."""
+
+        async def read() -> int:
+            connection = await asyncpg.connect(self.dsn)
+            try:
+                return int(await connection.fetchval("select count(*) from alert_action"))
             finally:
                 await connection.close()
 
@@ -373,6 +389,54 @@ def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
     assert verdicts["scanner=archive"] == "fail"
     assert verdicts["scanner=office"] != "fail"
     assert " scanner=archive=sha256:" in row["candidate"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_gate_without_a_verdict_and_its_row_says_so(
+    site: Site, number: signal.Signals, code: int
+) -> None:
+    """Whoever asks for the verdict learns that it has ended; the alert gets no note, and CI no file."""
+    site.alert("scanner=archive")
+    # A test run in the background may have SIGINT ignored, and children inherit that.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    run = "import runpy; runpy.run_module('quantdrift', run_name='__main__', alter_sys=True)"
+    asked = ("gate", "good.onnx", "--live", "--alert", "1", "--wait", "10m", "--junit", "gate.xml")
+    with subprocess.Popen(
+        [sys.executable, "-c", heed + run, *asked],
+        cwd=site.directory,
+        env={**os.environ, "QUANTDRIFT_DSN": site.dsn, "PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline_s = time.monotonic() + 120
+        while not site.rows() and process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        process.send_signal(number)
+        printed, problems = process.communicate(timeout=60)
+    assert process.returncode == code, problems
+    assert "Interrupted: gate 1 has ended without a verdict." in printed
+    (row,) = site.rows()
+    assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
+    body = body_of(GateRun(**{**row, "answers": json.loads(row["answers"])}))
+    assert body.reason.endswith("; the gate has ended: start another one")
+    assert body.ended_at == row["ended_at"]
+    assert not (site.directory / "gate.xml").exists()
+    assert site.notes() == 0
+
+
+def test_an_error_while_the_gate_runs_ends_its_row_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1 as of any error that may pass; nobody waits for a verdict that will not come."""
+
+    def fail(_: object) -> str:
+        raise RetryError("the terminal is gone")
+
+    monkeypatch.setattr("quantdrift.cli.gate._progress", fail)
+    monkeypatch.setattr("quantdrift.shadow.gate.follow._LOOK_S", 0.1)
+    done = site.gate("good.onnx", "--wait", "1m")
+    assert (done.returncode, "the terminal is gone (try again)" in done.stderr) == (1, True)
+    (row,) = site.rows()
+    assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
 
 
 def test_exchanges_from_before_the_candidate_was_recorded_do_not_count(site: Site) -> None:
