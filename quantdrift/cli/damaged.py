@@ -68,7 +68,7 @@ def damaged(
     OperatorError
         There is no such slice, recorded inputs cannot tell it, or the reference is not an ONNX file.
     """
-    from quantdrift.shadow.gate.live import is_judged
+    from quantdrift.shadow.gate.found import is_judged
 
     if (alert_id is None) == (not slice_name):
         raise OperatorError("give either ALERT, the number of an alert, or --slice")

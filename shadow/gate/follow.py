@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.clusters import Clustering, space_of
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
@@ -19,7 +18,8 @@ from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
 from quantdrift.drift.gate import Decision, LoadRun, Outcome, Question, decision, outcome_of
-from quantdrift.shadow.gate.live import LiveGate, is_judged, is_learned
+from quantdrift.shadow.gate.found import clusterings_of, is_judged, is_learned
+from quantdrift.shadow.gate.live import LiveGate
 from quantdrift.shadow.gate.offline import Route, route_slice
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
@@ -29,7 +29,6 @@ from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage import gate as stored
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import Quarantined
-from quantdrift.storage.slices.clusters import newest_clusterings
 
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
@@ -134,7 +133,8 @@ async def follow(
         Postgres or NATS is unavailable. What was recorded before stays.
     """
     watched = await stored.watched_slices(database, job.model.name)
-    clusterings = await _clusterings(job, database)
+    references = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
+    clusterings = await clusterings_of(database, job.config, job.model, references)
     slices = [key for key in watched if is_judged(job.config, key) or is_learned(clusterings, key)]
     if not slices:
         raise OperatorError(
@@ -176,16 +176,6 @@ async def follow(
         )
         follower = _Follower(job, gate, begun, candidate=candidate, database=database, clock=clock)
         return await follower.run(copies, look, stop)
-
-
-async def _clusterings(job: Job, database: Database) -> list[Clustering]:
-    """Return the newest clusterings of the references' embeddings."""
-    space, _ = space_of(job.config, job.model)
-    if not space:
-        return []
-    digests = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
-    found = await newest_clusterings(database, job.model.name, space=space)
-    return [one.clustering for one in found if one.clustering.reference_digest in digests]
 
 
 def _check_names(job: Job, runtime: ReferenceRuntime) -> None:

@@ -281,6 +281,7 @@ def _not_computed(items: Items, rules: Sequence[Slice]) -> Compared:
         served_flip=None,
         divergence=unknown,
         right=None,
+        learned=[()] * len(items),
     )
 
 
