@@ -117,6 +117,12 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Judge only the slice of this alert, and all inputs together: in place of --model and --slice.",
 )
 @click.option(
+    "--note",
+    type=click.IntRange(min=1),
+    metavar="ALERT",
+    help="Write the verdict on every slice to this alert as a note. --alert does it itself.",
+)
+@click.option(
     "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
 )
 @click.option(
@@ -151,6 +157,7 @@ def gate(
     throughput: float | None,
     loads: tuple[str, ...],
     alert: int | None,
+    note: int | None,
     number: int | None,
     alpha: float,
     junit: Path | None,
@@ -182,13 +189,14 @@ def gate(
 
     if live == (inputs is not None):
         raise OperatorError("give either --inputs, recorded inputs, or --live")
-    if alert is not None and (name or chosen):
-        raise OperatorError("--alert gives the model and the slice: leave out --model and --slice")
+    _check_alert(alert, note, name=name, chosen=chosen, no_note=no_note)
     _check_writable(junit)
     budget = Budget(latency_p99_s=latency, throughput_per_s=throughput)
     run = _load_run(loads, budget, candidate, routes, live=live)
     fact = None if alert is None else _alert(config_path, data, alert)
-    name = fact.model if fact else name
+    noted = fact if note is None else _alert(config_path, data, note)
+    name = _model_of(noted, name) if noted else name
+    note = None if no_note or noted is None else noted.id
     if live:
         given = {"--against": against, "--slice": chosen, "--reference": number}
         if unused := [option for option, value in given.items() if value]:
@@ -216,7 +224,7 @@ def gate(
                 alpha=alpha,
                 wait=wait,
                 junit=junit,
-                alert=None if no_note else alert,
+                note=note,
                 as_json=as_json,
             )
         )
@@ -266,7 +274,7 @@ def gate(
         beside=beside,
     )
     made = msgspec.structs.replace(made, not_judged=more.left_out)
-    _add_note(config_path, data, None if no_note else alert, made)
+    _add_note(config_path, data, note, made)
     _tell(made, junit, as_json=as_json)
     sys.exit(_EXIT[made.verdict.value])
 
@@ -296,7 +304,7 @@ def _live(
     alpha: float,
     wait: str,
     junit: Path | None,
-    alert: int | None,
+    note: int | None,
     as_json: bool,
 ) -> int:
     """Judge a candidate on live traffic, and return the exit code."""
@@ -367,7 +375,7 @@ def _live(
     found, interrupted_code = asyncio.run(follow_it())
     made = found.decision
     if not found.interrupted:
-        _add_note(config_path, data, alert, made)
+        _add_note(config_path, data, note, made)
     _show(found, as_json=as_json)
     if found.interrupted:
         return interrupted_code
@@ -500,6 +508,22 @@ def _alert(config_path: Path, data: Path | None, number: int) -> "AlertFact":
             return await find_alert(connection, number)
 
     return asyncio.run(run())
+
+
+def _check_alert(
+    alert: int | None, note: int | None, *, name: str, chosen: Sequence[str], no_note: bool
+) -> None:
+    if alert is not None and (name or chosen):
+        raise OperatorError("--alert gives the model and the slice: leave out --model and --slice")
+    if note is not None and (no_note or alert is not None):
+        raise OperatorError("--note is in place of --alert, which writes a note itself, and of --no-note")
+
+
+def _model_of(alert: "AlertFact", name: str) -> str:
+    """Return the model of an alert, which must be the one that was named, if any was."""
+    if name not in ("", alert.model):
+        raise OperatorError(f"alert {alert.id} is about model `{alert.model}`, and not about `{name}`")
+    return alert.model
 
 
 def _judged_slices(

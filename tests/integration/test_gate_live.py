@@ -380,6 +380,23 @@ def test_an_alert_gives_the_gate_its_model_and_its_slice(site: Site) -> None:
     assert (old.returncode, "`scanner=old` cannot be judged on live traffic" in old.stderr) == (2, True)
 
 
+def test_the_verdict_on_every_slice_becomes_a_note_of_an_alert(site: Site) -> None:
+    """With --note nothing is narrowed; an alert that is not there, of another model, or named twice is an error at once."""
+    site.alert("scanner=archive")
+    with site.traffic(served):
+        done = site.gate("broken.onnx", "--note", "1", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    assert {name for name, _ in answers_of(site.rows()[0])} == {"all", "scanner=office", "scanner=archive"}
+    assert site.notes() == 1
+    for asked, words in {
+        ("--note", "2"): "there is no alert 2",
+        ("--note", "1", "--model", "letters"): "alert 1 is about model `digits`, and not about `letters`",
+        ("--note", "1", "--alert", "1"): "--note is in place of --alert",
+    }.items():
+        done = site.gate("broken.onnx", *asked)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
 def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
     """The archive is served by a broken model: it fails, the office does not; both digests are recorded."""
     with site.traffic(served):

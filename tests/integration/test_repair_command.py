@@ -1,10 +1,14 @@
 """`quantdrift repair` on recorded inputs, as typed, with real quantised networks."""
 
+import asyncio
 import hashlib
 import json
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
+import asyncpg
 import numpy as np
 import pytest
 
@@ -96,6 +100,45 @@ def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -
     repaired = outputs_of(session_of(str(file), str(file), 1), [OUTPUT], inputs)[OUTPUT].argmax(axis=1)
     assert (copy.served(inputs)[OUTPUT].argmax(axis=1) != truth).mean() > 0.03
     assert (repaired != truth).mean() < 0.02
+
+
+async def test_the_gate_command_that_is_printed_writes_its_verdict_to_the_alert(
+    folder: Path, tmp_path: Path, record: asyncpg.Connection, postgres_dsn: str
+) -> None:
+    """It is run as printed, but for the traffic, in place of which there is a recording."""
+    version = await record.fetchval(
+        "insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'r') returning id"
+    )
+    slice_ = await record.fetchval(
+        "insert into slice (model, name, predicate, definition) values ('digits', 'scanner=office', 'office', $1) returning id",
+        '{"where": [{"key": "header.x-scanner", "equals": "office"}]}',
+    )
+    alert = await record.fetchval(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " values ($1, $2, 'firing', 'flip', now(), now(), '{}') returning id",
+        version,
+        slice_,
+    )
+    out = tmp_path / "an out"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return invoked(*words, directory=folder, QUANTDRIFT_DSN=postgres_dsn)
+
+    done = await asyncio.to_thread(
+        run, "repair", str(alert), f"--out={out}", "--candidate=narrow.onnx", "--only=fp32-sites", *OFFICE
+    )
+    assert done.returncode == 0, done.stderr
+    printed = re.search(r"judge it on live traffic: (.+)$", done.stdout, re.MULTILINE)
+    assert printed is not None
+    command = shlex.split(printed[1])
+    assert command[0] == "quantdrift"
+    assert {"--live", f"--note={alert}", "--config=office.toml"} <= {*command}
+    command.remove("--live")
+    judged = await asyncio.to_thread(run, *command[1:], "--inputs=office.npz")
+    assert judged.returncode == 0, judged.stderr
+    notes = await record.fetch("select reason from alert_action where alert_id = $1 order by id", alert)
+    assert [note["reason"].partition(":")[0] for note in notes] == ["Cause", "Repair", "Gate"]
+    assert notes[-1]["reason"].startswith("Gate: pass: digits may be replaced by sha256:")
 
 
 def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: Path, tmp_path: Path) -> None:
