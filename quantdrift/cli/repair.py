@@ -349,6 +349,7 @@ def _record(
                 "route": case.slice.name if one.repair.is_routed else None,
                 "sites": one.repair.sites,
                 "calibrated_on": [recording.names[row] for row in one.repair.calibrated_on],
+                "ranges": {"hold": one.repair.kept, "tried": one.repair.tried},
                 "worse": one.worse,
                 "flips": msgspec.to_builtins(one.flips),
                 "time_ratio": one.time_ratio,
@@ -438,6 +439,8 @@ def _row(number: int, one: "Measured", name: str, n_bytes: int) -> tuple[str, ..
         words = f"in FP32: {', '.join(one.repair.sites)}"
     elif one.repair.calibrated_on:
         words += f", {len(one.repair.calibrated_on)} items"
+        if one.repair.kept < 1.0:
+            words += f", {_share(one.repair.kept)} of the values"
     return (
         str(number),
         words,

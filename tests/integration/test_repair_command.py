@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import numpy as np
@@ -82,6 +83,14 @@ def _record(out: Path) -> dict[str, dict[str, object]]:
     return found
 
 
+def _brightened(folder: Path, path: Path, rows: Any, gain: float) -> None:
+    """Write the recording with some of its pages brighter."""
+    with np.load(folder / "rec.npz") as recorded:
+        image, scanner = recorded["image"], recorded["scanner"]
+    image[rows] *= gain
+    np.savez(path, image=image, scanner=scanner)
+
+
 def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -> None:
     """Exit code 0; the file is there, has its digest, and decides as the reference does where the candidate does not."""
     out = tmp_path / "out"
@@ -143,8 +152,9 @@ async def test_the_gate_command_that_is_printed_writes_its_verdict_to_the_alert(
 
 def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: Path, tmp_path: Path) -> None:
     """Ranges for bright pages are too wide for those of the office; a copy for the bright ones alone leaves the office as it is."""
-    out = tmp_path / "out"
-    done = _repair(folder, out, "--slice=scanner=bright", "--candidate=sound.onnx", "--inputs=rec.npz")
+    _brightened(folder, tmp_path / "rec.npz", slice(N["office"], None), 1.5)
+    out, inputs = tmp_path / "out", tmp_path / "rec.npz"
+    done = _repair(folder, out, "--slice=scanner=bright", "--candidate=sound.onnx", f"--inputs={inputs}")
     assert done.returncode in {0, 4}, done.stderr
     found = _record(out)
     moved, own = found["recalibrate"], found["own-copy"]
@@ -159,6 +169,26 @@ def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: 
     assert len(own["calibrated_on"]) == 64  # type: ignore[arg-type]
     route = next(out.glob("*-own-copy.route.yaml")).read_text()
     assert '"x-scanner": {exact: "bright"}' in route
+
+
+def test_ranges_are_chosen_on_inputs_that_built_none(folder: Path, tmp_path: Path) -> None:
+    """A few bright pages are glaring: ranges that hold them leave no levels to the others, so some of the values are cut off."""
+    glaring = N["office"] + np.random.default_rng(11).choice(N["bright"], 60, replace=False)
+    _brightened(folder, tmp_path / "glaring.npz", glaring, 60)
+    out = tmp_path / "out"
+    done = _repair(
+        folder,
+        out,
+        "--slice=scanner=bright",
+        "--candidate=sound.onnx",
+        f"--inputs={tmp_path / 'glaring.npz'}",
+        "--only=own-copy",
+    )
+    own = _record(out)["own-copy"]
+    tried = dict(own["ranges"]["tried"])  # type: ignore[index]
+    assert own["ranges"]["hold"] == min(tried, key=tried.get) < 1.0  # type: ignore[index,arg-type]
+    assert tried[1.0] > 2 * min(tried.values())
+    assert "% of the values" in done.stdout
 
 
 def test_nothing_that_calibrates_is_judged_by(folder: Path, tmp_path: Path) -> None:
