@@ -169,7 +169,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
                 f"Build repairs: quantdrift repair {alert.id} --candidate FILE --inputs FILE --out FOLDER"
             )
         if "gate" not in known:
-            lines.append(f"Is a repair safe: quantdrift gate FILE --alert {alert.id} --inputs FILE")
+            lines.append(f"Is a repair safe: quantdrift gate FILE --inputs FILE --note {alert.id}")
     if alert.resolved_at is None and alert.acknowledged is None:
         lines.append(f'Acknowledge: quantdrift alerts ack {alert.id} --reason "..."')
     click.echo("\n".join(lines))

@@ -84,7 +84,7 @@ def damaged(
     OperatorError
         There is no such slice, or recorded inputs cannot tell it.
     """
-    from quantdrift.shadow.gate.live import is_judged
+    from quantdrift.shadow.gate.found import is_judged
 
     if (alert_id is None) == (not slice_name):
         raise OperatorError("give either ALERT, the number of an alert, or --slice")

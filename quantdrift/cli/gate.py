@@ -19,13 +19,14 @@ from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.reference import chosen_reference, model_named, opened_reference
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Model, Slice
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
 from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.drift.gate import Decision, Load, LoadRun, Question, SliceAnswer
     from quantdrift.shadow.gate.follow import Followed
+    from quantdrift.shadow.gate.found import FoundSlices
     from quantdrift.shadow.gate.judge import Asked, Observed
     from quantdrift.shadow.gate.load import Budget
     from quantdrift.shadow.gate.offline import Compared, Sides
@@ -80,7 +81,8 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     "chosen",
     multiple=True,
     metavar="RULE",
-    help="Judge only the slices of this rule, and all inputs together; `all`: only these. Repeatable.  [default: every rule]",
+    help="Judge only the slices of this rule, and all inputs together; `all`: only these; `cluster`, `novel`, `discovered`: learned and"
+    " discovered ones. Repeatable.  [default: every rule, and what the database knows]",
 )
 @click.option(
     "--divergence",
@@ -113,6 +115,12 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(min=1),
     metavar="ALERT",
     help="Judge only the slice of this alert, and all inputs together: in place of --model and --slice.",
+)
+@click.option(
+    "--note",
+    type=click.IntRange(min=1),
+    metavar="ALERT",
+    help="Write the verdict on every slice to this alert as a note. --alert does it itself.",
 )
 @click.option(
     "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
@@ -149,6 +157,7 @@ def gate(
     throughput: float | None,
     loads: tuple[str, ...],
     alert: int | None,
+    note: int | None,
     number: int | None,
     alpha: float,
     junit: Path | None,
@@ -158,13 +167,14 @@ def gate(
     """Judge whether CANDIDATE, an ONNX file, is good enough on every slice, before it is deployed.
 
     It runs the reference and the candidate on recorded inputs, compares their outputs like the shadow, and asks whether each slice
-    is within the budget of the model. Inputs that the candidate was calibrated with do not count as evidence: leave them out.
+    is within the budget of the model. Inputs that the candidate was calibrated with do not count as evidence: leave them out. Learned and
+    discovered slices are judged, too, where the command can read the database; else it says that they are not.
 
     With --live it records the candidate in the database, and judges it on samples that are captured from then on. It is compared with
     what was served, too. `GET /gate/ID` at the monitor's admin port has the verdict.
 
     Exit code 0 if every slice passes, 3 if one fails, 4 if there is not enough evidence, with how many inputs are missing; 1 and 2 are
-    errors.
+    errors, 130 Ctrl-C and 143 SIGTERM: no verdict.
 
     \b
     Examples:
@@ -179,13 +189,14 @@ def gate(
 
     if live == (inputs is not None):
         raise OperatorError("give either --inputs, recorded inputs, or --live")
-    if alert is not None and (name or chosen):
-        raise OperatorError("--alert gives the model and the slice: leave out --model and --slice")
+    _check_alert(alert, note, name=name, chosen=chosen, no_note=no_note)
     _check_writable(junit)
     budget = Budget(latency_p99_s=latency, throughput_per_s=throughput)
     run = _load_run(loads, budget, candidate, routes, live=live)
     fact = None if alert is None else _alert(config_path, data, alert)
-    name = fact.model if fact else name
+    noted = fact if note is None else _alert(config_path, data, note)
+    name = _model_of(noted, name) if noted else name
+    note = None if no_note or noted is None else noted.id
     if live:
         given = {"--against": against, "--slice": chosen, "--reference": number}
         if unused := [option for option, value in given.items() if value]:
@@ -213,7 +224,7 @@ def gate(
                 alpha=alpha,
                 wait=wait,
                 junit=junit,
-                alert=None if no_note else alert,
+                note=note,
                 as_json=as_json,
             )
         )
@@ -223,7 +234,7 @@ def gate(
     _check_options(
         model, against=against, margin=margin, mlperf=mlperf, labels=labels, accuracy=reference_accuracy
     )
-    rules = _rules(config, model, _rules_of(config, model, fact) if fact else chosen)
+    rules, kinds = _judged_slices(config, model, fact, chosen)
     asked = _asked(
         model,
         against=against,
@@ -235,12 +246,16 @@ def gate(
     )
     sides = _sides(config, model, rules, routes, number=number, candidate=candidate, against=against)
     try:
-        found = _compared(config, sides, inputs, rules, labels, quiet=as_json)
+        more = _found_slices(
+            config_path, data, config, model, sides, rules=rules, chosen=chosen, kinds=kinds, alert=fact
+        )
+        found = _compared(config, model, sides, inputs, rules, more, labels, quiet=as_json)
         _check_attributes(inputs, rules, found)
+        more = more.told_by({key for one in found for key in one.items.attributes})
         sliced = msgspec.structs.replace(config, slices=tuple(rules))
-        items = observed(sliced, model.name, found)
+        items = observed(sliced, model.name, found, more)
         if fact:
-            items = _of_alert(items, fact, inputs)
+            items = _of_alert(items, fact, inputs, more.left_out)
         _note(inputs, rules, found)
         beside = 0 if run else budget.n * (1 + len(routes))
         if beside:
@@ -258,13 +273,19 @@ def gate(
         run=run,
         beside=beside,
     )
-    _add_note(config_path, data, None if no_note else alert, made)
+    made = msgspec.structs.replace(made, not_judged=more.left_out)
+    _add_note(config_path, data, note, made)
+    _tell(made, junit, as_json=as_json)
+    sys.exit(_EXIT[made.verdict.value])
+
+
+def _tell(made: "Decision", junit: Path | None, *, as_json: bool) -> None:
+    """Print a decision, and write it for CI."""
     if as_json:
         emit(made)
     else:
         click.echo(text_of(made))
     _write_junit(junit, made)
-    sys.exit(_EXIT[made.verdict.value])
 
 
 def _live(
@@ -283,11 +304,12 @@ def _live(
     alpha: float,
     wait: str,
     junit: Path | None,
-    alert: int | None,
+    note: int | None,
     as_json: bool,
 ) -> int:
     """Judge a candidate on live traffic, and return the exit code."""
     from quantdrift.core.clock import SystemClock
+    from quantdrift.core.process.run import SignalStop
     from quantdrift.core.stream.connection import Queue
     from quantdrift.core.stream.rights import NatsRole
     from quantdrift.shadow.gate.follow import Followed, Job, follow
@@ -331,25 +353,38 @@ def _live(
         wait=longest,
     )
 
-    async def follow_it() -> Followed:
+    async def follow_it() -> tuple[Followed, int]:
         async with Database(secrets.dsn) as database:
             queue = await Queue.connect(config.stream, client_name="gate", role=NatsRole.SHADOW)
             try:
+                stop = SignalStop()
                 with Steps(quiet=as_json) as step:
                     step(f"waiting for exchanges of model {model.name}")
-                    return await follow(
+                    found = await follow(
                         job,
                         database=database,
                         queue=queue,
                         clock=SystemClock(),
                         look=lambda found: step(_progress(found)),
+                        stop=stop,
                     )
+                    return found, stop.exit_code
             finally:
                 await queue.close()
 
-    found = asyncio.run(follow_it())
+    found, interrupted_code = asyncio.run(follow_it())
     made = found.decision
-    _add_note(config_path, data, alert, made)
+    if not found.interrupted:
+        _add_note(config_path, data, note, made)
+    _show(found, as_json=as_json)
+    if found.interrupted:
+        return interrupted_code
+    _write_junit(junit, made)
+    return _EXIT[made.verdict.value]
+
+
+def _show(found: "Followed", *, as_json: bool) -> None:
+    """Print what a gate on live traffic has found."""
     if as_json:
         emit(
             {
@@ -360,7 +395,8 @@ def _live(
                 "problem": found.problem,
                 "unlabelled": found.unlabelled,
                 "forgotten": found.forgotten,
-                **msgspec.structs.asdict(made),
+                "interrupted": found.interrupted,
+                **msgspec.structs.asdict(found.decision),
             }
         )
     else:
@@ -377,9 +413,9 @@ def _live(
             )
         if found.forgotten:
             click.echo(f"{found.forgotten:,} were forgotten before they had a label: load labels more often")
-        click.echo(text_of(made, found.elapsed_s))
-    _write_junit(junit, made)
-    return _EXIT[made.verdict.value]
+        click.echo(text_of(found.decision, found.elapsed_s))
+        if found.interrupted:
+            click.echo(f"Interrupted: gate {found.id} has ended without a verdict.")
 
 
 def _add_note(config_path: Path, data: Path | None, alert: int | None, made: "Decision") -> None:
@@ -474,26 +510,117 @@ def _alert(config_path: Path, data: Path | None, number: int) -> "AlertFact":
     return asyncio.run(run())
 
 
-def _rules_of(config: Config, model: Model, alert: "AlertFact") -> list[str]:
-    """Return the names of the slice rules that make the slice of an alert."""
+def _check_alert(
+    alert: int | None, note: int | None, *, name: str, chosen: Sequence[str], no_note: bool
+) -> None:
+    if alert is not None and (name or chosen):
+        raise OperatorError("--alert gives the model and the slice: leave out --model and --slice")
+    if note is not None and (no_note or alert is not None):
+        raise OperatorError("--note is in place of --alert, which writes a note itself, and of --no-note")
+
+
+def _model_of(alert: "AlertFact", name: str) -> str:
+    """Return the model of an alert, which must be the one that was named, if any was."""
+    if name not in ("", alert.model):
+        raise OperatorError(f"alert {alert.id} is about model `{alert.model}`, and not about `{name}`")
+    return alert.model
+
+
+def _judged_slices(
+    config: Config, model: Model, alert: "AlertFact | None", chosen: Sequence[str]
+) -> tuple[list[Slice], tuple[str, ...]]:
+    """Return the slice rules that are judged, and the kinds of learned and discovered slices that `--slice` names.
+
+    No kind: all of them without `--slice`, else none.
+    """
+    from quantdrift.shadow.gate.found import KINDS
+
+    if alert:
+        return _rules_of(config, model, alert), ()
+    rules = {rule.name for rule in _rules(config, model, ())}
+    kinds = tuple(kind for kind in KINDS if kind in chosen and kind not in rules)
+    named = [name for name in chosen if name not in kinds]
+    return _rules(config, model, named or ([ALL] if kinds else ())), kinds
+
+
+def _rules_of(config: Config, model: Model, alert: "AlertFact") -> list[Slice]:
+    """Return the slice rules that make the slice of an alert; none where it is all inputs, learned or discovered."""
     if alert.slice == ALL:
-        return [ALL]
+        return []
     rules = _rules(config, model, ())
     for rule in rules:
         needed = [one for one in rules if one is rule or one.name in rule.cross]
         if any(key.name == alert.slice for key in _slices_named(config, model, needed, alert.slice)):
-            return [one.name for one in needed]
-    raise OperatorError(
-        f"alert {alert.id} is about the slice `{alert.slice}`, which no rule of [[slices]] makes: recorded inputs do not show who is in"
-        " a learned or discovered slice. Leave --alert out to judge the slices of every rule, or judge a discovered slice with --live"
+            return _rules(config, model, [one.name for one in needed])
+    return []
+
+
+def _found_slices(
+    config_path: Path,
+    data: Path | None,
+    config: Config,
+    model: Model,
+    sides: "Sides",
+    *,
+    rules: Sequence[Slice],
+    chosen: Sequence[str],
+    kinds: Sequence[str],
+    alert: "AlertFact | None",
+) -> "FoundSlices":
+    """Return the learned and discovered slices that are judged, of which the database knows.
+
+    Where nobody has asked for one by name, a database that does not answer is a reason to leave them out, and to say so.
+    """
+    from quantdrift.shadow.gate.found import NONE_FOUND, FoundSlices, found_slices
+    from quantdrift.storage.database import Database
+
+    if (alert and (rules or alert.slice == ALL)) or (chosen and not kinds):
+        return NONE_FOUND
+
+    async def read() -> FoundSlices:
+        _, secrets = prepare(config_path, Role.REPORT, data)
+        async with Database(secrets.dsn) as database:
+            return await found_slices(database, config, model, sides.reference.runtime.artefact.digest)
+
+    try:
+        found = asyncio.run(read())
+    except (OperatorError, RetryError) as error:
+        if alert or kinds:
+            raise
+        return FoundSlices(
+            left_out=(
+                f"learned and discovered slices: the database, which knows them, cannot be read: {error}",
+            )
+        )
+    if alert:
+        return _one_found(found, alert)
+    if absent := [kind for kind in kinds if not found.only([kind]).keys]:
+        reasons = "; ".join(found.left_out) or "none had traffic within the last day"
+        raise OperatorError(f"--slice {absent[0]}: there is no such slice to judge ({reasons})")
+    return found.only(kinds) if kinds else found
+
+
+def _one_found(found: "FoundSlices", alert: "AlertFact") -> "FoundSlices":
+    """Return the learned or discovered slice of an alert alone."""
+    if all(key.name != alert.slice for key in found.keys):
+        raise OperatorError(
+            f"alert {alert.id} is about the slice `{alert.slice}`, which no rule of [[slices]] makes, and which is neither a discovered slice nor"
+            " one of the newest clustering with traffic within the last day. Leave --alert out to judge the other slices"
+        )
+    return msgspec.structs.replace(
+        found,
+        learned=tuple(key for key in found.learned if key.name == alert.slice),
+        discovered=tuple(key for key in found.discovered if key.name == alert.slice),
+        left_out=(),
     )
 
 
-def _of_alert(items: "Observed", alert: "AlertFact", inputs: Path) -> "Observed":
+def _of_alert(items: "Observed", alert: "AlertFact", inputs: Path, left_out: Sequence[str]) -> "Observed":
     """Return the items with the slice of an alert, and with all inputs, as the only slices."""
     if alert.slice not in items.members:
+        why = f" ({'; '.join(left_out)})" if left_out else ""
         raise OperatorError(
-            f"--inputs {inputs}: no item is in the slice `{alert.slice}` of alert {alert.id}: record inputs of this slice"
+            f"--inputs {inputs}: no item is in the slice `{alert.slice}` of alert {alert.id}{why}: record inputs of this slice"
         )
     kept = {name: members for name, members in items.members.items() if name in {ALL, alert.slice}}
     return msgspec.structs.replace(items, members=kept)
@@ -559,7 +686,8 @@ def text_of(made: "Decision", elapsed_s: float | None = None) -> str:
     ]
     head = ("slice", "question", "verdict", "n", "mean [low, high]", "limit", "missing")
     speed = [_speed(load) for load in (made.load, *made.routes) if load]
-    return "\n".join([columns(head, rows), "", *speed, _sentence(made)])
+    left_out = [f"Not judged: {reason}." for reason in made.not_judged]
+    return "\n".join([columns(head, rows), "", *speed, *left_out, _sentence(made)])
 
 
 def junit_of(made: "Decision") -> bytes:
@@ -574,7 +702,8 @@ def junit_of(made: "Decision") -> bytes:
         timestamp=made.checked_at.isoformat(timespec="seconds"),
     )
     properties = ET.SubElement(suite, "properties")
-    for key, value in (("model", made.model), ("candidate", made.candidate), ("verdict", made.verdict.value)):
+    named = (("model", made.model), ("candidate", made.candidate), ("verdict", made.verdict.value))
+    for key, value in (*named, *(("not judged", reason) for reason in made.not_judged)):
         ET.SubElement(properties, "property", name=key, value=value)
     suite.extend(case for _, case in cases)
     ET.indent(suite)
@@ -776,6 +905,8 @@ def _divergence(model: Model) -> "Question":
 
 def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
     """Return the slice rules that are judged."""
+    from quantdrift.shadow.gate.found import KINDS
+
     rules = [rule for rule in config.slices if rule.model in ("", model.name)]
     if not chosen:
         return rules
@@ -787,7 +918,8 @@ def _rules(config: Config, model: Model, chosen: Sequence[str]) -> list[Slice]:
                 f"--slice {unknown[0]}: give the name of the rule, --slice {named}, which judges all of its slices"
             )
         raise OperatorError(
-            f"--slice {unknown[0]}: model `{model.name}` has no such rule in [[slices]]; it has {_listed([ALL, *known])}"
+            f"--slice {unknown[0]}: model `{model.name}` has no such rule in [[slices]]; it has {_listed([ALL, *known])}, and"
+            f" learned and discovered slices are called {_listed(KINDS)}"
         )
     kept = [rule for name, rule in known.items() if name in chosen]
     for rule in kept:
@@ -850,17 +982,37 @@ def _slices_named(config: Config, model: Model, rules: Sequence[Slice], name: st
 
 
 def _compared(
-    config: Config, sides: "Sides", inputs: Path, rules: Sequence[Slice], labels: str, *, quiet: bool
+    config: Config,
+    model: Model,
+    sides: "Sides",
+    inputs: Path,
+    rules: Sequence[Slice],
+    more: "FoundSlices",
+    labels: str,
+    *,
+    quiet: bool,
 ) -> "list[Compared]":
+    from quantdrift.shadow.gate.found import LearnedItems
     from quantdrift.shadow.gate.offline import compared
     from quantdrift.shadow.gate.recording import layout_of, parts_of
 
     parts = parts_of(inputs)
-    layout = msgspec.structs.replace(layout_of(config, rules, sides.inputs, labels), takers=sides.takers)
+    layout = layout_of(config, rules, sides.inputs, labels, more.attributes)
+    layout = msgspec.structs.replace(layout, takers=sides.takers)
+    if more.keys:  # their conditions, and the space of a clustering, may be of any feature
+        rules = [*rules, *(rule for rule in _rules(config, model, ()) if rule not in rules and rule.feature)]
     length = sum(part.n_bytes for part in parts)
     with click.progressbar(length=length, label="comparing", hidden=quiet, file=sys.stderr) as bar:
         return list(
-            compared(sides, parts, layout, rules, step=config.shadow.batch_items, progress=bar.update)
+            compared(
+                sides,
+                parts,
+                layout,
+                rules,
+                LearnedItems(config, model, more, sides.reference.runtime.artefact.digest),
+                step=config.shadow.batch_items,
+                progress=bar.update,
+            )
         )
 
 

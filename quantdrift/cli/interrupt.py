@@ -2,7 +2,7 @@
 
 While a command loads its packages, which takes up to a second, and while Python shuts down, it ends the process at once. In
 between it raises `KeyboardInterrupt`, so that a command can close what it opened. Processes that stop in order take over
-the signal themselves (`quantdrift.core.process.run`).
+the signal themselves (`quantdrift.core.process.run`), and so does a command that has something to record before it ends.
 """
 
 import os

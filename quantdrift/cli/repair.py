@@ -1,6 +1,7 @@
 """The command `quantdrift repair`, which builds repairs of a candidate for a damaged slice, and measures them."""
 
 import hashlib
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -184,7 +185,18 @@ def repair(
     if as_json:
         emit(record)
     else:
-        click.echo(_text(case, candidate, out, found, measured, skipped, n_items=(len(work), len(fresh))))
+        click.echo(
+            _text(
+                case,
+                candidate,
+                out,
+                found,
+                measured,
+                skipped,
+                n_items=(len(work), len(fresh)),
+                gate_options=_gate_options(config_path, data, case, None if no_note else alert_id),
+            )
+        )
     sys.exit(_exit_code(found, measured))
 
 
@@ -337,6 +349,7 @@ def _record(
                 "route": case.slice.name if one.repair.is_routed else None,
                 "sites": one.repair.sites,
                 "calibrated_on": [recording.names[row] for row in one.repair.calibrated_on],
+                "ranges": {"hold": one.repair.kept, "tried": one.repair.tried},
                 "worse": one.worse,
                 "flips": msgspec.to_builtins(one.flips),
                 "time_ratio": one.time_ratio,
@@ -381,6 +394,7 @@ def _text(
     skipped: "Sequence[NotBuilt]",
     *,
     n_items: tuple[int, int],
+    gate_options: Sequence[str],
 ) -> str:
     """Return the repairs for the terminal."""
     name = case.slice.name
@@ -406,7 +420,7 @@ def _text(
         f"changed answers: of {plain(name)}. Processor time and files: relative to the candidate, on this machine's processor.",
     ]
     lines += [f"{_KIND_WORDS[one.kind.value]}: not built, {one.why}." for one in skipped]
-    lines += ["", *_advice(case, candidate, out, measured)]
+    lines += ["", *_advice(case, candidate, out, measured, gate_options)]
     return "\n".join(lines)
 
 
@@ -425,6 +439,8 @@ def _row(number: int, one: "Measured", name: str, n_bytes: int) -> tuple[str, ..
         words = f"in FP32: {', '.join(one.repair.sites)}"
     elif one.repair.calibrated_on:
         words += f", {len(one.repair.calibrated_on)} items"
+        if one.repair.kept < 1.0:
+            words += f", {_share(one.repair.kept)} of the values"
     return (
         str(number),
         words,
@@ -441,7 +457,19 @@ def _change(one: "Measured", name: str) -> str:
     return "-" if change is None else f"{_share(change.before)} -> {_share(change.after)}"
 
 
-def _advice(case: Damaged, candidate: Path, out: Path, measured: "Sequence[Measured]") -> list[str]:
+def _gate_options(config_path: Path, data: Path | None, case: Damaged, note: int | None) -> list[str]:
+    """Return the options with which the gate judges the same model, and writes its verdict to the same alert."""
+    options = [] if note is None else [f"--note={note}"]
+    if len(case.config.models) > 1:
+        options.append(f"--model={case.model.name}")
+    if config_path != Path("config.toml"):
+        options.append(f"--config={config_path}")
+    return options if data is None else [*options, f"--data={data}"]
+
+
+def _advice(
+    case: Damaged, candidate: Path, out: Path, measured: "Sequence[Measured]", gate_options: Sequence[str]
+) -> list[str]:
     """Return what to do next."""
     best = measured[0]
     lines = []
@@ -449,10 +477,11 @@ def _advice(case: Damaged, candidate: Path, out: Path, measured: "Sequence[Measu
     if written:
         number, one = written[0]
         file = out / _file(number, one)
-        routed = f"{candidate} --route {case.slice.name}={file}" if one.repair.is_routed else str(file)
         words = _KIND_WORDS[one.repair.kind.value]
         lines.append(f"{words[0].upper()}{words[1:]}: {file}")
-        lines.append(f"Next, judge it on live traffic: quantdrift gate {routed} --live")
+        served = [candidate, f"--route={case.slice.name}={file}"] if one.repair.is_routed else [file]
+        command = shlex.join(map(str, ["quantdrift", "gate", *served, "--live", *gate_options]))
+        lines.append(f"Next, judge it on live traffic: {command}")
         if one.result.value == "more items needed" and one.decision:
             lines.append(_missing(one.decision))
     elif best.result.value in _WORKS:

@@ -431,6 +431,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Figures of the candidate's load run; None: none was asked for.
     routes
         Those of the routes' load runs.
+    not_judged
+        Slices that were left out, and why, in words.
     """
 
     verdict: Outcome
@@ -441,6 +443,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     checked_at: datetime
     load: Load | None = None
     routes: tuple[Load, ...] = ()
+    not_judged: tuple[str, ...] = ()
 
 
 def decision(

@@ -12,7 +12,7 @@ body of a request is read.
 
 import asyncio
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,7 @@ _PASS: Final = "pass"  # noqa: S105 - no password
 _FAIL: Final = "fail"
 _INSUFFICIENT: Final = "insufficient"
 _OF_LOAD: Final = ("latency", "throughput")
+_SILENT: Final = timedelta(minutes=2)  # a gate that runs records something every five seconds
 
 
 class GateBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,8 @@ class GateBody(msgspec.Struct, frozen=True, kw_only=True):
         About how many exchanges are missing to the slice that lacks most; None: unknown.
     checked_at
         When it was judged; None: not yet.
+    ended_at
+        When the command ended; None: it runs, or was killed. `insufficient` stays so from then on.
     """
 
     verdict: str
@@ -56,6 +59,7 @@ class GateBody(msgspec.Struct, frozen=True, kw_only=True):
     slices: list[dict[str, Any]] = []
     more: int | None = None
     checked_at: datetime | None = None
+    ended_at: datetime | None = None
 
 
 def gate_routes(database: Database) -> Iterable[web.AbstractRouteDef]:
@@ -85,6 +89,7 @@ def body_of(run: GateRun) -> GateBody:
         slices=run.answers,
         more=run.more,
         checked_at=run.checked_at,
+        ended_at=run.ended_at,
     )
 
 
@@ -116,14 +121,21 @@ def _reason(run: GateRun) -> str:
         parts += [f"the load run does not keep its budget: {', '.join(load)}"] if load else []
         return "; ".join(parts)
     if not run.answers:
-        return "nothing was judged yet"
+        return f"nothing was judged yet{_end_of(run)}"
     missing = (
         "more exchanges than anybody can wait for" if run.more is None else f"about {run.more} more exchanges"
     )
-    ended = "; the gate has ended: start another one" if run.ended_at is not None else ""
-    return (
-        f"not enough evidence: {_named(run, _INSUFFICIENT)}; the slice that lacks most needs {missing}{ended}"
-    )
+    return f"not enough evidence: {_named(run, _INSUFFICIENT)}; the slice that lacks most needs {missing}{_end_of(run)}"
+
+
+def _end_of(run: GateRun) -> str:
+    """Return what is known of the end of a gate without a verdict; nothing while it runs."""
+    if run.ended_at is not None:
+        return "; the gate has ended: start another one"
+    last_at = run.checked_at or run.begun_at
+    if datetime.now(UTC) - last_at > _SILENT:
+        return f"; nothing was recorded since {last_at:%Y-%m-%d %H:%M} UTC: if the command does not run any more, start another one"
+    return ""
 
 
 def _named(run: GateRun, verdict: str) -> str:

@@ -1,6 +1,7 @@
 """The gate on live traffic, end to end: record the candidate, follow the exchanges, record the verdict."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -9,15 +10,16 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.clusters import Clustering, space_of
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
+from quantdrift.core.process.run import Stop
 from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
 from quantdrift.drift.gate import Decision, LoadRun, Outcome, Question, decision, outcome_of
-from quantdrift.shadow.gate.live import LiveGate, is_judged, is_learned
+from quantdrift.shadow.gate.found import clusterings_of, is_judged, is_learned
+from quantdrift.shadow.gate.live import LiveGate
 from quantdrift.shadow.gate.offline import Route, route_slice
 from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.validate import AttributeRules, Envelope
@@ -27,7 +29,6 @@ from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage import gate as stored
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import Quarantined
-from quantdrift.storage.slices.clusters import newest_clusterings
 
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
@@ -48,6 +49,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
         Time since it began.
     unlabelled, forgotten
         Exchanges that wait for a label, and that were forgotten meanwhile, where labels are asked for.
+    interrupted
+        Somebody stopped it before there was a verdict.
     """
 
     id: int
@@ -59,6 +62,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float
     unlabelled: int = 0
     forgotten: int = 0
+    interrupted: bool = False
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +106,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def follow(
-    job: Job, *, database: Database, queue: Queue, clock: Clock, look: Callable[[Followed], None]
+    job: Job, *, database: Database, queue: Queue, clock: Clock, look: Callable[[Followed], None], stop: Stop
 ) -> Followed:
-    """Judge a candidate on the traffic from now on, until it passes or fails, or the time is over.
+    """Judge a candidate on the traffic from now on, until it passes or fails, the time is over, or somebody stops it.
+
+    However it ends, with an error too, the time of the end is recorded: who asks for the verdict need not wait any longer.
 
     Parameters
     ----------
@@ -116,6 +122,8 @@ async def follow(
         Measures the wait.
     look
         Called every few seconds with what is known.
+    stop
+        The request to end it before its time.
 
     Raises
     ------
@@ -125,7 +133,8 @@ async def follow(
         Postgres or NATS is unavailable. What was recorded before stays.
     """
     watched = await stored.watched_slices(database, job.model.name)
-    clusterings = await _clusterings(job, database)
+    references = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
+    clusterings = await clusterings_of(database, job.config, job.model, references)
     slices = [key for key in watched if is_judged(job.config, key) or is_learned(clusterings, key)]
     if not slices:
         raise OperatorError(
@@ -166,17 +175,7 @@ async def follow(
             clusterings=clusterings,
         )
         follower = _Follower(job, gate, begun, candidate=candidate, database=database, clock=clock)
-        return await follower.run(copies, look)
-
-
-async def _clusterings(job: Job, database: Database) -> list[Clustering]:
-    """Return the newest clusterings of the references' embeddings."""
-    space, _ = space_of(job.config, job.model)
-    if not space:
-        return []
-    digests = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
-    found = await newest_clusterings(database, job.model.name, space=space)
-    return [one.clustering for one in found if one.clustering.reference_digest in digests]
+        return await follower.run(copies, look, stop)
 
 
 def _check_names(job: Job, runtime: ReferenceRuntime) -> None:
@@ -220,11 +219,30 @@ class _Follower:
             rules=AttributeRules.of(job.config.capture, job.config.slices),
         )
 
-    async def run(self, copies: Copies, look: Callable[[Followed], None]) -> Followed:
-        """Follow until there is a verdict, or the time is over."""
+    async def run(self, copies: Copies, look: Callable[[Followed], None], stop: Stop) -> Followed:
+        """Follow until there is a verdict, the time is over, or `stop`."""
+        try:
+            await self._follow(copies, look, stop)
+            interrupted = stop.is_set() and self._outcome() is Outcome.INSUFFICIENT
+            if not interrupted:
+                await self._take_labels(is_end=True)
+                self._gate.finish()
+            found = msgspec.structs.replace(self._found(), interrupted=interrupted)
+            await self._record(found, ended=True)
+        except BaseException:
+            with contextlib.suppress(OperatorError, RetryError):  # the first error is the one to tell
+                await self._record(self._found(), ended=True)
+            raise
+        return found
+
+    async def _follow(self, copies: Copies, look: Callable[[Followed], None], stop: Stop) -> None:
         ends_s = self._began_s + self._job.wait.total_seconds()
         looks_s = self._began_s + _LOOK_S
-        while (now_s := self._clock.monotonic_s()) < ends_s and self._outcome() is Outcome.INSUFFICIENT:
+        while (
+            (now_s := self._clock.monotonic_s()) < ends_s
+            and self._outcome() is Outcome.INSUFFICIENT
+            and not stop.is_set()
+        ):
             if (data := await copies.next(min(_LONGEST_FETCH_S, ends_s - now_s))) is not None:
                 await asyncio.to_thread(self._see, data)
             if self._clock.monotonic_s() >= looks_s:
@@ -233,11 +251,6 @@ class _Follower:
                 await self._record(found, ended=False)
                 look(found)
                 looks_s = self._clock.monotonic_s() + _LOOK_S
-        await self._take_labels(is_end=True)
-        self._gate.finish()
-        found = self._found()
-        await self._record(found, ended=True)
-        return found
 
     def _outcome(self) -> Outcome:
         run = self._job.run

@@ -14,6 +14,7 @@ from quantdrift.core.text import plain
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.gate import ALPHA, Decision, Kind, LoadRun, Question, Trial, decision, trials
 from quantdrift.shadow.comparators.protocol import Values
+from quantdrift.shadow.gate.found import NONE_FOUND, FoundSlices
 from quantdrift.shadow.gate.offline import Compared
 from quantdrift.shadow.tensors.arrays import Array
 
@@ -87,7 +88,9 @@ def notes_of(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
     return notes
 
 
-def observed(config: Config, model: str, found: Sequence[Compared]) -> Observed:
+def observed(
+    config: Config, model: str, found: Sequence[Compared], more: FoundSlices = NONE_FOUND
+) -> Observed:
     """Return the items of all files, with their slices.
 
     Parameters
@@ -98,10 +101,13 @@ def observed(config: Config, model: str, found: Sequence[Compared]) -> Observed:
         The model's name.
     found
         What was found of each file.
+    more
+        Learned and discovered slices that are judged, too.
     """
     assigner = SliceAssigner(config, model)
+    assigner.extra = more.discovered
     keys = [of_item for one in found for of_item in _slices(assigner, one)]
-    members: dict[str, list[int]] = {key.name: [] for key in assigner.declared()}
+    members: dict[str, list[int]] = {key.name: [] for key in (*assigner.declared(), *more.keys)}
     for item, names in enumerate(_admitted(config, keys)):
         for name in names:
             members.setdefault(name, []).append(item)
@@ -206,8 +212,8 @@ def _slices(assigner: SliceAssigner, one: Compared) -> list[list[SliceKey]]:
     given = one.items.attributes
     rows = zip(*given.values(), strict=True) if given else (() for _ in range(len(one.items)))
     return [
-        assigner.assign(dict(zip(given, values, strict=True)), features)
-        for values, features in zip(rows, one.features, strict=True)
+        [*assigner.assign(dict(zip(given, values, strict=True)), features), *learned]
+        for values, features, learned in zip(rows, one.features, one.learned, strict=True)
     ]
 
 

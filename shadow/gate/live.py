@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import numpy as np
 
-from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY, OTHER_ID, Clustering
+from quantdrift.core.clusters import Clustering
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Policy
@@ -25,11 +25,12 @@ from quantdrift.core.sampling.inclusion import (
     smallest_rate,
     sure_rate,
 )
-from quantdrift.core.slices import ALL, TIME, SliceKey, feature_key, holds, time_attributes
+from quantdrift.core.slices import ALL, SliceKey, holds, time_attributes
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
 from quantdrift.shadow.comparators.protocol import Values
+from quantdrift.shadow.gate.found import is_of_clustering
 from quantdrift.shadow.gate.labels import NO_CLASS, Answers, ExpectedLabels
 from quantdrift.shadow.gate.offline import Route, answered, capped, computed, top_classes
 from quantdrift.shadow.replay.exchange import PreparedExchange
@@ -41,7 +42,6 @@ from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.features import features_of
 from quantdrift.storage.gate import TrueLabel
 
-_CAPTURED: Final = ("header.", "parameter.", "json.", TIME)
 _MOST_SESSIONS: Final = 100_000
 
 
@@ -213,7 +213,7 @@ class LiveGate:
             key.predicate: np.array(
                 [
                     key.predicate in own
-                    if _of_clustering(key)
+                    if is_of_clustering(key)
                     else all(holds(p, attributes, one) for p in key.where)
                     for one, own in zip(features, of_items, strict=True)
                 ],
@@ -333,28 +333,6 @@ class LiveGate:
                 total = np.sum(shares, axis=0)
                 if total.sum() <= 1 + ROUNDING:
                     self._add(number, total)
-
-
-def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
-    """Return whether these clusterings say who is in a slice: a cluster of them, or what is novel to them."""
-    clusters = {str(number) for one in clusterings for number in one.ids if number != OTHER_ID}
-    return bool(clusterings) and any(
-        one.key == NOVELTY_KEY or (one.key == CLUSTER_KEY and one.equals in clusters) for one in key.where
-    )
-
-
-def _of_clustering(key: SliceKey) -> bool:
-    return any(one.key in {CLUSTER_KEY, NOVELTY_KEY} for one in key.where)
-
-
-def is_judged(config: Config, key: SliceKey) -> bool:
-    """Return whether attributes and features tell a slice: neither learned, nor `(other)`, which depends on what has a place."""
-    features = {feature_key(rule) for rule in config.slices if rule.feature}
-    return all(
-        (one.key.startswith(_CAPTURED) or one.key in features)
-        and (one.equals, one.low, one.high) != (None, None, None)
-        for one in key.where
-    )
 
 
 def _compared(entry: PreparedExchange, outputs: dict[str, Array]) -> ReplayResult:

@@ -18,9 +18,10 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.tensors import DTYPES
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
+from quantdrift.shadow.gate.found import LearnedItems
 from quantdrift.shadow.gate.recording import Items, Layout, Part, read
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
-from quantdrift.shadow.replay.pairing import pair_of
+from quantdrift.shadow.replay.pairing import embedding_of, pair_of
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
 from quantdrift.shadow.runtimes.onnx.precision import ANY_PRECISION
@@ -137,6 +138,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         The divergence of the candidate, at most `models.budget.cap`; that of an output that is not finite is the cap : (items,).
     right
         Whether reference and candidate have the true class : (items, 2); None without labels.
+    learned
+        The learned slices of each item.
     """
 
     items: Items
@@ -145,6 +148,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     served_flip: Values | None
     divergence: Values
     right: Array | None
+    learned: list[tuple[SliceKey, ...]]
 
 
 def route_slice(slices: Sequence[SliceKey], name: str) -> SliceKey:
@@ -202,6 +206,7 @@ def compared(
     parts: Sequence[Part],
     layout: Layout,
     rules: Sequence[Slice],
+    learned: LearnedItems,
     *,
     step: int,
     progress: Callable[[int], None],
@@ -214,6 +219,8 @@ def compared(
         The models, the files, and what their arrays are.
     rules
         The slices, whose features are needed.
+    learned
+        Finds the learned slices.
     step
         Most items in one run.
     progress
@@ -234,7 +241,7 @@ def compared(
         found = []
         for begin in range(0, len(items), size):
             rows = slice(begin, min(begin + size, len(items)))
-            found.append(_step(sides, items, rows, rules))
+            found.append(_step(sides, items, rows, rules, learned))
             progress(part.n_bytes * rows.stop // len(items) - part.n_bytes * begin // len(items))
         yield _joined(items, found)
 
@@ -247,9 +254,10 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     served_flip: Values | None
     divergence: Values
     right: Array | None
+    learned: list[tuple[SliceKey, ...]]
 
 
-def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice]) -> _Step:
+def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice], learned: LearnedItems) -> _Step:
     """Run all models on some rows of a file, and compare them."""
     model = sides.reference.model
     where = f"{items.path}, rows {rows.start} to {rows.stop - 1}"
@@ -276,7 +284,19 @@ def _step(sides: Sides, items: Items, rows: slice, rules: Sequence[Slice]) -> _S
         raise OperatorError(f"{where}: {error.detail}") from error
     wanted = [rule for rule in rules if rule.feature]
     features = features_of(wanted, entry.inputs) if wanted else [{} for _ in range(entry.n_items)]
-    return _Step(features=features, flip=flip, served_flip=served, divergence=divergence, right=right)
+    return _Step(
+        features=features,
+        flip=flip,
+        served_flip=served,
+        divergence=divergence,
+        right=right,
+        learned=learned.of(
+            entry.exchange,
+            attributes={name: values[rows] for name, values in items.attributes.items()},
+            features=features,
+            embedding=embedding_of(entry, outputs),
+        ),
+    )
 
 
 def _judged(
@@ -475,4 +495,5 @@ def _joined(items: Items, steps: Sequence[_Step]) -> Compared:
         divergence=np.concatenate([step.divergence for step in steps]),
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
+        learned=[keys for step in steps for keys in step.learned],
     )

@@ -96,9 +96,15 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     takers: Mapping[str, str] = {}
 
 
-def layout_of(config: Config, rules: Sequence[Slice], inputs: Iterable[str], labels: str = "") -> Layout:
-    """Return the layout for these slice rules of a model."""
-    keys: dict[str, str] = {}
+def layout_of(
+    config: Config,
+    rules: Sequence[Slice],
+    inputs: Iterable[str],
+    labels: str = "",
+    attributes: Iterable[str] = (),
+) -> Layout:
+    """Return the layout for these slice rules of a model, and for the keys of further attributes."""
+    keys = {name: key for key in attributes for name in (key.partition(".")[2], key)}
     for rule in rules:
         if rule.feature or rule.cross:
             continue

@@ -10,7 +10,8 @@ Which repairs are built depends on the cause (`diagnose`):
 | `reference` | the slice is routed to the reference | always |
 | `roll-back` | the reference serves everything | always |
 
-Weights are never quantised a second time, so no repair of ranges helps against `weights`.
+A range holds all values of the items that it comes from, or 99.99, 99.9 or 99 % of them: what has the fewest flips on the rest of
+the items to work on, which no range came from. Weights are never quantised a second time, so no repair of ranges helps against `weights`.
 
 **What is measured.** The recording is split once, by observation, into a half to work on and a half to judge by. Diagnosis and
 calibration see the first half only; flips of every slice and the gate's verdict come from the second. Each of K built repairs is
@@ -38,6 +39,7 @@ from quantdrift.drift.gate import Kind as QuestionKind
 from quantdrift.shadow.gate.judge import Asked, Observed, judge
 from quantdrift.shadow.repair.blame import Cause, Compare, Diagnosis
 from quantdrift.shadow.repair.edits import CandidateEdits
+from quantdrift.shadow.repair.samples import thinned
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
 from quantdrift.shadow.tensors.arrays import Array
 
@@ -48,6 +50,13 @@ FEWEST_OF_SLICE: Final = 8
 MOST_OF_TRAFFIC: Final = 256
 """Items of all traffic that ranges are calibrated on, at most."""
 _BATCH: Final = 32
+_KEPT: Final = (
+    1.0,
+    0.9999,
+    0.999,
+    0.99,
+)  # shares of the values that ranges hold; of equally good ones the first
+_MOST_TRIED: Final = 1_024  # items by which ranges are chosen, inside the slice and elsewhere
 _ROUNDS: Final = 15
 _HEALED: Final = 0.5  # a repair that heals a smaller share of the flips does not help
 
@@ -95,6 +104,10 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
         The sites in FP32.
     calibrated_on
         Numbers of the items that its ranges come from.
+    kept
+        Share of the values of these items that the ranges hold; 1: from the smallest to the largest.
+    tried
+        Shares that were tried, each with the share of flips by which one was chosen; empty: there were too few items left to choose by.
     """
 
     kind: Kind
@@ -102,6 +115,8 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     is_routed: bool
     sites: tuple[str, ...] = ()
     calibrated_on: tuple[int, ...] = ()
+    kept: float = 1.0
+    tried: tuple[tuple[float, float], ...] = ()
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,22 +365,48 @@ class Workbench:
                 )
                 for count in range(1, len(names) + 1)
             ]
+        return [self._calibrated(kind)]
+
+    def _calibrated(self, kind: Kind) -> Repair:
+        """Return the candidate with the ranges of some items: of several ranges those with fewest flips on the rest of the items to work on."""
         rows = self._rng.permutation(self._of_slice)[:MOST_OF_SLICE]
         if kind is Kind.RECALIBRATE:
             rows = np.union1d(rows, self._rng.permutation(self._work)[:MOST_OF_TRAFFIC])
         rows = np.sort(rows)
-        ranges = {
-            self._copy.sites[number].name: limits
-            for number, limits in self._copy.extremes(self._taken(rows)).items()
-        }
-        return [
-            Repair(
-                kind=kind,
-                model=self._edits.with_ranges(ranges).SerializeToString(),
-                is_routed=kind is Kind.OWN_COPY,
-                calibrated_on=tuple(rows.tolist()),
-            )
+        left = np.setdiff1d(self._work, rows)
+        inside = thinned(np.intersect1d(left, self._of_slice), _MOST_TRIED)
+        elsewhere = thinned(np.setdiff1d(left, self._of_slice), _MOST_TRIED)
+        sides = [inside] if kind is Kind.OWN_COPY else [inside, elsewhere]
+        kept = _KEPT if len(inside) >= FEWEST_OF_SLICE else _KEPT[:1]
+        models = [
+            self._edits.with_ranges(
+                {self._copy.sites[number].name: limits for number, limits in ranges.items()}
+            ).SerializeToString()
+            for ranges in self._copy.ranges(self._taken(rows), kept)
         ]
+        flips = [self._flips_of(model, kind, sides) for model in models] if len(models) > 1 else []
+        best = int(np.argmin(flips)) if flips else 0
+        return Repair(
+            kind=kind,
+            model=models[best],
+            is_routed=kind is Kind.OWN_COPY,
+            calibrated_on=tuple(rows.tolist()),
+            kept=kept[best],
+            tried=tuple(zip(kept, flips, strict=True)) if flips else (),
+        )
+
+    def _flips_of(self, model: bytes, kind: Kind, sides: Sequence[IntArray]) -> float:
+        """Return the share of flips on some items of the slice, or on some others where it is larger: a repair must not damage them."""
+        session = session_of(model, kind.value, 1)
+        found = []
+        for rows in sides:
+            if len(rows):
+                taken = self._taken(rows)
+                flips = self._flips(
+                    outputs_of(session, self._copy.outputs, taken), self._copy.expected(taken)
+                )
+                found.append(float(np.nan_to_num(flips).mean()))
+        return max(found)
 
     def _taken(self, rows: IntArray) -> dict[str, Array]:
         return {name: array[rows] for name, array in self._inputs.items()}

@@ -279,6 +279,7 @@ def _not_computed(items: Items, rules: Sequence[Slice]) -> Compared:
         served_flip=None,
         divergence=unknown,
         right=None,
+        learned=[()] * len(items),
     )
 
 

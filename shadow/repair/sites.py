@@ -57,6 +57,7 @@ _SAME_INTEGERS: Final = 0.99  # of a weight, to be matched by value: rounding ti
 _FATAL: Final = 4
 _UNFOLDED: tuple[type[Exception], ...] = (*ERRORS, OSError)
 _STEP: Final = 16  # items whose activations are in memory together
+_BINS: Final = 16_384  # of a histogram: an outlier of a thousand times the other values leaves them sixteen
 
 
 class SiteKind(StrEnum):
@@ -219,26 +220,51 @@ class SwitchableCopy:
 
     def extremes(self, inputs: Mapping[str, Array]) -> dict[int, tuple[float, float]]:
         """Return the smallest and the largest value of the reference in each activation range, at all of its tensors, by site."""
+        found: dict[int, tuple[float, float]] = {}
+        for number, values in self._reference_values(inputs):
+            low, high = found.get(number, (np.inf, -np.inf))
+            found[number] = (min(low, float(values.min())), max(high, float(values.max())))
+        return found
+
+    def ranges(
+        self, inputs: Mapping[str, Array], kept: Sequence[float]
+    ) -> list[dict[int, tuple[float, float]]]:
+        """Return for each share the ranges that hold so large a share of the reference's values, by site.
+
+        What is left out is cut off at both ends alike. Quantiles are those of histograms, so the values are never in memory together.
+
+        Parameters
+        ----------
+        inputs
+            By name : (items, ...).
+        kept
+            Shares, in (0, 1]; a share of 1 gives the `extremes`.
+        """
+        extremes = self.extremes(inputs)
+        counts = {number: np.zeros(_BINS, dtype=np.int64) for number in extremes}
+        if any(share < 1.0 for share in kept):
+            for number, values in self._reference_values(inputs):
+                if np.isfinite(extremes[number]).all():
+                    counts[number] += np.histogram(values, _BINS, extremes[number])[0]
+        return [
+            {number: _holding(share, counts[number], limits) for number, limits in extremes.items()}
+            for share in kept
+        ]
+
+    def _reference_values(self, inputs: Mapping[str, Array]) -> Iterator[tuple[int, Array]]:
+        """Yield the values of the reference at each tensor of each activation range, with the number of the site, a few items at a time."""
         names = [
             (number, _raw_name(number, place))
             for number, site in enumerate(self.sites)
             if site.kind is SiteKind.ACTIVATION
             for place in range(len(site.tensors))
         ]
-        found: dict[int, tuple[float, float]] = {}
-        n_items = len(next(iter(inputs.values())))
-        for begin in range(0, n_items, _STEP):
+        for begin in range(0, len(next(iter(inputs.values()))), _STEP):
             part = {name: array[begin : begin + _STEP] for name, array in inputs.items()}
             computed = self._computed(
                 [name for _, name in names], part, self.everywhere, None, session=self._probed
             )
-            for number, name in names:
-                low, high = found.get(number, (np.inf, -np.inf))
-                found[number] = (
-                    min(low, float(computed[name].min())),
-                    max(high, float(computed[name].max())),
-                )
-        return found
+            yield from ((number, computed[name]) for number, name in names)
 
     @cached_property
     def _probed(self) -> Any:
@@ -703,6 +729,18 @@ def stem(name: str) -> str:
         if name.endswith(suffix) and name != suffix:
             return name[: -len(suffix)]
     return name
+
+
+def _holding(share: float, counts: Array, limits: tuple[float, float]) -> tuple[float, float]:
+    """Return the range that holds a share of the values; `counts` are those of equal bins between the limits."""
+    if share >= 1.0 or not counts.any():
+        return limits
+    reached = np.cumsum(counts) / counts.sum()
+    edges = np.histogram_bin_edges([], len(counts), limits)
+    cut = (1.0 - share) / 2.0
+    first, last = np.searchsorted(reached, [cut, 1.0 - cut], side="right")
+    ends = np.clip([edges[first], edges[min(last, len(counts) - 1) + 1]], *limits)
+    return float(ends[0]), float(ends[1])
 
 
 class _Edit:

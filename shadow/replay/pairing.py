@@ -63,17 +63,20 @@ def pair_of(
         reference = {name: replayed_of(entry, outputs, own) for name, own in names.items()}
     except QuarantineError as error:
         return output_error(error.detail)
-    embedding = outputs.get(entry.version_reference.runtime.embedding)
-    if embedding is not None and not entry.batched:
-        embedding = _one_row(embedding)
     return OutputPair(
         version_reference=entry.version_reference,
         n_items=entry.n_items,
         names=names,
         candidate=candidate,
         reference=reference,
-        embedding=embedding,
+        embedding=embedding_of(entry, outputs),
     )
+
+
+def embedding_of(entry: PreparedExchange, outputs: Outputs) -> Array | None:
+    """Return the reference's embedding : (items, ...), or None if it has none with one entry per item."""
+    embedding = outputs.get(entry.version_reference.runtime.embedding)
+    return embedding if embedding is None or entry.batched else _one_row(embedding)
 
 
 def captured_of(entry: PreparedExchange, name: str) -> Array:

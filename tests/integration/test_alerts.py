@@ -188,7 +188,7 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
 
     before = (await typed("show", str(fired))).output
     assert f"quantdrift diagnose {fired} --candidate FILE" in before
-    assert f"quantdrift gate FILE --alert {fired}" in before
+    assert f"quantdrift gate FILE --inputs FILE --note {fired}" in before
     assert "Do first: " in before
     assert "Runbook: https://wiki.example/run" in before
     assert f'Acknowledge: quantdrift alerts ack {fired} --reason "..."' in before
@@ -260,7 +260,7 @@ async def test_what_commands_have_found_is_a_note_that_everybody_reads(
     assert shown.count("Repair: a copy.") == 1
     assert "the lamp was old" in shown
     assert f"quantdrift diagnose {fired}" not in shown
-    assert f"quantdrift gate FILE --alert {fired}" in shown
+    assert f"quantdrift gate FILE --inputs FILE --note {fired}" in shown
 
 
 async def test_a_reader_diagnoses_and_is_told_that_the_alert_has_no_note(

@@ -34,7 +34,7 @@ FEW: Final = answer("scanner=mobile", "insufficient", n=50, high=0.0713, more=32
 RUNS: Final = {
     "pass": ("pass", 0, [ENOUGH], True),
     "fail": ("fail", 0, [ENOUGH, BAD], True),
-    "insufficient": ("insufficient", 320, [ENOUGH, FEW], False),
+    "silent": ("insufficient", 320, [ENOUGH, FEW], False),
     "ended without enough": ("insufficient", 320, [ENOUGH, FEW], True),
     "just begun": ("insufficient", None, [], False),
 }
@@ -78,6 +78,15 @@ async def test_bodies_and_status_are_those_that_rollouts_rely_on(address: str) -
                     assert posted.status == (200 if run[0] == wanted else 403)
                     assert await posted.json() == bodies[name]
     assert bodies == msgspec.json.decode(GOLDEN.read_bytes())
+
+
+async def test_a_gate_that_records_is_not_called_silent(address: str, record: asyncpg.Connection) -> None:
+    """The third one was checked hours ago; once it is checked now, nothing is said of its end."""
+    await record.execute("update gate_run set checked_at = now() where id = 3")
+    async with aiohttp.ClientSession() as session, session.get(f"{address}/gate/3") as got:
+        body = await got.json()
+    assert body["reason"].endswith("the slice that lacks most needs about 320 more exchanges")
+    assert body["ended_at"] is None
 
 
 async def test_what_is_not_known_is_insufficient_and_never_a_verdict(

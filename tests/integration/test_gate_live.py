@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -22,10 +25,11 @@ import pytest
 from quantdrift.core.clusters import Anchors, Clustering, cluster_slice
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Budget, Config, Model, Reference, Stream
+from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
 from quantdrift.core.sealing import seal
-from quantdrift.core.slices import SliceKey, everything
+from quantdrift.core.slices import SliceKey, everything, slice_of
 from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.gate import Outcome, Question
 from quantdrift.monitor.gate import body_of
@@ -41,10 +45,13 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.gate import GateRun
 from quantdrift.storage.labels import Row
 from quantdrift.storage.labels import load as load_labels
+from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.clusters import Vectors, store_clustering
+from quantdrift.storage.slices.discovery import StoredRow, load_state, store_round
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import WEIGHT, exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+from tests.support.storage.discovered_traffic import discovery
 
 pytestmark = pytest.mark.integration
 
@@ -91,6 +98,18 @@ class Site:
             connection = await asyncpg.connect(self.dsn)
             try:
                 return [dict(row) for row in await connection.fetch("select * from gate_run order by id")]
+            finally:
+                await connection.close()
+
+        return asyncio.run(read())
+
+    def notes(self) -> int:
+        """Return the number of notes of alerts."""
+
+        async def read() -> int:
+            connection = await asyncpg.connect(self.dsn)
+            try:
+                return int(await connection.fetchval("select count(*) from alert_action"))
             finally:
                 await connection.close()
 
@@ -361,6 +380,23 @@ def test_an_alert_gives_the_gate_its_model_and_its_slice(site: Site) -> None:
     assert (old.returncode, "`scanner=old` cannot be judged on live traffic" in old.stderr) == (2, True)
 
 
+def test_the_verdict_on_every_slice_becomes_a_note_of_an_alert(site: Site) -> None:
+    """With --note nothing is narrowed; an alert that is not there, of another model, or named twice is an error at once."""
+    site.alert("scanner=archive")
+    with site.traffic(served):
+        done = site.gate("broken.onnx", "--note", "1", "--wait", "2m")
+    assert done.returncode == 3, done.stderr
+    assert {name for name, _ in answers_of(site.rows()[0])} == {"all", "scanner=office", "scanner=archive"}
+    assert site.notes() == 1
+    for asked, words in {
+        ("--note", "2"): "there is no alert 2",
+        ("--note", "1", "--model", "letters"): "alert 1 is about model `digits`, and not about `letters`",
+        ("--note", "1", "--alert", "1"): "--note is in place of --alert",
+    }.items():
+        done = site.gate("broken.onnx", *asked)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
 def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
     """The archive is served by a broken model: it fails, the office does not; both digests are recorded."""
     with site.traffic(served):
@@ -373,6 +409,54 @@ def test_a_route_serves_its_slice_with_a_model_of_its_own(site: Site) -> None:
     assert verdicts["scanner=archive"] == "fail"
     assert verdicts["scanner=office"] != "fail"
     assert " scanner=archive=sha256:" in row["candidate"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_gate_without_a_verdict_and_its_row_says_so(
+    site: Site, number: signal.Signals, code: int
+) -> None:
+    """Whoever asks for the verdict learns that it has ended; the alert gets no note, and CI no file."""
+    site.alert("scanner=archive")
+    # A test run in the background may have SIGINT ignored, and children inherit that.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    run = "import runpy; runpy.run_module('quantdrift', run_name='__main__', alter_sys=True)"
+    asked = ("gate", "good.onnx", "--live", "--alert", "1", "--wait", "10m", "--junit", "gate.xml")
+    with subprocess.Popen(
+        [sys.executable, "-c", heed + run, *asked],
+        cwd=site.directory,
+        env={**os.environ, "QUANTDRIFT_DSN": site.dsn, "PYTHONPATH": str(Path.cwd())},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        deadline_s = time.monotonic() + 120
+        while not site.rows() and process.poll() is None and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        process.send_signal(number)
+        printed, problems = process.communicate(timeout=60)
+    assert process.returncode == code, problems
+    assert "Interrupted: gate 1 has ended without a verdict." in printed
+    (row,) = site.rows()
+    assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
+    body = body_of(GateRun(**{**row, "answers": json.loads(row["answers"])}))
+    assert body.reason.endswith("; the gate has ended: start another one")
+    assert body.ended_at == row["ended_at"]
+    assert not (site.directory / "gate.xml").exists()
+    assert site.notes() == 0
+
+
+def test_an_error_while_the_gate_runs_ends_its_row_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1 as of any error that may pass; nobody waits for a verdict that will not come."""
+
+    def fail(_: object) -> str:
+        raise RetryError("the terminal is gone")
+
+    monkeypatch.setattr("quantdrift.cli.gate._progress", fail)
+    monkeypatch.setattr("quantdrift.shadow.gate.follow._LOOK_S", 0.1)
+    done = site.gate("good.onnx", "--wait", "1m")
+    assert (done.returncode, "the terminal is gone (try again)" in done.stderr) == (1, True)
+    (row,) = site.rows()
+    assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
 
 
 def test_exchanges_from_before_the_candidate_was_recorded_do_not_count(site: Site) -> None:
@@ -484,8 +568,9 @@ def clustering_of(digest: str) -> Clustering:
     )
 
 
-def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(site: Site) -> None:
-    """A candidate that never says class 2 breaks the cluster of these inputs alone; a cluster that the fit no longer has is left out."""
+@pytest.fixture
+def learned(site: Site) -> Site:
+    """Return a site with clusters 1 to 3, a fourth one that the fit no longer has, and a candidate that never says class 2."""
     text = (site.directory / "config.toml").read_text(encoding="utf-8")
     (site.directory / "config.toml").write_text(
         text.replace('name = "digits"', 'name = "digits"\nembedding = "logits"', 1), encoding="utf-8"
@@ -507,14 +592,8 @@ def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(site: Site
             await store_clustering(
                 connection, clustering_of(digest), "[]", vectors=vectors, made_by="monitor"
             )
-        connection = await asyncpg.connect(site.dsn)
         for number in (1, 2, 3, 9):
-            key = cluster_slice("digits", number)
-            where = json.dumps({"where": [{"key": "cluster", "equals": str(number)}]})
-            await connection.execute(
-                SUMS, 1, await connection.fetchval(SLICE, key.name, key.predicate, where)
-            )
-        await connection.close()
+            await compared_today(site, cluster_slice("digits", number))
 
     asyncio.run(fit())
     blind = linear_model()
@@ -524,15 +603,117 @@ def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(site: Site
     name, last.output[0] = last.output[0], "before"
     blind.graph.node.append(onnx.helper.make_node("Add", ["before", "never"], [name]))
     saved(blind, site.directory / "blind.onnx")
-    with site.traffic(served):
-        done = site.gate("blind.onnx", "--wait", "2m", "--alpha", "1e-9", "--json")
-        good = site.gate("good.onnx", "--wait", "2m", "--margin", "0.02", "--json")
+    return site
+
+
+async def compared_today(site: Site, key: SliceKey) -> None:
+    """Make a slice, unless it is there, and let something of it be compared within the last hour."""
+    connection = await asyncpg.connect(site.dsn)
+    try:
+        where = msgspec.json.encode({"where": key.where}).decode()
+        found = await connection.fetchval("select id from slice where predicate = $1", key.predicate)
+        number = found or await connection.fetchval(SLICE, key.name, key.predicate, where)
+        await connection.execute(SUMS, 1, number)
+    finally:
+        await connection.close()
+
+
+def test_learned_slices_are_judged_by_the_clustering_of_the_beginning(learned: Site) -> None:
+    """A candidate that never says class 2 breaks the cluster of these inputs alone; a cluster that the fit no longer has is left out."""
+    with learned.traffic(served):
+        done = learned.gate("blind.onnx", "--wait", "2m", "--alpha", "1e-9", "--json")
+        good = learned.gate("good.onnx", "--wait", "2m", "--margin", "0.02", "--json")
     assert done.returncode == 3, done.stderr
-    flips = {name: one for (name, question), one in answers_of(site.rows()[0]).items() if question == "flips"}
+    flips = {
+        name: one for (name, question), one in answers_of(learned.rows()[0]).items() if question == "flips"
+    }
     assert {name for name in flips if name.startswith("cluster")} == {"cluster=1", "cluster=2", "cluster=3"}
     assert [flips[f"cluster={number}"]["mean"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
     assert good.returncode == 0, good.stderr
-    assert answers_of(site.rows()[1])["cluster=3", "flips"]["verdict"] == "pass"
+    assert answers_of(learned.rows()[1])["cluster=3", "flips"]["verdict"] == "pass"
+
+
+def discover(site: Site, key: SliceKey) -> None:
+    """Let a discovered slice be confirmed, with traffic today."""
+
+    async def confirm() -> None:
+        async with Database(site.dsn) as database, database.begin() as connection:
+            before = await load_state(connection, datetime.now(UTC))
+            row = discovery(
+                id=0,
+                predicate=key.predicate,
+                name=key.name,
+                where=key.where,
+                status=Status.CONFIRMED,
+                confirmed_at=datetime.now(UTC),
+            )
+            confirmed = StoredRow(row=row, reason="confirmed")
+            await store_round(connection, after=before.mark, discoveries=[confirmed], searches=[])
+        await compared_today(site, key)
+
+    asyncio.run(confirm())
+
+
+def test_recorded_inputs_are_judged_on_learned_and_discovered_slices_where_the_database_is(
+    learned: Site,
+) -> None:
+    """The broken cluster fails; a discovered slice counts if the recording tells who is in it, else it is said that it does not."""
+    discover(learned, slice_of("digits", [Predicate(key="header.x-site", equals="s3")]))
+    discover(learned, slice_of("digits", [Predicate(key="header.x-user", equals="u1")]))
+    x = inputs_of(3000)
+    arrays: dict[str, Any] = {
+        "x": x,
+        "scanner": np.where(np.arange(3000) % 3, "archive", "office"),
+        "x-site": np.where(np.arange(3000) % 2, "s3", "s4"),
+    }
+    np.savez(learned.directory / "rec.npz", **arrays)
+
+    def offline(*arguments: str, dsn: str = learned.dsn) -> subprocess.CompletedProcess[str]:
+        asked = ("gate", *arguments, "--inputs", "rec.npz")
+        return invoked(*asked, directory=learned.directory, QUANTDRIFT_DSN=dsn)
+
+    done = offline("blind.onnx", "--json", "--alpha", "1e-9")
+    assert done.returncode == 3, done.stderr
+    made = json.loads(done.stdout)
+    flips = {one["slice"]: one for one in made["slices"]}
+    names = {"all", "scanner=office", "scanner=archive", "cluster=1", "cluster=2", "cluster=3", "x-site=s3"}
+    assert {*flips} == names
+    assert [flips[f"cluster={number}"]["mean"] for number in (1, 2, 3)] == [0.0, 0.0, 1.0]
+    classes = logits_of(x).argmax(axis=1)
+    assert flips["cluster=3"]["n"] == (classes == 2).sum()
+    assert flips["x-site=s3"]["n"] == 1500
+    assert made["not_judged"] == ["x-user=u1: the recording has no `header.x-user`"]
+    good = offline("good.onnx", "--slice", "cluster", "--junit", "gate.xml")
+    assert good.returncode == 0, good.stderr
+    assert re.findall(r"^(\S+) +flips +pass", good.stdout, re.MULTILINE) == [
+        "all",
+        "cluster=1",
+        "cluster=2",
+        "cluster=3",
+    ]
+    learned.alert("cluster=3")
+    done = offline("blind.onnx", "--alert", "1", "--json", "--no-note")
+    assert {one["slice"] for one in json.loads(done.stdout)["slices"]} == {"all", "cluster=3"}
+
+
+def test_without_the_database_the_gate_says_what_it_does_not_judge(learned: Site) -> None:
+    """It judges the rules, and says why no more, on the terminal and in CI; who has asked for clusters by name gets an error."""
+    np.savez(learned.directory / "rec.npz", x=inputs_of(800), scanner=np.full(800, "office"))
+    asked = ("gate", "good.onnx", "--inputs", "rec.npz")
+    done = invoked(*asked, "--junit", "gate.xml", directory=learned.directory)
+    assert done.returncode == 0, done.stderr
+    words = (
+        "learned and discovered slices: the database, which knows them, cannot be read: no Postgres address"
+    )
+    assert f"Not judged: {words}" in done.stdout
+    assert words in (learned.directory / "gate.xml").read_text(encoding="utf-8")
+    done = invoked(*asked, "--slice", "scanner", directory=learned.directory)
+    assert (done.returncode, "Not judged" in done.stdout) == (0, False)
+    done = invoked(*asked, "--slice", "cluster", directory=learned.directory)
+    assert (done.returncode, "no Postgres address" in done.stderr) == (2, True)
+    away = {"QUANTDRIFT_DSN": "postgresql://nobody@127.0.0.1:1/nothing?sslmode=disable"}
+    done = invoked(*asked, directory=learned.directory, **away)
+    assert (done.returncode, "which knows them, cannot be read: " in done.stdout) == (0, True), done.stderr
 
 
 def test_what_the_candidate_cannot_answer_counts_as_flips(site: Site) -> None:

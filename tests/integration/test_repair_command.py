@@ -1,10 +1,15 @@
 """`quantdrift repair` on recorded inputs, as typed, with real quantised networks."""
 
+import asyncio
 import hashlib
 import json
+import re
+import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import asyncpg
 import numpy as np
 import pytest
 
@@ -78,6 +83,14 @@ def _record(out: Path) -> dict[str, dict[str, object]]:
     return found
 
 
+def _brightened(folder: Path, path: Path, rows: Any, gain: float) -> None:
+    """Write the recording with some of its pages brighter."""
+    with np.load(folder / "rec.npz") as recorded:
+        image, scanner = recorded["image"], recorded["scanner"]
+    image[rows] *= gain
+    np.savez(path, image=image, scanner=scanner)
+
+
 def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -> None:
     """Exit code 0; the file is there, has its digest, and decides as the reference does where the candidate does not."""
     out = tmp_path / "out"
@@ -98,10 +111,50 @@ def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -
     assert (repaired != truth).mean() < 0.02
 
 
+async def test_the_gate_command_that_is_printed_writes_its_verdict_to_the_alert(
+    folder: Path, tmp_path: Path, record: asyncpg.Connection, postgres_dsn: str
+) -> None:
+    """It is run as printed, but for the traffic, in place of which there is a recording."""
+    version = await record.fetchval(
+        "insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'r') returning id"
+    )
+    slice_ = await record.fetchval(
+        "insert into slice (model, name, predicate, definition) values ('digits', 'scanner=office', 'office', $1) returning id",
+        '{"where": [{"key": "header.x-scanner", "equals": "office"}]}',
+    )
+    alert = await record.fetchval(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " values ($1, $2, 'firing', 'flip', now(), now(), '{}') returning id",
+        version,
+        slice_,
+    )
+    out = tmp_path / "an out"
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return invoked(*words, directory=folder, QUANTDRIFT_DSN=postgres_dsn)
+
+    done = await asyncio.to_thread(
+        run, "repair", str(alert), f"--out={out}", "--candidate=narrow.onnx", "--only=fp32-sites", *OFFICE
+    )
+    assert done.returncode == 0, done.stderr
+    printed = re.search(r"judge it on live traffic: (.+)$", done.stdout, re.MULTILINE)
+    assert printed is not None
+    command = shlex.split(printed[1])
+    assert command[0] == "quantdrift"
+    assert {"--live", f"--note={alert}", "--config=office.toml"} <= {*command}
+    command.remove("--live")
+    judged = await asyncio.to_thread(run, *command[1:], "--inputs=office.npz")
+    assert judged.returncode == 0, judged.stderr
+    notes = await record.fetch("select reason from alert_action where alert_id = $1 order by id", alert)
+    assert [note["reason"].partition(":")[0] for note in notes] == ["Cause", "Repair", "Gate"]
+    assert notes[-1]["reason"].startswith("Gate: pass: digits may be replaced by sha256:")
+
+
 def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: Path, tmp_path: Path) -> None:
     """Ranges for bright pages are too wide for those of the office; a copy for the bright ones alone leaves the office as it is."""
-    out = tmp_path / "out"
-    done = _repair(folder, out, "--slice=scanner=bright", "--candidate=sound.onnx", "--inputs=rec.npz")
+    _brightened(folder, tmp_path / "rec.npz", slice(N["office"], None), 1.5)
+    out, inputs = tmp_path / "out", tmp_path / "rec.npz"
+    done = _repair(folder, out, "--slice=scanner=bright", "--candidate=sound.onnx", f"--inputs={inputs}")
     assert done.returncode in {0, 4}, done.stderr
     found = _record(out)
     moved, own = found["recalibrate"], found["own-copy"]
@@ -116,6 +169,26 @@ def test_a_repair_that_moves_the_damage_fails_and_names_the_other_slice(folder: 
     assert len(own["calibrated_on"]) == 64  # type: ignore[arg-type]
     route = next(out.glob("*-own-copy.route.yaml")).read_text()
     assert '"x-scanner": {exact: "bright"}' in route
+
+
+def test_ranges_are_chosen_on_inputs_that_built_none(folder: Path, tmp_path: Path) -> None:
+    """A few bright pages are glaring: ranges that hold them leave no levels to the others, so some of the values are cut off."""
+    glaring = N["office"] + np.random.default_rng(11).choice(N["bright"], 60, replace=False)
+    _brightened(folder, tmp_path / "glaring.npz", glaring, 60)
+    out = tmp_path / "out"
+    done = _repair(
+        folder,
+        out,
+        "--slice=scanner=bright",
+        "--candidate=sound.onnx",
+        f"--inputs={tmp_path / 'glaring.npz'}",
+        "--only=own-copy",
+    )
+    own = _record(out)["own-copy"]
+    tried = dict(own["ranges"]["tried"])  # type: ignore[index]
+    assert own["ranges"]["hold"] == min(tried, key=tried.get) < 1.0  # type: ignore[index,arg-type]
+    assert tried[1.0] > 2 * min(tried.values())
+    assert "% of the values" in done.stdout
 
 
 def test_nothing_that_calibrates_is_judged_by(folder: Path, tmp_path: Path) -> None:

@@ -91,6 +91,26 @@ def test_new_ranges_serve_pages_that_the_old_ones_cut_off(models: tuple[Path, Pa
     assert (_logits(model, bright[INPUT]).argmax(axis=1) != truth).mean() < 0.05
 
 
+def test_ranges_hold_the_share_of_the_values_that_was_asked_for(
+    models: tuple[Path, Path], images: Images
+) -> None:
+    """They are quantiles of all values, to a bin of a histogram; a share of 1 is the smallest and the largest value."""
+    copy = SwitchableCopy(*models)
+    inputs = {INPUT: images[:40]}
+    whole, most = copy.ranges(inputs, [1.0, 0.99])
+    assert whole == copy.extremes(inputs)
+    values = copy.raw(inputs, copy.everywhere)
+    for number, (low, high) in most.items():
+        if len(copy.sites[number].tensors) > 1:
+            continue  # `raw` has the first tensor alone
+        bin_width = (whole[number][1] - whole[number][0]) / 16_384
+        ordered = np.sort(values[number], axis=None)
+        for found, share in ((low, 0.005), (high, 0.995)):
+            place = int(share * len(ordered))
+            near = ordered[max(place - 1, 0) : place + 2]
+            assert near[0] - bin_width <= found <= near[-1] + bin_width, copy.sites[number].name
+
+
 def test_a_site_that_is_not_there_is_an_error(models: tuple[Path, Path]) -> None:
     """Nothing is guessed."""
     with pytest.raises(OperatorError, match=r"has no site `A:nowhere`"):

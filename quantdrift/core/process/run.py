@@ -50,6 +50,31 @@ class Stop:
         return True
 
 
+class SignalStop(Stop):
+    """A stop that Ctrl-C and SIGTERM set, for a command that records something before it ends. A second signal ends it at once.
+
+    The running event loop takes over both signals until it is closed.
+
+    Attributes
+    ----------
+    exit_code
+        As a shell reports a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM; 0 before a signal.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exit_code = 0
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        self.exit_code = 128 + number
+        if self.is_set():
+            exit_at_once(self.exit_code)
+        self.set()
+
+
 def run(main: Callable[[Stop], Coroutine[None, None, int]], *, grace_s: float) -> int:
     """Run `main` to its end and return its exit code.
 
