@@ -281,13 +281,7 @@ class _Run:
 
 async def _conclude(options: Options, screen: Screen, running: Services, run_: _Run) -> int:
     outcome = run_.outcome()
-    report = options.out / _REPORT
-    with screen.step("write the weekly report"):
-        place = ["--config", str(running.config), "--data", str(running.data)]
-        command = ["quantdrift", "report", "--week", *place, "--out", str(report)]
-        log = options.out / "logs" / "report.log"
-        async with child("quantdrift report", command, log, running.environment) as writing:
-            await writing.finish()
+    await _report(options, screen, running, "write the weekly report")
     with screen.step("load the true labels of the pages that were served"):
         labels = options.out / "labels.csv"
         await asyncio.to_thread(_write_labels, labels, run_.traffic)
@@ -310,6 +304,15 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
     if not problems:
         screen.say(f"[bold green]{outcome.conclusion()}[/]")
     return 1 if problems else 0
+
+
+async def _report(options: Options, screen: Screen, running: Services, step: str) -> None:
+    with screen.step(step):
+        place = ["--config", str(running.config), "--data", str(running.data)]
+        command = ["quantdrift", "report", "--week", *place, "--out", str(options.out / _REPORT)]
+        log = options.out / "logs" / "report.log"
+        async with child("quantdrift report", command, log, running.environment) as writing:
+            await writing.finish()
 
 
 def _say_what_next(options: Options, screen: Screen, running: Services) -> None:
@@ -355,7 +358,8 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _Ru
     await run_.back(running, models)
     recording = options.out / "recorded.npz"
     await asyncio.to_thread(_record, recording, run_.traffic)
-    asked = (f"--slice={ARCHIVE}", f"--candidate={models / CANDIDATE}", f"--inputs={recording}")
+    alert = (await _open_alerts(running, options.out))[0]
+    asked = (alert, f"--candidate={models / CANDIDATE}", f"--inputs={recording}")
     with screen.step("name the cause: quantdrift diagnose"):
         picture = options.out / "cause.png"
         cause = await _command(running, options.out, "diagnose", *asked, f"--picture={picture}")
@@ -381,6 +385,7 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _Ru
             str(candidate),
             "--live",
             f"--wait={options.plan.gate_s:g}s",
+            f"--note={alert}",
             *routed,
             codes=(0, 3, 4),
         )
@@ -394,6 +399,12 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _Ru
         "Did it help? The archive's pages that the repaired model read, against their true labels", rows
     )
     await _compare_versions(options, screen, running, VERSION, REPAIRED_VERSION)
+    await _report(
+        options,
+        screen,
+        running,
+        "write the report again: it has the cause, the best repair and the gate's verdict",
+    )
 
 
 def _record(file: Path, traffic: Traffic) -> None:
@@ -423,10 +434,16 @@ async def _command(running: Services, out: Path, *words: str, codes: Sequence[in
     return output.read_text(encoding="utf-8").strip()
 
 
+async def _open_alerts(running: Services, out: Path) -> list[str]:
+    """Return the numbers of the open alerts."""
+    listed = msgspec.json.decode(await _command(running, out, "alerts", "list", "--json"))
+    return [str(one["id"]) for one in listed]
+
+
 async def _alert(running: Services, out: Path) -> str:
     """Return the first open alert as on-call sees it; empty: there is none."""
-    listed = msgspec.json.decode(await _command(running, out, "alerts", "list", "--json"))
-    return await _command(running, out, "alerts", "show", str(listed[0]["id"])) if listed else ""
+    numbers = await _open_alerts(running, out)
+    return await _command(running, out, "alerts", "show", numbers[0]) if numbers else ""
 
 
 def _write_labels(file: Path, traffic: Traffic) -> None:
