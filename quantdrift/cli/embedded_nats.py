@@ -1,19 +1,30 @@
 """Access to the embedded NATS server: TLS, and a key with rights of its own for each process of `quantdrift up`."""
 
+import asyncio
+import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from quantdrift.cli.certificates import server_certificate
 from quantdrift.cli.options import embedded_address
 from quantdrift.cli.setup import SUFFIX, configuration, keys
-from quantdrift.core.process.nats_server import Access
+from quantdrift.core.config.schema import MIB
+from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.process.nats_server import ENCRYPTION, Access, server_url
+from quantdrift.core.stream.config import EXEMPLAR_BYTES
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tls import ServerCertificate
 
 if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config, Stream
+
+LEAST_FREE_BYTES: Final = 64 * MIB
+"""Free disk below which an embedded server keeps no exemplars: twice what it needs to be started again after a full disk."""
+ENOUGH_FREE_BYTES: Final = LEAST_FREE_BYTES + EXEMPLAR_BYTES
+"""Free disk from which on it keeps them again."""
+_CHANGE_S: Final = 5.0
 
 
 def access(directory: Path, name: str) -> Access:
@@ -89,6 +100,71 @@ def at_server(stream: "Stream", directory: Path, url: str, role: NatsRole) -> "S
     return msgspec.structs.replace(
         stream, url=url, ca_file=str(_authority(directory)), credentials_file=str(_key(directory, role))
     )
+
+
+class ExemplarRoom:
+    """Keeps exemplars off a disk that is almost full: exchanges, and so comparisons, need it more.
+
+    A server whose disk is full stores nothing until it is started again. Exemplars are the only part of it that nobody misses
+    at once, so they go first.
+
+    Parameters
+    ----------
+    directory, name
+        The directory of the server, and `stream.name`.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._mark = directory / "exemplars-refused"  # also for the next process of this server
+
+    def look(self, port: int, free_bytes: int) -> str:
+        """Delete exemplars if the disk is almost full, and accept new ones once there is room again; say what was done, if anything."""
+        if not (self._directory / ENCRYPTION).exists():  # no model has ever kept exemplars
+            return ""
+        if free_bytes < LEAST_FREE_BYTES:
+            done = self._at_server(port, accept=False)
+            if not done:
+                return ""
+            with contextlib.suppress(OSError):
+                self._mark.touch()
+            return (
+                f"{done} exemplars were deleted, and none is kept: the disk of {self._directory} has {free_bytes // MIB} MiB left, and"
+                f" exchanges need it more. Exemplars are kept again once {ENOUGH_FREE_BYTES // MIB} MiB are free"
+            )
+        has_enough = free_bytes >= ENOUGH_FREE_BYTES
+        if has_enough and self._mark.exists() and self._at_server(port, accept=True):
+            self._mark.unlink(missing_ok=True)
+            return "exemplars are kept again"
+        return ""
+
+    def _at_server(self, port: int, *, accept: bool) -> str:
+        """Change the stream; return what was there, or an empty text if nothing was to do or the server does not answer."""
+        from quantdrift.core.config.schema import Stream
+        from quantdrift.core.stream.connection import Queue
+
+        stream = at_server(Stream(name=self._name), self._directory, server_url(port), NatsRole.ADMIN)
+
+        async def change() -> str:
+            queue = await Queue.connect(stream, client_name="quantdrift exemplars", role=NatsRole.ADMIN)
+            try:
+                if accept:
+                    await queue.ensure_exemplars()
+                    return "accepted"
+                n = await queue.refuse_exemplars()
+                return "" if n is None else f"{n:,}"
+            finally:
+                await queue.close()
+
+        async def within_time() -> str:
+            async with asyncio.timeout(_CHANGE_S):
+                return await change()
+
+        try:
+            return asyncio.run(within_time())
+        except (QuantdriftError, TimeoutError):
+            return ""  # the next look tries it again
 
 
 def _key(directory: Path, role: NatsRole) -> Path:

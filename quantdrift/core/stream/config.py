@@ -45,6 +45,12 @@ EXEMPLAR_BYTES: Final = 256 * MIB
 """Disk space of all exemplars; when it is full, the oldest ones go."""
 
 
+REFUSING_BYTES: Final = 1
+"""Limit of a stream that refuses every exemplar."""
+LONGEST_S: Final = 30.0
+"""Time after its comparison within which a shadow stores an exemplar, or leaves it out; an erasure waits for it."""
+
+
 def subject_token(name: str) -> str:
     """Return `name` as one token of a subject; special characters are percent-encoded."""
     return quote(name, safe="").replace(".", "%2E") or _NAMELESS
@@ -130,6 +136,13 @@ def exemplar_stream(stream: Stream) -> StreamConfig:
         duplicate_window=_DUPLICATE_WINDOW_S,
         num_replicas=stream.replicas,
     )
+
+
+def refusing_exemplars(stream: Stream) -> StreamConfig:
+    """Return the stream of exemplars as one that is always full; `exemplar_stream` makes it accept them again."""
+    refusing = exemplar_stream(stream)
+    refusing.discard, refusing.max_bytes = DiscardPolicy.NEW, REFUSING_BYTES
+    return refusing
 
 
 def exemplars(name: str, model: str = "", slice_name: str = "", kind: str = "") -> str:
