@@ -21,6 +21,7 @@ from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import ENCRYPTION, NatsServer, make_encryption
 from quantdrift.core.records import Exchange, ExemplarKind
 from quantdrift.core.sealing import is_sealed
+from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLAR_BYTES, EXEMPLARS_EACH
 from quantdrift.core.stream.connection import Queue
@@ -332,9 +333,10 @@ async def test_the_command_lists_shows_and_erases_without_a_payload(
 
 
 async def test_a_request_of_a_person_finds_and_erases_exemplars(
-    config: Config, postgres_dsn: str, tmp_path: Path
+    config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`privacy erase` deletes those of one user from every slice, and of nobody else."""
+    monkeypatch.setattr(stream_config, "LONGEST_S", 0.0)  # no worker runs any more
     given = [of_scanner("archive", seed, flips=True, user=user) for seed, user in ((1, "ada"), (2, "grace"))]
     await compared(config, postgres_dsn, given, 8)
     directory = written(config, tmp_path)

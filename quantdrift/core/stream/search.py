@@ -92,6 +92,23 @@ async def _answered() -> AsyncIterator[None]:
         ) from error
 
 
+async def has_exemplars(queue: Queue) -> bool:
+    """Return whether there is a stream of exemplars.
+
+    Raises
+    ------
+    RetryError
+        As `search_stream`.
+    """
+    jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
+    async with _answered(), mapped():
+        try:
+            await jetstream.stream_info(queue.stream_name("exemplar"))
+        except nats.js.errors.NotFoundError:
+            return False
+    return True
+
+
 async def wait_for_workers(queue: Queue, limit_s: float) -> bool:
     """Wait until the workers have acknowledged what they have now; return False after `limit_s`.
 
