@@ -3,28 +3,29 @@
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
 from quantdrift.cli.certificates import server_certificate
 from quantdrift.cli.options import embedded_address
 from quantdrift.cli.setup import SUFFIX, configuration, keys
-from quantdrift.core.config.schema import MIB
+from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.process.nats_server import ENCRYPTION, Access, server_url
-from quantdrift.core.stream.config import EXEMPLAR_BYTES
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.tls import ServerCertificate
 
 if TYPE_CHECKING:
-    from quantdrift.core.config.schema import Config, Stream
+    from collections.abc import Awaitable, Callable
+
+    from quantdrift.core.config.schema import Config
+    from quantdrift.core.stream.connection import Queue
 
 LEAST_FREE_BYTES: Final = 64 * MIB
 """Free disk below which an embedded server keeps no exemplars: twice what it needs to be started again after a full disk."""
-ENOUGH_FREE_BYTES: Final = LEAST_FREE_BYTES + EXEMPLAR_BYTES
-"""Free disk from which on it keeps them again."""
 _CHANGE_S: Final = 5.0
+Done = TypeVar("Done")
 
 
 def access(directory: Path, name: str) -> Access:
@@ -124,47 +125,57 @@ class ExemplarRoom:
         if not (self._directory / ENCRYPTION).exists():  # no model has ever kept exemplars
             return ""
         if free_bytes < LEAST_FREE_BYTES:
-            done = self._at_server(port, accept=False)
-            if not done:
-                return ""
-            with contextlib.suppress(OSError):
-                self._mark.touch()
-            return (
-                f"{done} exemplars were deleted, and none is kept: the disk of {self._directory} has {free_bytes // MIB} MiB left, and"
-                f" exchanges need it more. Exemplars are kept again once {ENOUGH_FREE_BYTES // MIB} MiB are free"
-            )
-        has_enough = free_bytes >= ENOUGH_FREE_BYTES
-        if has_enough and self._mark.exists() and self._at_server(port, accept=True):
-            self._mark.unlink(missing_ok=True)
-            return "exemplars are kept again"
+            return self._refuse(port, free_bytes)
+        if self._mark.exists():
+            return self._accept(port, free_bytes)
         return ""
 
-    def _at_server(self, port: int, *, accept: bool) -> str:
-        """Change the stream; return what was there, or an empty text if nothing was to do or the server does not answer."""
-        from quantdrift.core.config.schema import Stream
+    def _refuse(self, port: int, free_bytes: int) -> str:
+        found = self._at_server(port, lambda queue: queue.refuse_exemplars())
+        if found is None:
+            return ""
+        n, limit = found
+        with contextlib.suppress(OSError):
+            self._mark.write_text(str(limit), "ascii")
+        return (
+            f"{n:,} exemplars were deleted, and none is kept: the disk of {self._directory} has {free_bytes // MIB} MiB left, and"
+            f" exchanges need it more. Exemplars are kept again once {(LEAST_FREE_BYTES + limit) // MIB} MiB are free"
+        )
+
+    def _accept(self, port: int, free_bytes: int) -> str:
+        text = self._mark.read_text("ascii")
+        limit = int(text) if text.isdecimal() else Stream().exemplar_bytes
+
+        async def accept(queue: "Queue") -> bool:
+            await queue.ensure_exemplars()
+            return True
+
+        if free_bytes < LEAST_FREE_BYTES + limit or not self._at_server(port, accept, limit):
+            return ""
+        self._mark.unlink(missing_ok=True)
+        return "exemplars are kept again"
+
+    def _at_server(
+        self, port: int, change: "Callable[[Queue], Awaitable[Done]]", limit: int | None = None
+    ) -> "Done | None":
+        """Change the stream as the administrator; return None if the server does not answer: the next look tries it again."""
         from quantdrift.core.stream.connection import Queue
 
-        stream = at_server(Stream(name=self._name), self._directory, server_url(port), NatsRole.ADMIN)
+        wanted = Stream(name=self._name, exemplar_bytes=limit or Stream().exemplar_bytes)
+        stream = at_server(wanted, self._directory, server_url(port), NatsRole.ADMIN)
 
-        async def change() -> str:
-            queue = await Queue.connect(stream, client_name="quantdrift exemplars", role=NatsRole.ADMIN)
-            try:
-                if accept:
-                    await queue.ensure_exemplars()
-                    return "accepted"
-                n = await queue.refuse_exemplars()
-                return "" if n is None else f"{n:,}"
-            finally:
-                await queue.close()
-
-        async def within_time() -> str:
+        async def done() -> Done:
             async with asyncio.timeout(_CHANGE_S):
-                return await change()
+                queue = await Queue.connect(stream, client_name="quantdrift exemplars", role=NatsRole.ADMIN)
+                try:
+                    return await change(queue)
+                finally:
+                    await queue.close()
 
         try:
-            return asyncio.run(within_time())
+            return asyncio.run(done())
         except (QuantdriftError, TimeoutError):
-            return ""  # the next look tries it again
+            return None
 
 
 def _key(directory: Path, role: NatsRole) -> Path:

@@ -24,7 +24,6 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.process.nats_server import NatsServer, make_encryption, server_url
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
-from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.errors import StreamFullError
 from quantdrift.core.stream.exemplars import kept_exemplars
@@ -42,13 +41,10 @@ DEADLINE_S = 60.0
 # The process as `quantdrift up` starts it, with seconds for what lasts half a minute there.
 RUNNER = """
 import sys
-from quantdrift.cli import embedded, embedded_nats
+from quantdrift.cli import embedded
 from quantdrift.core.process import nats_server
-from quantdrift.core.stream import config
 embedded.HUNG_S, embedded._CHECK_S, embedded._ANSWER_S = 1.0, 0.2, 0.5
 embedded._STOP_S = nats_server._STOP_S = 0.5
-config.EXEMPLAR_BYTES = 16 << 20
-embedded_nats.ENOUGH_FREE_BYTES = embedded_nats.LEAST_FREE_BYTES + config.EXEMPLAR_BYTES
 raise SystemExit(embedded.main(sys.argv[1:]))
 """
 SMALL_STREAM = 8_000_000
@@ -142,7 +138,8 @@ async def opened(stream: Stream, role: NatsRole) -> Queue:
 
 async def as_role(directory: Path, port: int, role: NatsRole) -> Queue:
     """Return a connection to an embedded server with the key of a role."""
-    return await opened(at_server(Stream(max_bytes=SMALL_STREAM), directory, server_url(port), role), role)
+    small = Stream(max_bytes=SMALL_STREAM, exemplar_bytes=16 * MIB)
+    return await opened(at_server(small, directory, server_url(port), role), role)
 
 
 async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None:
@@ -176,10 +173,9 @@ async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None
 
 
 async def test_exemplars_go_before_the_disk_is_full_and_exchanges_stay(
-    disk: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path,
 ) -> None:
     """A server whose disk is full stores no exchange until it is started again, so exemplars must not fill it."""
-    monkeypatch.setattr(stream_config, "EXEMPLAR_BYTES", 16 * MIB)  # as RUNNER does: the whole disk is small
     port = free_port()
     make_encryption(disk / "nats")  # as `quantdrift up` does where a model keeps exemplars
     with Runner("nats", disk / "nats", port) as runner:
@@ -209,6 +205,8 @@ async def test_exemplars_go_before_the_disk_is_full_and_exchanges_stay(
             stuffing.unlink()
             while not await keeps():
                 await asyncio.sleep(0.05)
+        info = await (await shadow.live()).jetstream().stream_info(shadow.stream_name("exemplar"))
+        assert info.config.max_bytes == 16 * MIB
         await sidecar.close()
         await shadow.close()
         runner.process.terminate()

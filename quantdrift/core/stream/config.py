@@ -41,8 +41,6 @@ EXEMPLARS_EACH: Final = 64
 """Exemplars of one kind that are kept of one slice."""
 EXEMPLAR_AGE_S: Final = 7 * 86_400.0
 """Age at which the server deletes an exemplar."""
-EXEMPLAR_BYTES: Final = 256 * MIB
-"""Disk space of all exemplars; when it is full, the oldest ones go."""
 
 
 REFUSING_BYTES: Final = 1
@@ -132,7 +130,7 @@ def exemplar_stream(stream: Stream) -> StreamConfig:
         discard=DiscardPolicy.OLD,
         max_msgs_per_subject=EXEMPLARS_EACH,
         max_age=EXEMPLAR_AGE_S,
-        max_bytes=EXEMPLAR_BYTES,
+        max_bytes=stream.exemplar_bytes,
         duplicate_window=_DUPLICATE_WINDOW_S,
         num_replicas=stream.replicas,
     )

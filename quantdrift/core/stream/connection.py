@@ -27,7 +27,6 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, Header, StreamC
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.stream.config import (
-    EXEMPLAR_BYTES,
     REFUSING_BYTES,
     copies,
     create_or_update,
@@ -334,10 +333,10 @@ class Queue:
         """Create the stream of exemplars, or update its limits. Errors as of `ensure`."""
         await self._ensure(exemplar_stream(self._stream))
 
-    async def refuse_exemplars(self) -> int | None:
-        """Delete all exemplars with their stream, and refuse new ones until `ensure_exemplars`; return how many there were.
+    async def refuse_exemplars(self) -> tuple[int, int] | None:
+        """Delete all exemplars with their stream, and refuse new ones until `ensure_exemplars`.
 
-        None: nothing had to be done. It works on a full disk, too, where the server deletes no single message. Needs the rights of
+        Returns how many there were, and the bytes that they might take; None: nothing had to be done. It works on a full disk, too, where the server deletes no single message. Needs the rights of
         the administrator.
 
         Raises
@@ -356,7 +355,7 @@ class Queue:
                 return None
             await jetstream.delete_stream(name)
             await jetstream.add_stream(refusing_exemplars(self._stream))
-        return int(info.state.messages)
+        return int(info.state.messages), int(info.config.max_bytes or 0)
 
     async def publish_exemplar(
         self, model: str, slice_name: str, kind: str, exchange_id: str, wire: bytes
@@ -589,7 +588,7 @@ class Queue:
                 if isinstance(error, StreamFullError):
                     size = f"stream.max_bytes ({self._stream.max_bytes})"
                     if wanted.name == self.stream_name("exemplar"):
-                        need = f"it needs {EXEMPLAR_BYTES // MIB} MiB beside {size}: lower that"
+                        need = f"lower stream.exemplar_bytes ({self._stream.exemplar_bytes}) or {size}"
                     else:
                         need = f"lower {size}"
                     advice = f": {need}, or give the server more disk space"
