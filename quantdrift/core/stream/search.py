@@ -49,7 +49,7 @@ async def search_stream(
     jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
     name, subject = queue.stream_name(kind), f"{queue.stream_name('exchange')}.{kind}.>"
     n, times, sequence = 0, [], 1
-    async with _answered(), mapped():
+    async with answered(), mapped():
         try:
             last = (await jetstream.stream_info(name)).state.last_seq
         except nats.js.errors.NotFoundError:
@@ -79,7 +79,7 @@ async def search_stream(
 
 
 @contextlib.asynccontextmanager
-async def _answered() -> AsyncIterator[None]:
+async def answered() -> AsyncIterator[None]:
     """Say what an absent answer may mean: the server does not answer to what a user may not ask."""
     try:
         yield
@@ -101,7 +101,7 @@ async def has_exemplars(queue: Queue) -> bool:
         As `search_stream`.
     """
     jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
-    async with _answered(), mapped():
+    async with answered(), mapped():
         try:
             await jetstream.stream_info(queue.stream_name("exemplar"))
         except nats.js.errors.NotFoundError:
