@@ -93,7 +93,7 @@ _MEANING: Final = {
 @click.option(
     "--inputs",
     type=click.Path(exists=True, path_type=Path),
-    help="Recorded inputs: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.  [default: the exemplars of the slice]",
+    help="Recorded inputs: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.  [default: the exemplars of the slice, or what waits in the stream]",
 )
 @CONFIG
 @DATA
@@ -131,7 +131,8 @@ def diagnose(
 
     A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart. Each is put into FP32 alone and with others, on inputs of the slice; a site
     is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. A healthy candidate is accused in at
-    most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or where none are kept on what waits in the stream. With ALERT the result becomes a note of the alert.
+    most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or, if none of them was drawn at random, on what
+    waits in the stream of samples. With ALERT the result becomes a note of the alert.
 
     Exit code 0 if a site is named, 3 if none is to blame, 4 if there are too few inputs of the slice, or too few that are damaged; 1
     and 2 are errors, 2 also where this candidate cannot be diagnosed.

@@ -30,6 +30,7 @@ from quantdrift.core.process.log_file import keep_small
 from quantdrift.core.process.nats_server import MAX_PAYLOAD_BYTES, NatsServer
 
 if TYPE_CHECKING:
+    from quantdrift.cli.embedded_nats import ExemplarRoom
     from quantdrift.storage.server.postgres import PostgresServer
 
 HUNG_S: Final = 30.0
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         server = _server(kind, Path(directory), *stream)
         server.start(int(port))
-        watch = _Watch(server, Path(directory))
+        watch = _Watch(server, Path(directory), *stream)
         while server.alive():
             if heartbeat is not None:
                 heartbeat.beat()
@@ -112,11 +113,14 @@ class _Watch:
         It has been started.
     directory
         Holds its data: the disk that may be full.
+    stream
+        Of NATS: `stream.name`.
     """
 
-    def __init__(self, server: "NatsServer | PostgresServer", directory: Path) -> None:
+    def __init__(self, server: "NatsServer | PostgresServer", directory: Path, stream: str = "") -> None:
         self._server = server
         self._directory = directory
+        self._room = _room(directory, stream) if stream else None
         self._is_reported_bad = False
         self._n_bad = 0
         self._worked_at_s = time.monotonic()
@@ -134,6 +138,7 @@ class _Watch:
         if time.monotonic() < self._next_s:
             return
         is_silent = False
+        self._make_room()
         try:
             problem = self._server.health_problem(_ANSWER_S)
         except OSError as error:
@@ -147,6 +152,15 @@ class _Watch:
                 self._report("")
         elif self._n_bad >= _N_BAD and now_s - self._worked_at_s >= HUNG_S:
             self._mend(f"{problem}, for {now_s - self._worked_at_s:.0f} s", is_silent=is_silent)
+
+    def _make_room(self) -> None:
+        """Let exemplars go before the disk is full."""
+        if self._room is None or not isinstance(self._server, NatsServer):
+            return
+        done = self._room.look(self._server.port, shutil.disk_usage(self._directory).free)
+        if done:
+            sys.stderr.write(f"nats: {done}\n")
+            sys.stderr.flush()
 
     def _mend(self, problem: str, *, is_silent: bool) -> None:
         """Have the server started again, unless it answers and the disk is full: until then it can be read."""
@@ -164,6 +178,12 @@ class _Watch:
         address = self._server.url if isinstance(self._server, NatsServer) else self._server.dsn
         sys.stdout.buffer.write(msgspec.json.encode(Report(address=address, problem=problem)) + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _room(directory: Path, stream: str) -> "ExemplarRoom":
+    from quantdrift.cli.embedded_nats import ExemplarRoom
+
+    return ExemplarRoom(directory, stream)
 
 
 def _server(kind: str, directory: Path, stream: str = "") -> "NatsServer | PostgresServer":

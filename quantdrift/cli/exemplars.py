@@ -17,7 +17,7 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exemplar, ExemplarKind, Tensor
-from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLAR_BYTES, EXEMPLARS_EACH
+from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLARS_EACH
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.core.text import plain
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quantdrift.core.stream.exemplars import Kept
 
 _DAY_S: Final = 86_400
+_FULL: Final = 0.9  # of the limit: a full stream has room for less than one message more
 _NATS: Final = click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,7 +87,7 @@ def list_(config_path: Path, data: Path | None, model: str, slice_name: str, *, 
                 "limits": {
                     "each": EXEMPLARS_EACH,
                     "days": EXEMPLAR_AGE_S / _DAY_S,
-                    "bytes": EXEMPLAR_BYTES,
+                    "bytes": config.stream.exemplar_bytes,
                 },
                 "models": [one.name for one in config.models if one.exemplars],
             }
@@ -113,6 +114,13 @@ def list_(config_path: Path, data: Path | None, model: str, slice_name: str, *, 
             ),
         )
     )
+    n_bytes, limit = sum(one.bytes for one in groups), config.stream.exemplar_bytes
+    if n_bytes >= _FULL * limit:
+        click.echo(
+            f"The stream is full, with {n_bytes / 1e6:,.1f} of {limit / 1e6:,.1f} MB: the oldest exemplars go, of whatever slice they are, before"
+            f" there are {EXEMPLARS_EACH} of a kind. Raise stream.exemplar_bytes to keep more.",
+            err=True,
+        )
 
 
 @exemplars.command("show")

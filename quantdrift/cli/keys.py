@@ -104,8 +104,8 @@ def list_(file: Path, as_json: bool) -> None:
 def remove(file: Path, key_id: str, as_json: bool) -> None:
     """Remove an old key. What it encrypted can never be read again.
 
-    Keep a key for as long as the stream and the quarantine may hold what it encrypted: `stream.max_age_s`, and
-    `storage.quarantine_days`. The key in use cannot be removed; rotate first.
+    Keep a key for as long as the stream, the quarantine and exemplars may hold what it encrypted: `stream.max_age_s`,
+    `storage.quarantine_days`, and 7 days if a model keeps exemplars. The key in use cannot be removed; rotate first.
 
     \b
     Example:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _SETTLE_S: Final = 60.0
 """Longest wait for the workers to store what they have in hand, and for the monitor to end the slices of a value."""
 _POLL_S: Final = 0.2
+_SENT_S: Final = 1.0  # what was sent at the last moment arrives within it
 _HEX_ID: Final = re.compile(r"[0-9a-f]{32}")
 _ATTRIBUTE: Final = re.compile(r"(header|parameter|json)\..+", re.DOTALL)
 _NOT_SEARCHED: Final = (
@@ -221,7 +223,8 @@ class _Opener:
         if self.n_closed:
             raise OperatorError(
                 f"{self.n_closed} encrypted exchanges cannot be searched: give the file with their keys in"
-                " stream.payload_key_file, as the shadow has it"
+                " stream.payload_key_file, as the shadow has it. If a key is gone, `quantdrift exemplars erase` erases all exemplars, also"
+                " those that nobody can read any more"
             )
 
 
@@ -264,8 +267,9 @@ async def _find(task: _Task, step: Callable[[str], None]) -> _Found:
 
 async def _erase(task: _Task, found: list[Place], reason: str, step: Callable[[str], None]) -> _Found:
     """Erase twice: what workers had in hand, and what the monitor wrote about a slice that ended, comes in between."""
+    from quantdrift.core.stream.config import LONGEST_S
     from quantdrift.core.stream.connection import Queue
-    from quantdrift.core.stream.search import wait_for_workers
+    from quantdrift.core.stream.search import has_exemplars, wait_for_workers
     from quantdrift.storage.audit import Action, add
     from quantdrift.storage.database import Database
     from quantdrift.storage.privacy import STATEMENT_TIMEOUT_S, Search, slices_wait
@@ -294,11 +298,15 @@ async def _erase(task: _Task, found: list[Place], reason: str, step: Callable[[s
             step("waiting for the shadow workers")
             if not await wait_for_workers(queue, _SETTLE_S):
                 left.append("shadow workers")
+            exemplars_until_s = time.monotonic() + LONGEST_S + _SENT_S
             step("waiting for the monitor")
             try:
                 await applied(database)
             except TimeoutError:
                 left.append("the monitor")
+            if any(model.exemplars for model in task.config.models) or await has_exemplars(queue):
+                step("waiting for exemplars that the shadow workers still store")
+                await asyncio.sleep(exemplars_until_s - time.monotonic())
             erased = _sum(erased, await _pass(queue, search, step, erase=True))
             remaining = await _pass(queue, search, step, erase=False)
             left += [place.place for place in remaining]

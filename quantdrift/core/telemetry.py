@@ -328,7 +328,7 @@ EXEMPLARS = Instrument(
     "quantdrift.shadow.exemplars",
     _C,
     "{exemplar}",
-    "Exemplars, by model and outcome: stored, or not kept because of too_large, full, unavailable, refused, no_key or datatype;"
+    "Exemplars, by model and outcome: stored, or not kept because of too_large, full, unavailable, late, refused, no_key or datatype;"
     " with `busy`, exchanges that were not looked at because earlier ones were still being stored.",
 )
 OWN_ANSWERS = Instrument(

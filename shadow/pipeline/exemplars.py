@@ -2,7 +2,7 @@
 
 A compared batch is offered once it is stored and acknowledged. One batch is worked on and one waits; a further one is counted and
 left out. So neither the replay nor its memory depends on the stream of exemplars: if that is away or full, exemplars are counted as
-not kept, and nothing is tried again.
+not kept, and nothing is tried again. What is not stored `LONGEST_S` after its comparison is left out, too: an erasure waits for that time.
 
 Random exemplars. From the exchanges of a slice each is drawn independently of all others, with a probability that depends on the
 arrivals before its batch and on the size of its batch, and never on inputs, outputs or divergences. It is stored with the exchange,
@@ -33,7 +33,7 @@ from quantdrift.core.keys import Key, KeyFile
 from quantdrift.core.logs import of_model
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind
 from quantdrift.core.sealing import seal
-from quantdrift.core.stream.config import EXEMPLARS_EACH
+from quantdrift.core.stream.config import EXEMPLARS_EACH, LONGEST_S
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError
 from quantdrift.core.tensors import DTYPES
 from quantdrift.shadow.tensors import codec
@@ -48,6 +48,28 @@ _DECAY_S: Final = 600.0
 _FOR_FLIPS: Final = EXEMPLARS_EACH / 2
 _MOST_SLICES: Final = 4096
 _DATATYPES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_ONE_MESSAGE: Final = {
+    "too_large": "the message is larger than the server's `max_payload`",
+    "datatype": "an output of the reference has a type that the protocol has no name for",
+}
+"""Why one exemplar cannot be kept while others can."""
+_SAID_ONCE: Final = {*_ONE_MESSAGE, "late"}
+"""What may happen again and again beside exemplars that are stored."""
+
+
+class _DatatypeError(ValueError):
+    """A reference has an output that no datatype of the protocol can hold."""
+
+
+_OUTCOMES: Final = (
+    (_DatatypeError, "datatype"),
+    (TooLargeError, "too_large"),
+    (StreamFullError, "full"),
+    (RetryError, "unavailable"),
+    (OperatorError, "refused"),
+    (TimeoutError, "late"),
+)
+"""Why an exemplar was not stored, by the error; the first that fits."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,9 +241,10 @@ class ExemplarKeeper:
         self._sink = sink
         self._keys = keys
         self._count = count
-        self._offers: asyncio.Queue[Offer] = asyncio.Queue(maxsize=1)
+        self._clock = clock
+        self._offers: asyncio.Queue[tuple[Offer, float]] = asyncio.Queue(maxsize=1)
         self._is_ensured = False
-        self._problem = ""
+        self._said: set[tuple[str, str]] = set()
 
     @classmethod
     def of(
@@ -245,67 +268,67 @@ class ExemplarKeeper:
     def offer(self, offer: Offer) -> None:
         """Take a batch, or count its exchanges as not looked at if an earlier one still waits."""
         try:
-            self._offers.put_nowait(offer)
+            self._offers.put_nowait((offer, self._clock.monotonic_s() + LONGEST_S))
         except asyncio.QueueFull:
             self._count(offer.compared[0].exchange.model, "busy", len(offer.compared))
 
     async def keep_one(self) -> None:
         """Choose from the next batch, and store what was chosen."""
-        offer = await self._offers.get()
+        offer, until_s = await self._offers.get()
         chosen = await asyncio.to_thread(
             lambda: list(self._chooser.choose(offer.compared, offer.without_place))
         )
         while chosen:
             one = chosen.pop()
-            if not await self._store(one, offer):
+            outcome, why = await self._store(one, offer, until_s)
+            model = one.compared.exchange.model
+            self._count(model, outcome, 1)
+            if outcome == "stored":
+                self._said = {said for said in self._said if said[1] in _SAID_ONCE}
+                continue
+            self._say(model, outcome, why)
+            if outcome not in _ONE_MESSAGE:  # the same would happen to all others
                 for left in chosen:
-                    self._count(left.compared.exchange.model, "unavailable", 1)
+                    self._count(left.compared.exchange.model, outcome, 1)
                 return
 
-    async def _store(self, chosen: Chosen, offer: Offer) -> bool:
-        """Store one; return False if the stream cannot be reached: then the others are not tried."""
+    async def _store(self, chosen: Chosen, offer: Offer, until_s: float) -> tuple[str, str]:
+        """Store one; return the outcome, and why it was not stored."""
         exchange = chosen.compared.exchange
         outputs = offer.outputs[chosen.compared.stream_sequence]
         key = None if self._keys is None else self._keys.current
         if self._keys is not None and key is None:
-            self._count(exchange.model, "no_key", 1)
-            return True
+            return "no_key", "stream.payload_key_file cannot be read"
         if _n_bytes(exchange, outputs) > self._sink.max_payload_bytes:
-            self._count(exchange.model, "too_large", 1)
-            return True
+            return "too_large", _ONE_MESSAGE["too_large"]
         try:
-            wire = await asyncio.to_thread(_wire, chosen, outputs, offer.at, key)
-            if not self._is_ensured:
-                await self._sink.ensure_exemplars()
-                self._is_ensured = True
-            await self._sink.publish_exemplar(exchange.model, chosen.slice, chosen.kind, exchange.id, wire)
-        except _DatatypeError:
-            self._count(exchange.model, "datatype", 1)
-        except TooLargeError:
-            self._count(exchange.model, "too_large", 1)
-        except StreamFullError as error:
-            self._failed(exchange.model, "full", error)
-        except RetryError as error:
-            self._failed(exchange.model, "unavailable", error)
-            return False
-        except OperatorError as error:
-            self._failed(exchange.model, "refused", error)
-        else:
-            self._count(exchange.model, "stored", 1)
-            self._problem = ""
-        return True
+            async with asyncio.timeout(until_s - self._clock.monotonic_s()):
+                wire = await asyncio.to_thread(_wire, chosen, outputs, offer.at, key)
+                if not self._is_ensured:
+                    await self._sink.ensure_exemplars()
+                    self._is_ensured = True
+                await self._sink.publish_exemplar(
+                    exchange.model, chosen.slice, chosen.kind, exchange.id, wire
+                )
+        except (TimeoutError, _DatatypeError, RetryError, OperatorError) as error:
+            outcome = next(name for kind, name in _OUTCOMES if isinstance(error, kind))
+            if outcome == "late":
+                return outcome, f"they could not be stored within {LONGEST_S:g} s"
+            return outcome, _ONE_MESSAGE.get(outcome, str(error))
+        return "stored", ""
 
-    def _failed(self, model: str, outcome: str, error: Exception) -> None:
-        self._count(model, outcome, 1)
-        if outcome != self._problem:  # once, until one is stored
-            self._problem = outcome
+    def _say(self, model: str, outcome: str, why: str) -> None:
+        """Log why exemplars are not kept: once until one is stored, or once for the whole process."""
+        if (model, outcome) not in self._said:
+            self._said.add((model, outcome))
+            some = "some " if outcome in _ONE_MESSAGE else ""
             _LOG.warning(
-                "model %s: exemplars are not kept: %s. Comparisons go on", model, error, extra=of_model(model)
+                "model %s: %sexemplars are not kept: %s. Comparisons go on",
+                model,
+                some,
+                why,
+                extra=of_model(model),
             )
-
-
-class _DatatypeError(ValueError):
-    """A reference has an output that no datatype of the protocol can hold."""
 
 
 def _n_bytes(exchange: Exchange, outputs: Mapping[str, Array]) -> int:

@@ -18,6 +18,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.consume import REQUEST_S
 from quantdrift.core.stream.errors import mapped
 from quantdrift.core.stream.exemplars import kept_exemplars
+from quantdrift.core.stream.search import answered
 from quantdrift.shadow.pipeline.validate import Envelope, read_exchange
 
 LONGEST: Final = timedelta(hours=1)
@@ -112,13 +113,13 @@ async def waiting(
     name = queue.stream_name("exchange")
     subject, sequence = f"{name}.exchange.{subject_token(model)}", 1
     begin = datetime.now(UTC) - LONGEST if since is None else since
-    async with mapped():
+    async with answered(), mapped():
         try:
             last = (await jetstream.stream_info(name)).state.last_seq
         except nats.js.errors.NotFoundError:
             return
     while sequence <= last:
-        async with mapped():
+        async with answered(), mapped():
             try:
                 message = await jetstream.get_msg(name, seq=sequence, subject=subject, next=True)
             except nats.js.errors.NotFoundError:

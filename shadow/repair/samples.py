@@ -1,4 +1,4 @@
-"""The items that a diagnosis works on: those of a slice, and others, from recorded inputs or from exemplars."""
+"""The items that a diagnosis works on: those of a slice, and others, from recorded inputs, exemplars or what waits in the stream."""
 
 from collections.abc import Callable, Sequence
 from typing import Final

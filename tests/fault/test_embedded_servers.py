@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import secrets
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from quantdrift.cli.embedded_nats import at_server
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import MIB, Config, Stream
 from quantdrift.core.errors import RetryError
-from quantdrift.core.process.nats_server import NatsServer, server_url
+from quantdrift.core.process.nats_server import NatsServer, make_encryption, server_url
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
 from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.errors import StreamFullError
+from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.rights import NatsRole
 from quantdrift.sidecar.capture import publisher as publishing
 from quantdrift.sidecar.capture.publisher import Publisher
@@ -135,7 +138,8 @@ async def opened(stream: Stream, role: NatsRole) -> Queue:
 
 async def as_role(directory: Path, port: int, role: NatsRole) -> Queue:
     """Return a connection to an embedded server with the key of a role."""
-    return await opened(at_server(Stream(max_bytes=SMALL_STREAM), directory, server_url(port), role), role)
+    small = Stream(max_bytes=SMALL_STREAM, exemplar_bytes=16 * MIB)
+    return await opened(at_server(small, directory, server_url(port), role), role)
 
 
 async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None:
@@ -166,6 +170,50 @@ async def test_nats_stores_again_once_its_full_disk_has_room(disk: Path) -> None
                 await queue.wait_connected()
         await queue.close()
         await reader.close()
+
+
+async def test_exemplars_go_before_the_disk_is_full_and_exchanges_stay(
+    disk: Path,
+) -> None:
+    """A server whose disk is full stores no exchange until it is started again, so exemplars must not fill it."""
+    port = free_port()
+    make_encryption(disk / "nats")  # as `quantdrift up` does where a model keeps exemplars
+    with Runner("nats", disk / "nats", port) as runner:
+        assert not runner.report().problem
+        shadow = await as_role(disk / "nats", port, NatsRole.SHADOW)
+        await shadow.ensure()
+        await shadow.ensure_exemplars()
+        sidecar = await as_role(disk / "nats", port, NatsRole.SIDECAR)
+
+        async def keeps() -> bool:
+            try:
+                await shadow.publish_exemplar("m", "all", "random", secrets.token_hex(16), bytes(1 << 20))
+            except StreamFullError:
+                return False
+            return True
+
+        assert await publishes(sidecar)
+        async with asyncio.timeout(DEADLINE_S):
+            assert await keeps()
+            stuffing = fill(disk, but=48 * MIB)
+            while await keeps():
+                await asyncio.sleep(0.05)
+            assert await publishes(sidecar, large=True)
+            assert [one async for one in kept_exemplars(shadow)] == []
+            consumer = await shadow.consumer("exchange", ack_wait_s=30)
+            assert len(await consumer.fetch(3, max_bytes=1 << 20, timeout_s=1)) == 2
+            stuffing.unlink()
+            while not await keeps():
+                await asyncio.sleep(0.05)
+        info = await (await shadow.live()).jetstream().stream_info(shadow.stream_name("exemplar"))
+        assert info.config.max_bytes == 16 * MIB
+        await sidecar.close()
+        await shadow.close()
+        runner.process.terminate()
+        said = runner.error()
+    assert re.search(r"nats: \d+ exemplars were deleted, and none is kept: the disk of", said)
+    assert "nats: exemplars are kept again" in said
+    assert "no space left" not in said
 
 
 async def test_nats_started_on_a_full_disk_takes_the_stream_once_there_is_room(disk: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 import stat
 import time
 from collections import Counter
@@ -16,13 +17,14 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Budget, Capture, Config, Model, Reference, Slice
+from quantdrift.core.config.schema import MIB, Budget, Capture, Config, Model, Reference, Slice
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.process.nats_server import ENCRYPTION, NatsServer, make_encryption
 from quantdrift.core.records import Exchange, ExemplarKind
 from quantdrift.core.sealing import is_sealed
+from quantdrift.core.stream import config as stream_config
 from quantdrift.core.stream.backlog import read_backlog
-from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLAR_BYTES, EXEMPLARS_EACH
+from quantdrift.core.stream.config import EXEMPLAR_AGE_S, EXEMPLARS_EACH
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.exemplars import Kept, kept_exemplars
 from quantdrift.shadow.pipeline.exemplars import ExemplarKeeper, Offer
@@ -80,6 +82,7 @@ def written(config: Config, directory: Path) -> Path:
 url = "{config.stream.url}"
 name = "{config.stream.name}"
 payload_key_file = "{config.stream.payload_key_file}"
+exemplar_bytes = {config.stream.exemplar_bytes}
 [capture]
 headers = ["x-scanner", "x-user"]
 [[models]]
@@ -145,7 +148,7 @@ async def test_an_exemplar_has_what_was_compared(config: Config, postgres_dsn: s
         rtol=1e-5,
     )
     assert info.config.max_age == EXEMPLAR_AGE_S
-    assert info.config.max_bytes == EXEMPLAR_BYTES
+    assert info.config.max_bytes == config.stream.exemplar_bytes
     assert info.config.max_msgs_per_subject == EXEMPLARS_EACH
 
 
@@ -331,10 +334,30 @@ async def test_the_command_lists_shows_and_erases_without_a_payload(
     assert (row["subject"], row["note"]) == ("scanner=archive", "ticket 7")
 
 
+async def test_large_exemplars_displace_those_of_other_slices_and_the_command_says_so(
+    config: Config, tmp_path: Path
+) -> None:
+    """The disk space of all is `stream.exemplar_bytes`; a shadow that starts with more of it raises the limit."""
+    small = msgspec.structs.replace(config.stream, exemplar_bytes=MIB)
+    for stream, n_busy, n_quiet in ((small, 7, 0), (config.stream, 7 + 15, 1)):
+        queue = await Queue.connect(stream, client_name="test")
+        await queue.ensure_exemplars()
+        for name in ("quiet", *["busy"] * 15):
+            await queue.publish_exemplar("digits", name, "random", secrets.token_hex(16), bytes(140_000))
+        assert len(await kept_of(queue, "busy")) == n_busy
+        assert len(await kept_of(queue, "quiet")) == n_quiet
+        await queue.close()
+        directory = written(msgspec.structs.replace(config, stream=stream), tmp_path)
+        listed = await asyncio.to_thread(invoked, "exemplars", "list", directory=directory)
+        said = "The stream is full, with 1.0 of 1.0 MB" in listed.stderr
+        assert said == (stream is small)
+
+
 async def test_a_request_of_a_person_finds_and_erases_exemplars(
-    config: Config, postgres_dsn: str, tmp_path: Path
+    config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`privacy erase` deletes those of one user from every slice, and of nobody else."""
+    monkeypatch.setattr(stream_config, "LONGEST_S", 0.0)  # no worker runs any more
     given = [of_scanner("archive", seed, flips=True, user=user) for seed, user in ((1, "ada"), (2, "grace"))]
     await compared(config, postgres_dsn, given, 8)
     directory = written(config, tmp_path)

@@ -29,6 +29,7 @@ from quantdrift.core.stream.exemplars import kept_exemplars
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.stream.rights import NatsRole, inbox
 from quantdrift.core.stream.search import search_stream, wait_for_workers
+from quantdrift.shadow.repair.exemplars import waiting
 from tests.support import custom_resources
 from tests.support.commands import invoked, started
 from tests.support.kustomize import documents
@@ -397,12 +398,16 @@ async def test_the_administrator_alone_reads_and_deletes_single_messages(
     operator = await Queue.connect(
         of(stream, NatsRole.OPERATOR, tmp_path), client_name="o", role=NatsRole.OPERATOR
     )
+    shadow = await Queue.connect(of(stream, NatsRole.SHADOW, tmp_path), client_name="h", role=NatsRole.SHADOW)
     admin = await Queue.connect(of(stream, NatsRole.ADMIN, tmp_path), client_name="a")
     try:
         for number in range(3):
             await sidecar.publish_exchange("tumour", f"e{number}", b"%d" % number)
         with monkeypatch.context() as patch:
             patch.setattr("quantdrift.core.stream.search.REQUEST_S", 0.5)
+            patch.setattr("quantdrift.shadow.repair.exemplars.REQUEST_S", 0.5)
+            with pytest.raises(RetryError, match=r"not that of the administrator"):
+                [one async for one in waiting(shadow, "tumour", opened=lambda message, _: message)]
             with pytest.raises(RetryError, match="not that of the administrator"):
                 await search_stream(operator, lambda _: True, delete=True, progress=lambda _: None)
         found = await search_stream(admin, lambda data: data == b"1", delete=True, progress=lambda _: None)
@@ -410,5 +415,5 @@ async def test_the_administrator_alone_reads_and_deletes_single_messages(
         assert (await read_backlog(operator)).n_messages == 2
         assert await wait_for_workers(admin, 5.0)
     finally:
-        for queue in (sidecar, operator, admin):
+        for queue in (sidecar, operator, shadow, admin):
             await queue.close()

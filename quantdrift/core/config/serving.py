@@ -71,6 +71,14 @@ class Stream(Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 2 * GIB
+    exemplar_bytes: Annotated[
+        int,
+        about(
+            "Disk space for exemplars of all slices, if a model keeps them. When it is full, the oldest go, of whatever slice they are.",
+            "bytes",
+            ge=MIB,
+        ),
+    ] = 256 * MIB
     replicas: Annotated[
         int,
         about(

@@ -41,8 +41,12 @@ EXEMPLARS_EACH: Final = 64
 """Exemplars of one kind that are kept of one slice."""
 EXEMPLAR_AGE_S: Final = 7 * 86_400.0
 """Age at which the server deletes an exemplar."""
-EXEMPLAR_BYTES: Final = 256 * MIB
-"""Disk space of all exemplars; when it is full, the oldest ones go."""
+
+
+REFUSING_BYTES: Final = 1
+"""Limit of a stream that refuses every exemplar."""
+LONGEST_S: Final = 30.0
+"""Time after its comparison within which a shadow stores an exemplar, or leaves it out; an erasure waits for it."""
 
 
 def subject_token(name: str) -> str:
@@ -126,10 +130,17 @@ def exemplar_stream(stream: Stream) -> StreamConfig:
         discard=DiscardPolicy.OLD,
         max_msgs_per_subject=EXEMPLARS_EACH,
         max_age=EXEMPLAR_AGE_S,
-        max_bytes=EXEMPLAR_BYTES,
+        max_bytes=stream.exemplar_bytes,
         duplicate_window=_DUPLICATE_WINDOW_S,
         num_replicas=stream.replicas,
     )
+
+
+def refusing_exemplars(stream: Stream) -> StreamConfig:
+    """Return the stream of exemplars as one that is always full; `exemplar_stream` makes it accept them again."""
+    refusing = exemplar_stream(stream)
+    refusing.discard, refusing.max_bytes = DiscardPolicy.NEW, REFUSING_BYTES
+    return refusing
 
 
 def exemplars(name: str, model: str = "", slice_name: str = "", kind: str = "") -> str:

@@ -27,6 +27,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, Header, StreamC
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
 from quantdrift.core.stream.config import (
+    REFUSING_BYTES,
     copies,
     create_or_update,
     current_stream,
@@ -34,6 +35,7 @@ from quantdrift.core.stream.config import (
     exemplar_stream,
     exemplars,
     model_of,
+    refusing_exemplars,
     send_copies,
     subject_token,
     tally_stream,
@@ -331,6 +333,30 @@ class Queue:
         """Create the stream of exemplars, or update its limits. Errors as of `ensure`."""
         await self._ensure(exemplar_stream(self._stream))
 
+    async def refuse_exemplars(self) -> tuple[int, int] | None:
+        """Delete all exemplars with their stream, and refuse new ones until `ensure_exemplars`.
+
+        Returns how many there were, and the bytes that they might take; None: nothing had to be done. It works on a full disk, too, where the server deletes no single message. Needs the rights of
+        the administrator.
+
+        Raises
+        ------
+        RetryError
+            The server is unavailable.
+        """
+        jetstream = (await self.live()).jetstream(timeout=REQUEST_S)
+        name = self.stream_name("exemplar")
+        async with mapped():
+            try:
+                info = await jetstream.stream_info(name)
+            except nats.js.errors.NotFoundError:
+                return None
+            if info.config.max_bytes == REFUSING_BYTES:
+                return None
+            await jetstream.delete_stream(name)
+            await jetstream.add_stream(refusing_exemplars(self._stream))
+        return int(info.state.messages), int(info.config.max_bytes or 0)
+
     async def publish_exemplar(
         self, model: str, slice_name: str, kind: str, exchange_id: str, wire: bytes
     ) -> None:
@@ -560,7 +586,12 @@ class Queue:
             ):
                 advice = ""
                 if isinstance(error, StreamFullError):
-                    advice = f": lower stream.max_bytes ({self._stream.max_bytes}), or give the server more disk space"
+                    size = f"stream.max_bytes ({self._stream.max_bytes})"
+                    if wanted.name == self.stream_name("exemplar"):
+                        need = f"lower stream.exemplar_bytes ({self._stream.exemplar_bytes}) or {size}"
+                    else:
+                        need = f"lower {size}"
+                    advice = f": {need}, or give the server more disk space"
                 raise OperatorError(
                     f"NATS refuses the stream {wanted.name}: {cause.description}{advice}"
                 ) from error

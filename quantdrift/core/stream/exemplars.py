@@ -10,8 +10,10 @@ from urllib.parse import unquote
 import msgspec
 import nats.errors
 import nats.js.errors
+from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from quantdrift.core.errors import RetryError
 from quantdrift.core.records import ExemplarKind
 from quantdrift.core.stream.config import exemplars, model_of
 from quantdrift.core.stream.connection import SLICE_HEADER, Queue
@@ -24,7 +26,8 @@ _FETCH_S: Final = 5.0
 _PROGRESS_EVERY: Final = 500
 _KEPT_S: Final = 60.0
 _SIZE: Final = "Nats-Msg-Size"
-_GONE: Final = {10037, 10057}  # JetStream: no such message, deletion failed because it is gone
+_NO_MESSAGE: Final = 10037
+_NOT_DELETED: Final = 10057  # JetStream says so of one that is gone, and of one that it cannot delete
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,7 @@ async def delete_exemplars(
     Raises
     ------
     RetryError
-        The server is unavailable, or does not answer: it does not answer to users without these rights either.
+        The server is unavailable, or cannot delete one. It does not answer to users without these rights.
     """
     jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
     stream, n = queue.stream_name("exemplar"), 0
@@ -120,13 +123,26 @@ async def delete_exemplars(
             try:
                 await jetstream.delete_msg(stream, kept.sequence)
             except nats.js.errors.APIError as error:
-                if error.err_code not in _GONE:
+                if error.err_code == _NOT_DELETED and await _is_there(jetstream, stream, kept.sequence):
+                    raise RetryError(
+                        f"NATS cannot delete exemplars, {n} of {len(found)} are erased ({error.description}): give its disk room,"
+                        " restart it, and run the command again"
+                    ) from error
+                if error.err_code not in (_NO_MESSAGE, _NOT_DELETED):
                     raise
             else:
                 n += 1
         if number % _PROGRESS_EVERY == 0:
             progress(number)
     return n
+
+
+async def _is_there(jetstream: JetStreamContext, stream: str, sequence: int) -> bool:
+    try:
+        await jetstream.get_msg(stream, sequence)
+    except nats.js.errors.NotFoundError:
+        return False
+    return True
 
 
 def _kept(delivery: Delivery) -> Kept | None:

@@ -49,7 +49,7 @@ async def search_stream(
     jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
     name, subject = queue.stream_name(kind), f"{queue.stream_name('exchange')}.{kind}.>"
     n, times, sequence = 0, [], 1
-    async with _answered(), mapped():
+    async with answered(), mapped():
         try:
             last = (await jetstream.stream_info(name)).state.last_seq
         except nats.js.errors.NotFoundError:
@@ -79,7 +79,7 @@ async def search_stream(
 
 
 @contextlib.asynccontextmanager
-async def _answered() -> AsyncIterator[None]:
+async def answered() -> AsyncIterator[None]:
     """Say what an absent answer may mean: the server does not answer to what a user may not ask."""
     try:
         yield
@@ -90,6 +90,23 @@ async def _answered() -> AsyncIterator[None]:
             "NATS did not answer: if it is up, stream.credentials_file is not that of the administrator, who alone may read"
             " and delete single messages of the stream (`quantdrift setup nats` made its key, admin.nk)"
         ) from error
+
+
+async def has_exemplars(queue: Queue) -> bool:
+    """Return whether there is a stream of exemplars.
+
+    Raises
+    ------
+    RetryError
+        As `search_stream`.
+    """
+    jetstream = (await queue.live()).jetstream(timeout=REQUEST_S)
+    async with answered(), mapped():
+        try:
+            await jetstream.stream_info(queue.stream_name("exemplar"))
+        except nats.js.errors.NotFoundError:
+            return False
+    return True
 
 
 async def wait_for_workers(queue: Queue, limit_s: float) -> bool:
