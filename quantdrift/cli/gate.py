@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -36,6 +37,8 @@ _EXIT: Final = {"pass": 0, "fail": 3, "insufficient": 4}
 _RATIOS: Final = {"99": 0.99, "99.9": 0.999}
 _SHOWN: Final = 1e-5  # a share below it is shown as 0
 _SECTION: Final = "quantdrift.gate"
+_DIGEST: Final = re.compile(r" (.+?)=(sha256:[0-9a-f]+)")
+_READABLE: Final = len("sha256:") + 12  # characters of a digest
 _LOADED: Final = "loaded"  # the labels are those of the database, not an array
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -735,10 +738,16 @@ def _case(made: "Decision", answer: "SliceAnswer") -> ET.Element:
     return case
 
 
+def _shown(candidate: str) -> str:
+    """Return the digests of a candidate and of its routes, short enough to be read."""
+    texts = [f"{digest[:_READABLE]} for {name}" for name, digest in _DIGEST.findall(candidate)]
+    return candidate.partition(" ")[0][:_READABLE] + (f", with {' and '.join(texts)}" if texts else "")
+
+
 def _sentence(made: "Decision") -> str:
     named = {verdict: _named(made, verdict) for verdict in ("fail", "insufficient")}
     if made.verdict.value == "pass":
-        return f"pass: {made.model} may be replaced by {made.candidate}"
+        return f"pass: {made.model} may be replaced by {_shown(made.candidate)}"
     if made.verdict.value == "fail":
         failed = [
             f"{_ASKED[one.question.value]}{_of_file(made, one)}"

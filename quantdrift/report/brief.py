@@ -180,7 +180,7 @@ def _since(open_now: Sequence[EpisodeFigures], episodes: Sequence[EpisodeFigures
     if episodes:
         ended = [entry.resolved_at for entry in episodes if entry.resolved_at is not None]
         return f"No alert is open. The last one ended on {moment(max(ended))}."
-    return "No alert was open in this period."
+    return "No alert of this version was open in this period."
 
 
 def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) -> str:
