@@ -33,6 +33,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TINY: Final = 5e-5  # a share below it is shown as 0
 
 # What each cause means, and what to do about it.
+_KINDS: Final = {"A": "activation ranges", "W": "weights", "L": "layers"}
 _MEANING: Final = {
     "saturation": (
         "Values of this slice lie outside the range that the quantised model can represent, and are cut off.",
@@ -60,7 +61,10 @@ _MEANING: Final = {
     ),
     "input": (
         "No site restores more than chance does.",
-        "Look at the inputs: answers at a small margin change with any rounding. Compare the preparation of inputs on both sides, too.",
+        (
+            "Look at the inputs: answers at a small margin change with any rounding. Compare the preparation of inputs on both sides, too."
+            " If activation ranges restore most together, `quantdrift repair` measures whether new ones help."
+        ),
     ),
     "within budget": (
         "On these inputs the slice is within its budget: there is no damage to explain.",
@@ -222,6 +226,9 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
         return "\n".join([*lines, _too_few(found)])
     lines.append(f"Cause: {cause_of(found)}.")
     lines += [f"  {_MEANING[cause.value][0]}" for cause in found.causes]
+    if found.together:
+        parts = [f"all {_KINDS[kind]} {_share(max(share, 0.0))}" for kind, share in found.together.items()]
+        lines.append(f"  Together in FP32 they restore: {', '.join(parts)} of the damage.")
     if found.blamed:
         head = ("site", "restores", "by chance", "changed answers left", "why", "multiplications in FP32")
         lines += ["", columns(head, [_row(one) for one in found.blamed]), ""]

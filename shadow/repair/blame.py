@@ -171,6 +171,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         Names of the sites that greedy search would put into FP32, named or not.
     one_off, one_on
         By the name of the site: share of the exemplars' loss that it restores alone, and that it causes alone.
+    together
+        By the letter of a kind of site: share of the exemplars' loss that goes away with all of its sites in FP32. Empty where a site is
+        named, or none was tried.
     fresh_flips
         Share of flips of the half that no exemplar was drawn from; None: there are too few.
     reproduced
@@ -197,6 +200,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...] = ()
     one_off: dict[str, float] = {}
     one_on: dict[str, float] = {}
+    together: dict[str, float] = {}
     fresh_flips: float | None = None
     reproduced: float
     rounding: float = 0.0
@@ -347,6 +351,7 @@ def diagnose(
         order=tuple(copy.sites[step.site].name for step in steps),
         one_off=_by_name(copy.sites, 1.0 - one_off),
         one_on=_by_name(copy.sites, one_on),
+        together={} if named else _together(copy, exemplars),
     )
 
 
@@ -535,6 +540,15 @@ def _greedy(
         tried.remove(step.site)
         before = losses[step.site]
     return steps
+
+
+def _together(copy: Copy, exemplars: _Exemplars) -> dict[str, float]:
+    """Return the share of the loss that goes away with all sites of a kind in FP32, by kind."""
+    return {
+        kind.value: 1.0 - exemplars.share(exemplars.loss(numbers))
+        for kind in SiteKind
+        if (numbers := [number for number, site in enumerate(copy.sites) if site.kind is kind])
+    }
 
 
 def _judged(

@@ -116,6 +116,8 @@ def test_no_site_of_a_healthy_candidate_is_named(
     found = diagnose(copy, _compare, {INPUT: images}, budget=0.003, seed=seed)
     assert (found.verdict, found.blamed) == (verdict, ())
     assert found.causes == ((Cause.INPUT,) if verdict is Verdict.NOBODY else ())
+    assert found.together.keys() == {"A", "W"}
+    assert max(found.together.values()) > 0.3
 
 
 def test_a_slice_within_its_budget_has_nothing_to_blame(patient: Patient) -> None:
