@@ -1,17 +1,25 @@
 """The damaged slice that a command is about: that of an alert, or the one of `--slice`, with its model and reference."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import click
 import msgspec
 
+from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import prepare
 from quantdrift.cli.reference import chosen_reference, model_named
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
+from quantdrift.core.text import plain
+
+if TYPE_CHECKING:
+    from quantdrift.core.records import Exemplar
 
 
 class Damaged(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +111,93 @@ def damaged(
     return Damaged(
         config=config, model=model, slice=chosen, reference=reference, rules=rules, version=version
     )
+
+
+def exemplars_of(
+    case: Damaged,
+    data: Path | None,
+    problems: list[str],
+    *,
+    client_name: str,
+    is_wanted: Callable[[str], bool],
+) -> "tuple[list[Exemplar], list[Exemplar], str]":
+    """Return the exemplars of the slice, and random ones of others, all of one version, with this version.
+
+    Parameters
+    ----------
+    case, data
+        The slice, and the data directory as given.
+    problems
+        Gets why exemplars cannot be read.
+    client_name
+        The command, as NATS is told.
+    is_wanted
+        Whether exemplars of another slice are wanted, by its name.
+    """
+    found, others = asyncio.run(_read_exemplars(case, data, problems, client_name, is_wanted))
+    version = case.version or _most_frequent(found)
+    n_kept = len(found)
+    found, others = (
+        [one for one in side if one.exchange.stored_version == version] for side in (found, others)
+    )
+    if len(found) < n_kept:
+        click.echo(
+            f"{n_kept - len(found)} exemplars of other versions are left out: only {plain(version)} counts",
+            err=True,
+        )
+    return found, others, version
+
+
+def say_unreadable(problems: Sequence[str]) -> None:
+    """Say how many exemplars or exchanges cannot be read, and why the first one cannot."""
+    if problems:
+        click.echo(
+            f"{len(problems)} exemplars or exchanges cannot be read, the first: {plain(problems[0])}",
+            err=True,
+        )
+
+
+def _most_frequent(found: "Sequence[Exemplar]") -> str:
+    counts = Counter(one.exchange.stored_version for one in found)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+async def _read_exemplars(
+    case: Damaged,
+    data: Path | None,
+    problems: list[str],
+    client_name: str,
+    is_wanted: Callable[[str], bool],
+) -> "tuple[list[Exemplar], list[Exemplar]]":
+    from quantdrift.core.records import ExemplarKind
+    from quantdrift.core.stream.connection import Queue
+    from quantdrift.core.stream.exemplars import kept_exemplars
+    from quantdrift.core.stream.rights import NatsRole
+    from quantdrift.shadow.repair.exemplars import exemplars, opener
+
+    config = at_data(case.config, data, NatsRole.SHADOW)
+    opened = opener(config.stream)
+    queue = await Queue.connect(config.stream, client_name=client_name, role=NatsRole.SHADOW)
+    try:
+        listed = [one async for one in kept_exemplars(queue, model=case.model.name)]
+        names = dict.fromkeys(one.slice for one in listed)
+        found = exemplars(queue, case.model.name, case.slice.name, opened=opened, unreadable=problems.append)
+        inside = [one async for one in found]
+        elsewhere = []
+        for name in names:
+            if name != case.slice.name and is_wanted(name):
+                others = exemplars(
+                    queue,
+                    case.model.name,
+                    name,
+                    opened=opened,
+                    kind=ExemplarKind.RANDOM,
+                    unreadable=problems.append,
+                )
+                elsewhere += [one async for one in others]
+        return inside, elsewhere
+    finally:
+        await queue.close()
 
 
 def _model(config: Config, name: str) -> Model:

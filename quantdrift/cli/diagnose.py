@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +11,7 @@ import click
 import msgspec
 
 from quantdrift.cli.alerts import NO_NOTE, add_note
-from quantdrift.cli.damaged import Damaged, damaged
+from quantdrift.cli.damaged import Damaged, damaged, exemplars_of, say_unreadable
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit
 from quantdrift.cli.output import Steps, columns
@@ -22,7 +21,7 @@ from quantdrift.core.slices import SliceKey
 from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
-    from quantdrift.core.records import Exchange, Exemplar
+    from quantdrift.core.records import Exchange
     from quantdrift.shadow.repair.blame import Blamed, Diagnosis
     from quantdrift.shadow.repair.copies import Copy
     from quantdrift.shadow.repair.samples import Samples
@@ -341,78 +340,26 @@ def _kept(case: Damaged, data: Path | None, copy: "Copy", *, quiet: bool) -> "Sa
     from quantdrift.shadow.repair.samples import of_exemplars, of_waiting
 
     problems: list[str] = []
+    rule = case.slice.name.partition("=")[0]
     with Steps(quiet=quiet) as step:
         step(f"reading exemplars of {case.slice.name}")
-        found, others = asyncio.run(_exemplars(case, data, problems))
-        version = case.version or _most_frequent(found)
-        n_kept = len(found)
-        found, others = (
-            [one for one in side if one.exchange.stored_version == version] for side in (found, others)
+        found, others, version = exemplars_of(
+            case,
+            data,
+            problems,
+            client_name="quantdrift diagnose",
+            is_wanted=lambda name: name.startswith(f"{rule}="),
         )
-        if len(found) < n_kept:
-            click.echo(
-                f"{n_kept - len(found)} exemplars of other versions are left out: only {plain(version)} counts",
-                err=True,
-            )
         if any(one.kind.value == "random" for one in found):
             step(f"{len(found)} exemplars of {version}")
-            _say_unreadable(problems)
+            say_unreadable(problems)
             return of_exemplars(found, others, copy)
         step("reading what waits in the stream")
         exchanges = asyncio.run(_waiting(case, data, problems))
         if case.version:
             exchanges = [one for one in exchanges if one.stored_version == case.version]
-        _say_unreadable(problems)
+        say_unreadable(problems)
         return of_waiting(exchanges, case.slice, copy)
-
-
-def _say_unreadable(problems: Sequence[str]) -> None:
-    if problems:
-        click.echo(
-            f"{len(problems)} exemplars or exchanges cannot be read, the first: {plain(problems[0])}",
-            err=True,
-        )
-
-
-def _most_frequent(found: "Sequence[Exemplar]") -> str:
-    counts = Counter(one.exchange.stored_version for one in found)
-    return counts.most_common(1)[0][0] if counts else ""
-
-
-async def _exemplars(
-    case: Damaged, data: Path | None, problems: list[str]
-) -> "tuple[list[Exemplar], list[Exemplar]]":
-    """Return the exemplars of the slice, and random ones of other values of its rule."""
-    from quantdrift.core.records import ExemplarKind
-    from quantdrift.core.stream.connection import Queue
-    from quantdrift.core.stream.exemplars import kept_exemplars
-    from quantdrift.core.stream.rights import NatsRole
-    from quantdrift.shadow.repair.exemplars import exemplars, opener
-
-    config = at_data(case.config, data, NatsRole.SHADOW)
-    opened = opener(config.stream)
-    queue = await Queue.connect(config.stream, client_name="quantdrift diagnose", role=NatsRole.SHADOW)
-    try:
-        rule = case.slice.name.partition("=")[0]
-        listed = [one async for one in kept_exemplars(queue, model=case.model.name)]
-        names = dict.fromkeys(one.slice for one in listed)
-        found = exemplars(queue, case.model.name, case.slice.name, opened=opened, unreadable=problems.append)
-        inside = [one async for one in found]
-        elsewhere = []
-        for name in names:
-            if name != case.slice.name and name.partition("=")[0] == rule and "=" in name:
-                others = exemplars(
-                    queue,
-                    case.model.name,
-                    name,
-                    opened=opened,
-                    kind=ExemplarKind.RANDOM,
-                    unreadable=problems.append,
-                )
-                elsewhere += [one async for one in others]
-        return inside, elsewhere
-    finally:
-        await queue.close()
 
 
 async def _waiting(case: Damaged, data: Path | None, problems: list[str]) -> "list[Exchange]":

@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from quantdrift.cli.alerts import NO_NOTE, add_note
-from quantdrift.cli.damaged import Damaged, damaged
+from quantdrift.cli.damaged import Damaged, damaged, exemplars_of, say_unreadable
 from quantdrift.cli.diagnose import cause_of, details_of, sentence_of, text_of
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit
-from quantdrift.cli.output import columns
+from quantdrift.cli.output import Steps, columns
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
 
@@ -55,8 +55,8 @@ _RESULTS: Final = {
 @click.option(
     "--inputs",
     type=click.Path(exists=True, path_type=Path),
-    required=True,
-    help="Recorded inputs of all traffic: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.",
+    help="Recorded inputs of all traffic: a .npz or .safetensors file, or a folder of them, as for quantdrift gate.  [default: the"
+    " exemplars of all slices]",
 )
 @click.option(
     "--out",
@@ -90,7 +90,7 @@ _RESULTS: Final = {
 def repair(
     alert_id: int | None,
     candidate: Path,
-    inputs: Path,
+    inputs: Path | None,
     out: Path,
     config_path: Path,
     data: Path | None,
@@ -108,6 +108,9 @@ def repair(
 
     The recorded inputs are split into halves. One finds the cause and calibrates; on the other each repair is measured on every slice,
     and judged as quantdrift gate does. Repairs that work come first, the cheapest first.
+
+    Without --inputs it works on the exemplars that the shadow keeps. Damaged ones find the cause and calibrate; only random ones measure, each
+    slice by those that were drawn for it. They are too few for a pass: the gate on live traffic decides.
 
     The models are written to the folder --out, with repairs.json and routes for a proxy. Nothing is deployed. With ALERT the cause and the
     repairs become notes of the alert.
@@ -135,21 +138,19 @@ def repair(
     _check_empty(out)
     copy = SwitchableCopy(candidate, case.onnx)
     compare = comparison(case.model, copy)
-    recording = _recording(case, copy, inputs, quiet=as_json)
-    if case.slice.name not in recording.items.members or not len(recording.items.members[case.slice.name]):
-        raise OperatorError(
-            f"--inputs {inputs}: no item is in the slice {case.slice.name}: record inputs of this slice"
-        )
+    if inputs is None:
+        recording = _exemplars(case, data, copy, compare, quiet=as_json)
+    else:
+        recording = _recording(case, copy, inputs, quiet=as_json)
     rng = np.random.default_rng(seed)
-    work, fresh = halves(recording.items, rng)
+    work, fresh = halves(recording, case.slice.name, rng)
     found = _diagnosed(case, copy, compare, recording, work, seed=seed, quiet=as_json)
     bench = Workbench(
         copy,
         compare,
         candidate=candidate,
         reference=case.onnx,
-        inputs=recording.inputs,
-        items=recording.items,
+        recording=recording,
         slice_name=case.slice.name,
         work=work,
         fresh=fresh,
@@ -157,7 +158,7 @@ def repair(
     )
     measured: list[Measured] = []
     skipped: list[NotBuilt] = []
-    if _is_damaged(found):
+    if _is_damaged(found) or (len(recording.chosen) and found.verdict.value != "too few exemplars"):
         measured, skipped = _built(
             bench,
             case,
@@ -179,7 +180,7 @@ def repair(
                 data,
                 alert_id,
                 "repair",
-                _sentence(measured, case.slice.name, candidate.stat().st_size),
+                _sentence(measured, case.slice.name, candidate.stat().st_size, recording.source),
                 details,
             )
     if as_json:
@@ -193,6 +194,7 @@ def repair(
                 found,
                 measured,
                 skipped,
+                recording,
                 n_items=(len(work), len(fresh)),
                 gate_options=_gate_options(config_path, data, case, None if no_note else alert_id),
             )
@@ -213,7 +215,34 @@ def _recording(case: Damaged, copy: "SwitchableCopy", inputs: Path, *, quiet: bo
     layout = layout_of(case.config, case.rules, copy.inputs)
     length = sum(part.n_bytes for part in parts)
     with click.progressbar(length=length, label="reading inputs", hidden=quiet, file=sys.stderr) as bar:
-        return all_recorded(case.config, case.model.name, parts, layout, case.rules, progress=bar.update)
+        recording = all_recorded(case.config, case.slice, parts, layout, case.rules, progress=bar.update)
+    if not len(recording.inside):
+        raise OperatorError(
+            f"--inputs {inputs}: no item is in the slice {case.slice.name}: record inputs of this slice"
+        )
+    return recording
+
+
+def _exemplars(
+    case: Damaged, data: Path | None, copy: "SwitchableCopy", compare: "Compare", *, quiet: bool
+) -> "Recording":
+    """Return the exemplars of all slices, with the damaged ones of the slice."""
+    from quantdrift.shadow.repair.samples import check_served, exemplar_recording, of_exemplars
+
+    problems: list[str] = []
+    with Steps(quiet=quiet) as step:
+        step("reading exemplars")
+        found, others, _ = exemplars_of(
+            case, data, problems, client_name="quantdrift repair", is_wanted=lambda _: True
+        )
+    say_unreadable(problems)
+    if not any(one.kind.value == "random" for one in found):
+        raise OperatorError(
+            f"no exemplar of the slice {case.slice.name} that was drawn at random can be read for this version. Record inputs and give"
+            " --inputs, or let the shadow keep exemplars: models.exemplars = true"
+        )
+    check_served(of_exemplars(found, [], copy), copy, compare)
+    return exemplar_recording(case.config, case.slice, [*found, *others], case.rules, copy)
 
 
 def _diagnosed(
@@ -229,11 +258,11 @@ def _diagnosed(
     from quantdrift.shadow.repair.blame import diagnose
     from quantdrift.shadow.repair.samples import MOST_ELSEWHERE, MOST_INSIDE, thinned
 
-    members = recording.items.members[case.slice.name]
-    inside, elsewhere = np.intersect1d(work, members), np.setdiff1d(work, members)
+    inside = np.intersect1d(work, recording.items.members[case.slice.name])
+    elsewhere, chosen = np.setdiff1d(work, recording.inside), np.intersect1d(work, recording.chosen)
     sides = [
         {name: recording.inputs[name][thinned(rows, most)] for name in copy.inputs}
-        for rows, most in ((inside, MOST_INSIDE), (elsewhere, MOST_ELSEWHERE))
+        for rows, most in ((inside, MOST_INSIDE), (elsewhere, MOST_ELSEWHERE), (chosen, MOST_INSIDE))
     ]
     with click.progressbar(length=1000, label="switching sites", hidden=quiet, file=sys.stderr) as bar:
         return diagnose(
@@ -241,6 +270,7 @@ def _diagnosed(
             compare,
             sides[0],
             elsewhere=sides[1],
+            damaged=sides[2] if len(chosen) else None,
             budget=case.model.budget.flip,
             keep_aside=False,
             seed=seed,
@@ -338,6 +368,7 @@ def _record(
         "candidate": _digest(candidate.read_bytes()),
         "reference": _digest(case.onnx.read_bytes()),
         "seed": seed,
+        "inputs": recording.source,
         "diagnosis": msgspec.to_builtins(found),
         "repairs": [
             {
@@ -362,13 +393,13 @@ def _record(
     }
 
 
-def _sentence(measured: "Sequence[Measured]", name: str, n_bytes: int) -> str:
+def _sentence(measured: "Sequence[Measured]", name: str, n_bytes: int, source: str) -> str:
     """Return the best repair in words, for a person who reads the alert."""
     best = next((one for one in measured if _is_written(one)), measured[0])
     words = _row(0, best, name, n_bytes)
     return (
         f"Repair: {words[1]}. Changed answers {words[2]}, of all traffic {words[3]}; processor time {best.time_ratio:.2f} times the"
-        f" candidate's. Gate on recorded inputs: {words[-1]}."
+        f" candidate's. Gate on {source}: {words[-1]}."
     )
 
 
@@ -392,6 +423,7 @@ def _text(
     found: "Diagnosis",
     measured: "Sequence[Measured]",
     skipped: "Sequence[NotBuilt]",
+    recording: "Recording",
     *,
     n_items: tuple[int, int],
     gate_options: Sequence[str],
@@ -404,9 +436,14 @@ def _text(
     lines = [
         f"{plain(case.model.name)}, {plain(name)}: {_share(found.flips)} of the answers change; the budget is {_share(found.budget)}.",
         f"Cause: {cause_of(found)}.",
-        f"Found and calibrated on {n_items[0]:,} recorded inputs, measured on {n_items[1]:,} others.",
-        "",
+        f"Found and calibrated on {n_items[0]:,} {recording.source}, measured on {n_items[1]:,} others.",
     ]
+    if len(recording.chosen):
+        lines.append(
+            f"{len(recording.chosen)} of them are kept because they are damaged: they measure nothing. Each slice is measured by those that were"
+            " drawn for it at random."
+        )
+    lines.append("")
     head = ("", "repair", "changed answers", "all traffic", "processor time", "model files", "gate")
     lines += [
         columns(
@@ -420,7 +457,7 @@ def _text(
         f"changed answers: of {plain(name)}. Processor time and files: relative to the candidate, on this machine's processor.",
     ]
     lines += [f"{_KIND_WORDS[one.kind.value]}: not built, {one.why}." for one in skipped]
-    lines += ["", *_advice(case, candidate, out, measured, gate_options)]
+    lines += ["", *_advice(case, candidate, out, measured, recording, gate_options)]
     return "\n".join(lines)
 
 
@@ -468,7 +505,12 @@ def _gate_options(config_path: Path, data: Path | None, case: Damaged, note: int
 
 
 def _advice(
-    case: Damaged, candidate: Path, out: Path, measured: "Sequence[Measured]", gate_options: Sequence[str]
+    case: Damaged,
+    candidate: Path,
+    out: Path,
+    measured: "Sequence[Measured]",
+    recording: "Recording",
+    gate_options: Sequence[str],
 ) -> list[str]:
     """Return what to do next."""
     best = measured[0]
@@ -483,7 +525,7 @@ def _advice(
         command = shlex.join(map(str, ["quantdrift", "gate", *served, "--live", *gate_options]))
         lines.append(f"Next, judge it on live traffic: {command}")
         if one.result.value == "more items needed" and one.decision:
-            lines.append(_missing(one.decision))
+            lines.append(_missing(one.decision, recording))
     elif best.result.value in _WORKS:
         lines.append("No repaired model is good enough.")
     if not any(one.repair.model and one.result.value == "passes" for one in measured):
@@ -499,9 +541,11 @@ def _advice(
     return lines
 
 
-def _missing(decision: "Decision") -> str:
+def _missing(decision: "Decision", recording: "Recording") -> str:
     """Return how many more inputs are needed, of which slice."""
     lacking = [answer for answer in decision.slices if answer.verdict.value == "insufficient"]
+    if recording.items.weight is not None:
+        return "Exemplars are too few to decide it. The gate on live traffic decides; or record inputs, and give --inputs."
     open_ended = [answer.slice for answer in lacking if answer.more is None]
     if open_ended:
         return f"More inputs may not decide it: in {plain(open_ended[0])} the share of changed answers is at the limit."

@@ -47,6 +47,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         (items,) number of the observation that each belongs to.
     members
         The items of each slice, by its name; a slice that no item belongs to has none.
+    weight
+        (items,) in (0, 1]: how much each counts, proportional within a slice to 1 / its probability to be there; None: all alike.
     """
 
     flip: Values
@@ -55,6 +57,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     right: Array | None
     group: IntArray
     members: dict[str, IntArray]
+    weight: FloatArray | None = None
 
 
 def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dict[str, str]:
@@ -181,13 +184,14 @@ def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
     members = members[known[members]]
     _, group = np.unique(items.group[members], return_inverse=True)
     sizes = np.bincount(group)
+    weight = (1.0 if items.weight is None else items.weight[members]) / sizes[group]
     groups: FloatArray = np.zeros((len(sizes), len(trial.question.values)))
     if trial.question.kind is Kind.DIVERGENCE:
         share = items.divergence[members] / trial.question.values[1]
-        groups[:, 0] = np.bincount(group, (1.0 - share) / sizes[group])
-        groups[:, 1] = np.bincount(group, share / sizes[group])
+        groups[:, 0] = np.bincount(group, (1.0 - share) * weight)
+        groups[:, 1] = np.bincount(group, share * weight)
         return trial.at_once(groups)
-    np.add.at(groups, (group, chosen[members]), 1.0 / sizes[group])
+    np.add.at(groups, (group, chosen[members]), weight)
     return trial.at_once(groups)
 
 

@@ -14,7 +14,9 @@ A range holds all values of the items that it comes from, or 99.99, 99.9 or 99 %
 the items to work on, which no range came from. Weights are never quantised a second time, so no repair of ranges helps against `weights`.
 
 **What is measured.** The recording is split once, by observation, into a half to work on and a half to judge by. Diagnosis and
-calibration see the first half only; flips of every slice and the gate's verdict come from the second. Each of K built repairs is
+calibration see the first half only; flips of every slice and the gate's verdict come from the second. Of exemplars, those that are kept
+because they are damaged find the cause and calibrate, and measure nothing; a slice is measured by those that were drawn for it,
+weighted by 1 / pi. Each of K built repairs is
 judged at alpha / K, so that a repair that is not good enough on some slice passes with a probability of at most alpha, however
 many are tried (Bonferroni). Processor time is that of one thread of ONNX Runtime on this machine's processor, all models in turn,
 and bytes are those of the model files that must be in memory together.
@@ -37,9 +39,9 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.gate import Decision, Outcome, Question
 from quantdrift.drift.gate import Kind as QuestionKind
 from quantdrift.shadow.gate.judge import Asked, Observed, judge
-from quantdrift.shadow.repair.blame import Cause, Compare, Diagnosis
+from quantdrift.shadow.repair.blame import FEWEST_ITEMS, Cause, Compare, Diagnosis
 from quantdrift.shadow.repair.edits import CandidateEdits
-from quantdrift.shadow.repair.samples import thinned
+from quantdrift.shadow.repair.samples import Recording, thinned
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
 from quantdrift.shadow.tensors.arrays import Array
 
@@ -189,10 +191,8 @@ class Workbench:
         The switchable copy, and the comparison of outputs with the reference's.
     candidate, reference
         The ONNX files of the copy.
-    inputs
-        All recorded items, by name : (items, ...).
-    items
-        The slices and observations of these items.
+    recording
+        The items.
     slice_name
         The slice.
     work, fresh
@@ -208,8 +208,7 @@ class Workbench:
         *,
         candidate: Path,
         reference: Path,
-        inputs: Mapping[str, Array],
-        items: Observed,
+        recording: Recording,
         slice_name: str,
         work: IntArray,
         fresh: IntArray,
@@ -219,16 +218,17 @@ class Workbench:
         self._compare = compare
         self._candidate = candidate
         self._reference = reference
-        self._inputs = {name: inputs[name] for name in copy.inputs}
-        self._items = items
+        self._inputs = {name: recording.inputs[name] for name in copy.inputs}
+        self._items = recording.items
+        self._share = recording.share
+        self._chosen = recording.chosen
         self._slice = slice_name
         self._work = work
         self._fresh = fresh
         self._rng = rng
         self._edits = CandidateEdits(candidate, reference)
-        inside = items.members[slice_name]
-        self._inside: BoolArray = np.isin(fresh, inside)
-        self._of_slice = np.intersect1d(work, inside)
+        self._inside: BoolArray = np.isin(fresh, recording.inside)
+        self._of_slice = np.intersect1d(work, recording.inside)
 
     def build(
         self, found: Diagnosis, *, only: Iterable[Kind], is_routable: bool
@@ -292,7 +292,7 @@ class Workbench:
         served_s, *times = self._times([self._copy.served, *runs.values()])
         of_model = dict(zip(runs, times, strict=True))
         size, reference_size = (path.stat().st_size for path in (self._candidate, self._reference))
-        share = float(self._inside.mean())
+        share = self._share
         found = []
         for repair in repairs:
             after = self._flips(runs[repair.model](taken), expected)
@@ -373,7 +373,7 @@ class Workbench:
         if kind is Kind.RECALIBRATE:
             rows = np.union1d(rows, self._rng.permutation(self._work)[:MOST_OF_TRAFFIC])
         rows = np.sort(rows)
-        left = np.setdiff1d(self._work, rows)
+        left = np.setdiff1d(self._work, [*rows, *self._chosen])
         inside = thinned(np.intersect1d(left, self._of_slice), _MOST_TRIED)
         elsewhere = thinned(np.setdiff1d(left, self._of_slice), _MOST_TRIED)
         sides = [inside] if kind is Kind.OWN_COPY else [inside, elsewhere]
@@ -426,6 +426,7 @@ class Workbench:
             divergence=np.full(len(after), np.nan),
             right=None,
             group=self._items.group[self._fresh],
+            weight=None if self._items.weight is None else self._items.weight[self._fresh],
             members={name: rows[rows >= 0] for name, rows in members.items()},
         )
 
@@ -446,20 +447,39 @@ class Workbench:
         return [float(value) for value in np.median(spent[1:], axis=0)]
 
 
-def halves(items: Observed, rng: Generator) -> tuple[IntArray, IntArray]:
-    """Return the numbers of the items to work on, and of those to judge by: each observation is in one half as a whole."""
+def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntArray, IntArray]:
+    """Return the numbers of the items to work on, and of those to judge by: each observation is in one half as a whole.
+
+    Items that are kept because they are damaged judge nothing. So that a cause can be found, `FEWEST_ITEMS` of the slice are to work on, if
+    there are so many.
+    """
+    items = recording.items
     groups, of_item = np.unique(items.group, return_inverse=True)
-    first = rng.permutation(len(groups)) < len(groups) / 2
-    return np.flatnonzero(first[of_item]), np.flatnonzero(~first[of_item])
+    fair = np.setdiff1d(np.arange(len(of_item)), recording.chosen)
+    fair_groups = np.unique(of_item[fair])
+    drawn = rng.permutation(len(fair_groups)) < len(fair_groups) / 2
+    first = np.ones(len(groups), dtype=bool)
+    first[fair_groups] = drawn
+    here = of_item[items.members[slice_name]]
+    if first[here].sum() < FEWEST_ITEMS:
+        for group in rng.permutation(np.unique(here)):
+            first[group] = True
+            if first[here].sum() >= FEWEST_ITEMS:
+                break
+    return np.flatnonzero(first[of_item]), np.intersect1d(np.flatnonzero(~first[of_item]), fair)
 
 
 def _changes(items: Observed) -> dict[str, Change]:
     assert items.served_flip is not None
+    weight = np.ones(len(items.flip)) if items.weight is None else items.weight
     found = {}
     for name, rows in items.members.items():
         if len(rows):
-            before, after = (np.nan_to_num(side[rows]) for side in (items.served_flip, items.flip))
-            found[name] = Change(n=len(rows), before=float(before.mean()), after=float(after.mean()))
+            before, after = (
+                float(np.average(np.nan_to_num(side[rows]), weights=weight[rows]))
+                for side in (items.served_flip, items.flip)
+            )
+            found[name] = Change(n=len(rows), before=before, after=after)
     return found
 
 

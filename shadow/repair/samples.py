@@ -1,7 +1,8 @@
-"""The items that a diagnosis works on: those of a slice, and others, from recorded inputs, exemplars or what waits in the stream."""
+"""The items that a diagnosis or a repair works on: from recorded inputs, exemplars or what waits in the stream."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Tensor
-from quantdrift.core.slices import SliceKey, feature_key, holds
+from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, feature_key, holds, time_attributes
 from quantdrift.core.text import plain
 from quantdrift.drift.evidence.observations import IntArray
 from quantdrift.shadow.comparators.protocol import Divergences, Flags
@@ -212,26 +213,38 @@ def _rows(tensor: Tensor, rows: Sequence[int]) -> Array:
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """All recorded items.
+    """The items that a repair is built and measured on: recorded inputs, or exemplars of all slices.
 
     Parameters
     ----------
     inputs
         By name : (items, ...).
     names
-        The file and the row of each item, as `recorded/a.npz:17`.
+        The file and the row of each item, as `recorded/a.npz:17`, or the exchange and the item.
     items
-        Their slices and observations; nothing was computed of them yet.
+        Their slices and observations; nothing was computed of them yet. An exemplar is in the slice alone that it was drawn for.
+    inside
+        The items of the damaged slice, whatever they were drawn for.
+    chosen
+        Those of `inside` that are kept because they are damaged: they measure nothing.
+    share
+        Share of the slice in the traffic; 1 where it is unknown.
+    source
+        What the items are, in words.
     """
 
     inputs: dict[str, Array]
     names: list[str]
     items: Observed
+    inside: IntArray
+    chosen: IntArray
+    share: float
+    source: str
 
 
 def all_recorded(
     config: Config,
-    model: str,
+    chosen: SliceKey,
     parts: Sequence[Part],
     layout: Layout,
     rules: Sequence[Slice],
@@ -244,8 +257,8 @@ def all_recorded(
     ----------
     config
         The configuration.
-    model
-        The model's name.
+    chosen
+        The damaged slice.
     parts, layout, rules, progress
         As of `recorded`.
 
@@ -259,12 +272,111 @@ def all_recorded(
         found.append(_not_computed(read(part, layout), rules))
         progress(part.n_bytes)
     sliced = msgspec.structs.replace(config, slices=tuple(rules))
+    items = observed(sliced, chosen.model, found)
+    inside = items.members.get(chosen.name, np.arange(0))
     return Recording(
         inputs={
             name: np.concatenate([one.items.inputs[name] for one in found]) for name in found[0].items.inputs
         },
         names=[f"{one.items.path}:{row}" for one in found for row in range(len(one.items))],
-        items=observed(sliced, model, found),
+        items=items,
+        inside=inside,
+        chosen=np.arange(0),
+        share=len(inside) / len(items.group),
+        source="recorded inputs",
+    )
+
+
+def exemplar_recording(
+    config: Config,
+    chosen: SliceKey,
+    found: Sequence[Exemplar],
+    rules: Sequence[Slice],
+    copy: Copy,
+) -> Recording:
+    """Return the items of exemplars of all slices.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    chosen
+        The damaged slice.
+    found
+        Random exemplars of all slices, and damaged ones of this slice; all of one version.
+    rules
+        The slice rules of the model.
+    copy
+        The switchable copy, which names the inputs.
+
+    Raises
+    ------
+    OperatorError
+        They do not have the inputs of the candidate.
+    """
+    known = {one.exchange.id for one in found if _is_random(one) and one.slice == chosen.name}
+    found = [one for one in found if _is_random(one) or one.exchange.id not in known]
+    zone = ZoneInfo(config.capture.time_zone)
+    inputs = _items_of(found, copy.inputs)
+    rows = [(one, item.index) for one in found for item in one.items]
+    random = np.array([_is_random(one) for one, _ in rows])
+    pi = np.array([one.pi or 1.0 for one, _ in rows])
+    names = np.array([one.slice for one, _ in rows])
+    declared = SliceAssigner(msgspec.structs.replace(config, slices=tuple(rules)), chosen.model).declared()
+    members = {
+        name: np.flatnonzero(random & (names == name))
+        for name in dict.fromkeys([*(key.name for key in declared), *names[random].tolist()])
+    }
+    weight = np.ones(len(rows))
+    for of_slice in members.values():
+        weight[of_slice] = pi[of_slice].min(initial=1.0) / pi[of_slice]
+    groups = [one.exchange.group or one.exchange.id for one, _ in rows]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    nothing = np.full(len(rows), np.nan)
+    exchanges = [one.exchange for one, _ in rows]
+    attributes = [{**one.attributes, **time_attributes(one.captured_at, zone)} for one in exchanges]
+    within = _told(chosen, rules, inputs, attributes)
+    within |= names == chosen.name
+    of_all = members[ALL]
+    return Recording(
+        inputs=inputs,
+        names=[f"{one.exchange.id}:{item}" for one, item in rows],
+        items=Observed(
+            flip=nothing,
+            served_flip=None,
+            divergence=nothing,
+            right=None,
+            group=np.array([numbers[name] for name in groups], dtype=np.intp),
+            members=members,
+            weight=weight,
+        ),
+        inside=np.flatnonzero(within),
+        chosen=np.flatnonzero(~random),
+        share=float(np.average(within[of_all], weights=weight[of_all])) if len(of_all) else 1.0,
+        source="exemplars",
+    )
+
+
+def _is_random(one: Exemplar) -> bool:
+    return one.kind is ExemplarKind.RANDOM
+
+
+def _told(
+    chosen: SliceKey,
+    rules: Sequence[Slice],
+    inputs: Mapping[str, Array],
+    attributes: Sequence[Mapping[str, str]],
+) -> Flags:
+    """Return which items attributes and features put into a slice : (items,)."""
+    keys = {one.key for one in chosen.where}
+    wanted = [rule for rule in rules if rule.feature and feature_key(rule) in keys]
+    features = features_of(wanted, inputs) if wanted else [{} for _ in attributes]
+    return np.array(
+        [
+            all(holds(one, given, feature) for one in chosen.where)
+            for given, feature in zip(attributes, features, strict=True)
+        ],
+        dtype=bool,
     )
 
 
@@ -317,7 +429,6 @@ def _within(items: Items, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
     """Return which items belong to the slice : (items,)."""
     keys = {one.key for one in chosen.where}
     wanted = [rule for rule in rules if rule.feature and feature_key(rule) in keys]
-    features = features_of(wanted, items.inputs) if wanted else [{} for _ in range(len(items))]
     known = {*items.attributes, *(feature_key(rule) for rule in wanted)}
     if unknown := sorted(keys - known):
         name = unknown[0].partition(".")[2] or unknown[0]
@@ -326,13 +437,8 @@ def _within(items: Items, rules: Sequence[Slice], chosen: SliceKey) -> Flags:
             f" each item, or put it below a folder {name}=VALUE"
         )
     rows = zip(*items.attributes.values(), strict=True) if items.attributes else [()] * len(items)
-    attributes = (dict(zip(items.attributes, values, strict=True)) for values in rows)
-    return np.array(
-        [
-            all(holds(one, given, feature) for one in chosen.where)
-            for given, feature in zip(attributes, features, strict=True)
-        ],
-        dtype=bool,
+    return _told(
+        chosen, rules, items.inputs, [dict(zip(items.attributes, values, strict=True)) for values in rows]
     )
 
 

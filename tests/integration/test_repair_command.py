@@ -4,19 +4,26 @@ import asyncio
 import hashlib
 import json
 import re
+import secrets
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import msgspec
 import numpy as np
 import pytest
 
 from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import INPUT, OUTPUT, drawn, pages, quantise, write
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.records import Exemplar, ExemplarItem, ExemplarKind
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
 from tests.support.commands import invoked
+from tests.support.shadow.onnx_models import exchange_of, tensor
 
 pytestmark = pytest.mark.integration
 
@@ -217,6 +224,86 @@ def test_calibration_is_not_tried_on_a_damaged_weight(folder: Path, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert "recalibrate: not built, the damage is in weights" in done.stdout
     assert "W:node_side1_conv" in done.stdout
+
+
+async def _keep_exemplars(folder: Path, queue: Queue) -> list[str]:
+    """Keep exemplars of both scanners and of all traffic, which has a fifth of bright pages; return the ids of the damaged ones."""
+    copy = SwitchableCopy(folder / "sound.onnx", folder / "fp32.onnx")
+    with np.load(folder / "rec.npz") as recorded:
+        images = recorded["image"]
+    served, expected = (side({INPUT: images})[OUTPUT] for side in (copy.served, copy.expected))
+    flips = served.argmax(axis=1) != expected.argmax(axis=1)
+    bright = N["office"]
+    damaged = [bright + row for row in range(200, N["bright"]) if flips[bright + row]][:40]
+    kept = [(bright + row, "scanner=bright", 1.0) for row in range(64)]
+    kept += [(row, "scanner=office", 1.0) for row in range(64)]
+    kept += [(bright + 64 + row, "all", 1.0) for row in range(32)]
+    kept += [(64 + row, "all", 0.25) for row in range(32)]
+    kept += [(row, "scanner=bright", 0.0) for row in damaged]
+    ids = []
+    await queue.ensure_exemplars()
+    for row, name, probability in kept:
+        scanner = "office" if row < bright else "bright"
+        exchange = msgspec.structs.replace(
+            exchange_of(np.zeros((1, 4), np.float32), attributes={"header.x-scanner": scanner}),
+            inputs=(tensor(INPUT, images[row][None]),),
+            outputs=(tensor(OUTPUT, served[row][None]),),
+        )
+        exemplar = Exemplar(
+            kind=ExemplarKind.RANDOM if probability else ExemplarKind.DAMAGED,
+            slice=name,
+            exchange=exchange,
+            items=(ExemplarItem(index=0, flip=bool(flips[row])),),
+            reference=(tensor(OUTPUT, expected[row][None]),),
+            reference_digest="abc",
+            probability=probability or None,
+            compared_at=exchange.captured_at,
+        )
+        await queue.publish_exemplar(
+            "digits", name, exemplar.kind.value, f"{name}{row}{probability}", encode(exemplar)
+        )
+        ids += [] if probability else [exchange.id]
+    return ids
+
+
+async def test_without_inputs_it_works_on_exemplars_and_measures_by_random_ones_alone(
+    folder: Path, tmp_path: Path, nats_url: str
+) -> None:
+    """Damaged ones are calibrated on and never judge; each slice is judged by its own; it says that they are too few for a pass."""
+    name = f"t-{secrets.token_hex(6)}"
+    (folder / "stream.toml").write_text(f'[stream]\nurl = "{nats_url}"\nname = "{name}"\n{CONFIG}')
+    queue = await Queue.connect(Stream(url=nats_url, name=name), client_name="test")
+    words = ("--slice=scanner=bright", "--candidate=sound.onnx", "--config=stream.toml")
+    try:
+        await queue.ensure()
+        empty = await asyncio.to_thread(_repair, folder, tmp_path / "none", *words)
+        assert (empty.returncode, "models.exemplars = true" in empty.stderr) == (2, True)
+        damaged = await _keep_exemplars(folder, queue)
+        out = tmp_path / "out"
+        done = await asyncio.to_thread(_repair, folder, out, *words)
+        other = await asyncio.to_thread(
+            _repair, folder, tmp_path / "other", *words[:1], "--candidate=weight.onnx", *words[2:]
+        )
+    finally:
+        await queue.close()
+    assert done.returncode == 4, done.stderr
+    assert "40 of them are kept because they are damaged: they measure nothing." in done.stdout
+    assert "Exemplars are too few to decide it." in done.stdout
+    found, own = json.loads((out / "repairs.json").read_bytes()), _record(out)["own-copy"]
+    assert found["inputs"] == "exemplars"
+    judged = {one["slice"]: one for one in own["gate"]["slices"]}  # type: ignore[index]
+    assert found["diagnosis"]["n_items"] >= 32
+    assert found["diagnosis"]["n_items"] + judged["scanner=bright"]["n"] == 64
+    assert 0 < judged["scanner=office"]["n"] < 64 > judged["all"]["n"] > 0
+    assert own["result"] == "more items needed"
+    calibrated = {text.partition(":")[0] for text in own["calibrated_on"]}  # type: ignore[attr-defined]
+    assert calibrated & {*damaged}
+    flips = own["flips"]
+    assert flips["scanner=bright"]["before"] > 0.3  # type: ignore[index]
+    # A fifth of all traffic, though half of the exemplars: it is routed, whatever they were drawn for.
+    assert flips["all"]["before"] < 0.5 * flips["scanner=bright"]["before"]  # type: ignore[index]
+    assert flips["all"]["after"] < flips["all"]["before"]  # type: ignore[index]
+    assert (other.returncode, "it is not the file that serves" in other.stderr) == (2, True)
 
 
 def test_too_few_inputs_are_told_with_their_number(folder: Path, tmp_path: Path) -> None:
