@@ -50,6 +50,7 @@ N = 600
 PYTORCH = """
 [shadow]
 provider = "cpu"
+threads = 1
 [capture]
 headers = ["x-scanner"]
 [[models]]

@@ -4,7 +4,6 @@ Activation ranges (`A:`) are pairs of the same scale, weights (`W:`) stored inte
 the first layer that reads them, or after the node where the program does not tell.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -50,9 +49,9 @@ def copy_of_program(model: Model, reference: Reference, candidate: Path, pin: st
     OperatorError
         One of both cannot be loaded, or the candidate has nothing that can be switched.
     """
-    served = load_quantised_program(candidate, pin)
+    program, served = (load_quantised_program(candidate, pin) for _ in range(2))
     runtime = reference_of(model, reference, threads)
-    module = copy.deepcopy(served.module)
+    module = program.module
     assert isinstance(module, GraphModule)
     found = _Search(module, candidate, _Weights(runtime.module))
     switched = found.switched()
@@ -61,7 +60,6 @@ def copy_of_program(model: Model, reference: Reference, candidate: Path, pin: st
             f"the candidate {candidate} has no pair of quantize and dequantize that can be switched: only programs that were quantised"
             " by PyTorch 2 Export can be diagnosed. What is left: serve the slice by the reference, or roll the candidate back"
         )
-    program = msgspec.structs.replace(served, module=module)
     return TorchCopy(model, program, served, runtime, switched)
 
 
