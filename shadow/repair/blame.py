@@ -19,7 +19,8 @@ those than it breaks: the last named site ends the search at which it does.
 
 Assumption: on the judging half, a site that repairs nothing gains no more than placebos do (their gains are exchangeable).
 Bound: such a site is then named with a probability of at most 2 / 40 = 5 % at each step, because one rank of 40 is reserved in
-each direction. Where no item was kept aside that could confirm it, 79 placebos make that 2.5 %. Source: the Monte Carlo test (Dwass, Annals of Mathematical Statistics 28, 1957), with sample splitting.
+each direction. Where no item was kept aside that could confirm it, 79 placebos make that 2.5 %. Source: the Monte Carlo test (Dwass,
+Annals of Mathematical Statistics 28, 1957), with sample splitting.
 
 Assumption on the items that were kept aside: they are independent. Bound: if no step heals more than it breaks, a site is named
 with a probability of at most 5 %, over all steps, because each of k steps is tested at 5 % / k. Source: the exact sign test on
