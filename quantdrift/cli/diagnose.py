@@ -41,7 +41,7 @@ _MEANING: Final = {
     "resolution": (
         "Values of this slice use a small part of a range, so few distinct levels are left for them.",
         (
-            "Calibrating again does not help: other slices need the wide range. Leave the named sites unquantised, or serve the slice by a"
+            "Calibrating again seldom helps enough: other slices need the wide range. Leave the named sites unquantised, or serve the slice by a"
             " copy that is calibrated on it."
         ),
     ),
