@@ -189,7 +189,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="little more than a minute: fewer faults, no transformer")
+    parser.add_argument(
+        "--quick", action="store_true", help="little more than a minute: fewer faults, no transformer"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(QUICK if given.quick else Scale(), Path(folder))
