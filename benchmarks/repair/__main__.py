@@ -34,10 +34,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.repair.demo import Reader
-from benchmarks.repair.errors import best_group, groups, ratios
 from benchmarks.repair.faults import Fault, Patient
 from benchmarks.repair.gates import gate_figures
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
+from benchmarks.repair.peers import best_group, groups, ratios
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator

@@ -8,7 +8,7 @@ matrix product and a Gemm.
 import contextlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,20 @@ def _no_advice() -> Iterator[None]:
         root.setLevel(level)
 
 
+def reader_of(batches: Iterable[dict[str, npt.NDArray[Any]]]) -> Any:
+    """Return what ONNX Runtime calibrates with: inputs by name, a batch at a time."""
+    from onnxruntime.quantization import CalibrationDataReader  # noqa: PLC0415 - a second of imports
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc] # the base has no types
+        def __init__(self) -> None:
+            self._batches = iter(batches)
+
+        def get_next(self) -> dict[str, npt.NDArray[Any]] | None:
+            return next(self._batches, None)
+
+    return Reader()
+
+
 def quantise(
     reference: Path,
     candidate: Path,
@@ -206,20 +220,11 @@ def quantise(
 ) -> None:
     """Quantise the network with ONNX Runtime's own tool, calibrated on these pages."""
     from onnxruntime.quantization import (  # noqa: PLC0415 - a second of imports
-        CalibrationDataReader,
         QuantFormat,
         QuantType,
         quantize_static,
     )
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415 - as above
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc] # the base has no types
-        def __init__(self) -> None:
-            self._batches: Iterator[Images] = iter(np.array_split(images[:_CALIBRATION], 4))
-
-        def get_next(self) -> dict[str, Images] | None:
-            batch = next(self._batches, None)
-            return None if batch is None else {INPUT: batch}
 
     prepared = candidate.with_suffix(".prepared.onnx")
     with _no_advice(), contextlib.redirect_stdout(io.StringIO()):
@@ -227,7 +232,7 @@ def quantise(
         quantize_static(
             str(prepared),
             str(candidate),
-            Reader(),
+            reader_of({INPUT: batch} for batch in np.array_split(images[:_CALIBRATION], 4)),
             quant_format=QuantFormat.QDQ,
             per_channel=per_channel,
             weight_type=QuantType.QUInt8 if unsigned_weights else QuantType.QInt8,

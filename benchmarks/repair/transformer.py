@@ -11,16 +11,17 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 from tokenizers import Tokenizer
 
-from benchmarks.repair.errors import ratios
+from benchmarks.repair.network import reader_of
+from benchmarks.repair.peers import ratios
 from benchmarks.transformer.answers import MODEL, PACKAGES, install
 from benchmarks.transformer.build import Words, export, network_of
 from benchmarks.transformer.passages import Form, gather
@@ -33,6 +34,7 @@ from quantdrift.shadow.tensors.arrays import Array, Outputs
 _OUTPUT: Final = "vector"
 _CALIBRATION, _SLICE, _OTHERS = 64, 400, 400
 _TOKENS: Final = 32  # longer sentences are cut: some in ten
+_BATCH: Final = 8
 _SITES: Final = 6
 _BUDGET: Final = 0.01
 _SEED: Final = 3
@@ -43,7 +45,6 @@ def transformer_figures(packages: Path = PACKAGES) -> dict[str, float]:
     if problem := install(packages):
         print(f"no transformer: {problem}", file=sys.stderr)
         return {}
-    sys.path.append(str(packages))
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)  # of the exporter
     try:
@@ -51,7 +52,6 @@ def transformer_figures(packages: Path = PACKAGES) -> dict[str, float]:
             return _figures(packages / MODEL / "model", Path(folder))
     finally:
         logging.disable(logging.NOTSET)
-        sys.path.remove(str(packages))
 
 
 def _figures(weights: Path, folder: Path) -> dict[str, float]:
@@ -125,20 +125,14 @@ def _write(weights: Path, path: Path) -> None:
 
 
 def _quantise(reference: Path, candidate: Path, inputs: Mapping[str, Array]) -> None:
-    class Reader(CalibrationDataReader):  # type: ignore[misc] # ONNX Runtime has no types
-        def __init__(self) -> None:
-            self._parts: Iterator[dict[str, Array]] = (
-                {name: array[begin : begin + 8] for name, array in inputs.items()}
-                for begin in range(0, _CALIBRATION, 8)
-            )
-
-        def get_next(self) -> dict[str, Array] | None:
-            return next(self._parts, None)
-
+    batches = (
+        {name: array[begin : begin + _BATCH] for name, array in inputs.items()}
+        for begin in range(0, _CALIBRATION, _BATCH)
+    )
     quantize_static(
         str(reference),
         str(candidate),
-        Reader(),
+        reader_of(batches),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         activation_type=QuantType.QUInt8,

@@ -21,6 +21,11 @@ from quantdrift.core.text import plain
 if TYPE_CHECKING:
     from quantdrift.core.records import Exemplar
 
+MODEL = click.option("--model", "name", default="", help="Without ALERT: the model.  [default: the only one]")
+SLICE = click.option(
+    "--slice", "slice_name", default="", help="Without ALERT: the slice, such as scanner=archive."
+)
+
 
 class Damaged(msgspec.Struct, frozen=True, kw_only=True):
     """A slice, with what is needed to look at it.

@@ -11,10 +11,11 @@ import click
 import msgspec
 
 from quantdrift.cli.alerts import NO_NOTE, add_note
-from quantdrift.cli.damaged import Damaged, damaged, exemplars_of, say_unreadable
+from quantdrift.cli.damaged import MODEL, SLICE, Damaged, damaged, exemplars_of, say_unreadable
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit
 from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.reference import REFERENCE
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import SliceKey
@@ -31,8 +32,8 @@ _PICTURES: Final = (".svg", ".png")
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TINY: Final = 5e-5  # a share below it is shown as 0
 
-# What each cause means, and what to do about it.
 _KINDS: Final = {"A": "activation ranges", "W": "weights", "L": "layers"}
+# What each cause means, and what to do about it.
 _MEANING: Final = {
     "saturation": (
         "Values of this slice lie outside the range that the quantised model can represent, and are cut off.",
@@ -100,11 +101,9 @@ _MEANING: Final = {
 )
 @CONFIG
 @DATA
-@click.option("--model", "name", default="", help="Without ALERT: the model.  [default: the only one]")
-@click.option("--slice", "slice_name", default="", help="Without ALERT: the slice, such as scanner=archive.")
-@click.option(
-    "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
-)
+@MODEL
+@SLICE
+@REFERENCE
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -17,7 +17,7 @@ from quantdrift.cli.alerts import NO_NOTE, add_note
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
 from quantdrift.cli.output import Steps, columns
-from quantdrift.cli.reference import chosen_reference, model_named, opened_reference
+from quantdrift.cli.reference import REFERENCE, chosen_reference, model_named, opened_reference
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.errors import OperatorError, RetryError
@@ -125,9 +125,7 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="ALERT",
     help="Write the verdict on every slice to this alert as a note. --alert does it itself.",
 )
-@click.option(
-    "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
-)
+@REFERENCE
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 0.5, min_open=True),

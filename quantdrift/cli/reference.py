@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quantdrift.shadow.tensors.arrays import Array
 
 _MAY_PASS, _MUST_ACT = 1, 2
-_WHICH = click.option(
+REFERENCE = click.option(
     "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
 )
 
@@ -83,7 +83,7 @@ def reference_() -> None:
 @reference_.command("record")
 @CONFIG
 @click.argument("name", metavar="MODEL")
-@_WHICH
+@REFERENCE
 @click.option(
     "--inputs",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
@@ -156,7 +156,7 @@ def record_(
 @reference_.command("check")
 @CONFIG
 @click.argument("name", metavar="[MODEL]", required=False)
-@_WHICH
+@REFERENCE
 @JSON
 def check(config_path: Path, name: str | None, number: int | None, as_json: bool) -> None:
     """Check references against their canaries: all references, or those of MODEL.

@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 
 from quantdrift.cli.alerts import NO_NOTE, add_note
-from quantdrift.cli.damaged import Damaged, damaged, exemplars_of, say_unreadable
+from quantdrift.cli.damaged import MODEL, SLICE, Damaged, damaged, exemplars_of, say_unreadable
 from quantdrift.cli.diagnose import cause_of, details_of, sentence_of, text_of
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit
 from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.reference import REFERENCE
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
 
@@ -66,11 +67,9 @@ _RESULTS: Final = {
 )
 @CONFIG
 @DATA
-@click.option("--model", "name", default="", help="Without ALERT: the model.  [default: the only one]")
-@click.option("--slice", "slice_name", default="", help="Without ALERT: the slice, such as scanner=archive.")
-@click.option(
-    "--reference", "number", type=click.IntRange(min=1), help="Number of the reference of the model, from 1."
-)
+@MODEL
+@SLICE
+@REFERENCE
 @click.option(
     "--only",
     multiple=True,
