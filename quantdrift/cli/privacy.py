@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ import click
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps, columns
+from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Role, hmac_key
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.keys import KeyRing, is_key_file, load_keys, read_keys
@@ -119,7 +119,7 @@ def erase(
         click.echo(_table(found.places), err=as_json)
         click.confirm("Erase all of it? This cannot be undone.", abort=True, err=as_json)
     with Steps(quiet=as_json) as step:
-        erased = asyncio.run(_erase(task, found.places, reason, step))
+        erased = asyncio.run(_erase(task, found.places, reason, step, SystemClock()))
     _show(erased._replace(files=sorted({*found.files, *erased.files})), key, as_json=as_json, done=True)
     if erased.left:
         raise RetryError(
@@ -265,7 +265,9 @@ async def _find(task: _Task, step: Callable[[str], None]) -> _Found:
     return _Found(places, sorted(search.files))
 
 
-async def _erase(task: _Task, found: list[Place], reason: str, step: Callable[[str], None]) -> _Found:
+async def _erase(
+    task: _Task, found: list[Place], reason: str, step: Callable[[str], None], clock: Clock
+) -> _Found:
     """Erase twice: what workers had in hand, and what the monitor wrote about a slice that ended, comes in between."""
     from quantdrift.core.stream.config import LONGEST_S
     from quantdrift.core.stream.connection import Queue
@@ -298,7 +300,7 @@ async def _erase(task: _Task, found: list[Place], reason: str, step: Callable[[s
             step("waiting for the shadow workers")
             if not await wait_for_workers(queue, _SETTLE_S):
                 left.append("shadow workers")
-            exemplars_until_s = time.monotonic() + LONGEST_S + _SENT_S
+            exemplars_until_s = clock.monotonic_s() + LONGEST_S + _SENT_S
             step("waiting for the monitor")
             try:
                 await applied(database)
@@ -306,7 +308,8 @@ async def _erase(task: _Task, found: list[Place], reason: str, step: Callable[[s
                 left.append("the monitor")
             if any(model.exemplars for model in task.config.models) or await has_exemplars(queue):
                 step("waiting for exemplars that the shadow workers still store")
-                await asyncio.sleep(exemplars_until_s - time.monotonic())
+                while clock.monotonic_s() < exemplars_until_s:  # noqa: ASYNC110 - a clock has no event
+                    await asyncio.sleep(_POLL_S)
             erased = _sum(erased, await _pass(queue, search, step, erase=True))
             remaining = await _pass(queue, search, step, erase=False)
             left += [place.place for place in remaining]

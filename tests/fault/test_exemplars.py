@@ -1,7 +1,6 @@
 """Exemplars while something fails: they are counted as not kept, it is said once, and no comparison is lost."""
 
 import asyncio
-import json
 import os
 import secrets
 import sys
@@ -19,7 +18,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from quantdrift.core.clock import SystemClock
+from quantdrift.cli import privacy
+from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.errors import OperatorError, RetryError
@@ -524,43 +524,67 @@ class HeldSink:
 
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_an_erasure_waits_for_exemplars_that_a_worker_still_stores(
-    config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_time: bool
+    config: Config, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch, *, in_time: bool
 ) -> None:
     """What a worker stores in its time is erased as well, and after that time it stores nothing."""
-    for module in (stream_config, keeping):
-        monkeypatch.setattr(module, "LONGEST_S", 3.0)
-    write(config, tmp_path)
+    monkeypatch.setattr(keeping, "LONGEST_S", DEADLINE_S if in_time else 1.0)
     stored, waits = (compared_of(item_of(flip=True)) for _ in range(2))
     trace = f"00-{secrets.token_hex(16)}-00f067aa0ba902b7-01"
     stored, waits = (
         msgspec.structs.replace(one, exchange=msgspec.structs.replace(one.exchange, trace=trace))
         for one in (stored, waits)
     )
+    clock = CountedClock()
+    task = privacy._Task(config, postgres_dsn, privacy.wanted_of(config, "trace", trace))
     async with queue_of(config) as queue:
         await queue.ensure()
         assert (await Counting(config, queue).keep(stored))["stored"] == 2
         sink = HeldSink(queue)
-        counting = Counting(config, sink)
-        keeping_one = asyncio.create_task(counting.keep(waits))
-        await sink.arrived.wait()
+        storing = asyncio.create_task(Counting(config, sink).keep(waits))
+        if in_time:
+            await sink.arrived.wait()
         erasing = asyncio.create_task(
-            asyncio.to_thread(
-                invoked,
-                *("privacy", "erase", "trace", trace, "--yes", "--json"),
-                directory=tmp_path,
-                QUANTDRIFT_DSN=postgres_dsn,
-            )
+            asyncio.to_thread(lambda: asyncio.run(privacy._erase(task, [], "", lambda _step: None, clock)))
         )
         await until(lambda: _is_none(queue))  # it has searched for the first time
         if in_time:
             sink.may_go.set()
-        counts, erased = await keeping_one, await erasing
+        counts = await storing
+        await clock.was_read()  # the time of its wait has begun
+        clock.advance(stream_config.LONGEST_S)  # what was sent in the last moment has not arrived yet
+        for _ in range(2):
+            await clock.was_read()
+        assert not erasing.done(), "it waits until everything that was sent has arrived"
+        clock.advance(privacy._SENT_S)
+        erased = await erasing
         sink.may_go.set()
         assert await kept_of(queue) == []
     assert counts == ({"stored": 2} if in_time else {"late": 2})
-    assert erased.returncode == 0, erased.stderr
-    places = {one["place"]: one["n"] for one in json.loads(erased.stdout)["erased"]}
+    assert not erased.left
+    places = {place.place: place.n for place in erased.places}
     assert places["exemplars"] == (4 if in_time else 2)
+
+
+class CountedClock(ManualClock):
+    """A clock that the test moves, and that tells when it was read again."""
+
+    def __init__(self) -> None:
+        super().__init__(datetime.now(UTC))
+        self._n_read = 0
+
+    def monotonic_s(self) -> float:
+        """Return the seconds advanced so far."""
+        self._n_read += 1
+        return super().monotonic_s()
+
+    async def was_read(self) -> None:
+        """Wait until somebody has read it once more."""
+        n_read = self._n_read
+
+        async def is_read() -> bool:
+            return self._n_read > n_read
+
+        await until(is_read)
 
 
 async def _is_none(queue: Queue) -> bool:
