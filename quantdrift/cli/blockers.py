@@ -12,6 +12,7 @@ from quantdrift.core.notation import count_of, percent
 from quantdrift.core.process.states import PartState
 from quantdrift.core.records import Loss
 from quantdrift.core.sampling.pause import Order, Pause
+from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
@@ -22,6 +23,14 @@ IDLE: Final = timedelta(seconds=60)
 _MUCH: Final = 0.5
 """Share of the exchanges of a step whose failure blocks the next step."""
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_UNMEASURED: Final = {
+    True: (
+        "they were sampled, and have no log-probabilities. Let clients ask for top_logprobs, or give a copy of the candidate in"
+        " models.references.copy"
+    ),
+    False: "the reference gave numbers that are not finite. See the log of the shadow",
+}
+"""What to do about answers that nothing was measured of: whether they are texts."""
 _HINTS: Final = {
     Loss.HELD_BYTES: "raise sidecar.max_held_bytes, or sample less",
     Loss.TRUNCATED: "a peer closed the connection during them; check that the server at sidecar.backend answers",
@@ -269,7 +278,7 @@ def _models(config: Config, facts: Facts) -> Iterator[str]:
             if model is None:
                 continue
         yield from _lost(model, model.captured.recent - model.thinned.recent, f"of model `{one.name}`")
-        yield from _compared(model)
+        yield from _compared(model, one.task)
         yield from _folded(model, facts)
 
 
@@ -312,7 +321,7 @@ def _reading(facts: Facts, model: str) -> Iterator[str]:
         )
 
 
-def _compared(model: "ModelFlow") -> Iterator[str]:
+def _compared(model: "ModelFlow", task: Task) -> Iterator[str]:
     for version in model.unreferenced:
         yield (
             f"version {version} of model `{model.model}` has no reference: add it to models.references.versions"
@@ -321,6 +330,11 @@ def _compared(model: "ModelFlow") -> Iterator[str]:
         yield (
             f"{count_of(model.expired.recent, 'exchange')} of model `{model.model}` expired in the stream before a shadow"
             " worker read them: start more workers, or sample less"
+        )
+    if 2 * model.n_unmeasured > model.n_items:
+        yield (
+            f"{model.n_unmeasured:,} of {count_of(model.n_items, 'answer')} of model `{model.model}` could not be measured:"
+            f" {_UNMEASURED[task is Task.GENERATION]}"
         )
     quarantined = {reason: step.recent for reason, step in model.quarantined.items() if step.recent}
     n = sum(quarantined.values())

@@ -189,6 +189,13 @@ def _notes(config: Config) -> list[str]:
         for reference in model.references
         if reference.runtime in _HELD_BY_CANARIES and not reference.canaries
     ]
+    notes += [
+        f"model `{model.name}`: answers that are sampled (temperature above 0) without log-probabilities are not measured, and"
+        " slices of which most are not stay `unknown`: let clients ask for top_logprobs, or give a copy of the candidate in"
+        " models.references.copy"
+        for model in config.models
+        if model.task is Task.GENERATION and not any(reference.copy.path for reference in model.references)
+    ]
     if not config.slices:
         notes.append("no [[slices]]: only the aggregate is watched, and it can hide a bad slice")
     if not (config.telemetry.otlp_endpoint or config.notify.alertmanager or config.notify.webhook_url):

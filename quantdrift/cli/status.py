@@ -391,10 +391,16 @@ def _model_rows(
         for reason, step in model.quarantined.items():
             yield _row(f"quarantined: {reason}", step, facts)
         yield _row("folded", model.folded, facts)
-        if model.verdicts:
-            verdicts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(model.verdicts.items()))
-            why = f" (all: {model.reason})" if model.reason else ""
-            yield (f"  slices: {verdicts}{why}", "", "", "")
+        yield from _verdict_rows(model)
+
+
+def _verdict_rows(model: "ModelFlow") -> Iterator[tuple[str, ...]]:
+    if model.n_unmeasured:
+        yield ("  answers that could not be measured", f"{model.n_unmeasured:>{_WIDTH},}", "", "")
+    if model.verdicts:
+        verdicts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(model.verdicts.items()))
+        why = f" (all: {model.reason})" if model.reason else ""
+        yield (f"  slices: {verdicts}{why}", "", "", "")
 
 
 def _took(latency: "Latency", accepted: Budget) -> str:

@@ -52,12 +52,16 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         UCUM unit of the graded divergence; empty: a number without a unit.
     top
         Largest possible value of the graded divergence, or infinity.
+    measured_by_divergence
+        Whether an item without a divergence was not measured even where it is known not to flip, because a check of its form
+        alone said so.
     """
 
     flip: str
     name: str
     unit: str = ""
     top: float = float("inf")
+    measured_by_divergence: bool = False
 
 
 MEASURES = {
@@ -80,6 +84,7 @@ MEASURES = {
         flip="the reference would have gone on otherwise, or the answer is broken",
         name="KL per token",
         unit="nat",
+        measured_by_divergence=True,
     ),
     Task.TENSOR: Measure(flip="the error is above the tolerance or not finite", name="relative error"),
 }

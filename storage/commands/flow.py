@@ -91,6 +91,12 @@ _FOLDED: Final = text("""
     from rollup_day r join model_version v on v.id = r.model_version_id join slice s on s.id = r.slice_id
     where s.predicate = 'true' group by 1
 """)
+# Whole hours, since hours are what is kept: a little more than the period.
+_MEASURED: Final = text("""
+    select v.model, sum(r.n_items)::bigint as n_items, sum(r.n_unmeasured)::bigint as n_unmeasured
+    from rollup_hour r join model_version v on v.id = r.model_version_id join slice s on s.id = r.slice_id
+    where s.predicate = 'true' and r.hour >= date_trunc('hour', cast(:begin as timestamptz)) group by 1
+""")
 _QUARANTINED: Final = text("""
     select model, reason, count(*) as total, count(*) filter (where quarantined_at >= :begin) as recent,
         max(quarantined_at) as at, (array_agg(detail order by quarantined_at desc))[1] as detail
@@ -201,6 +207,8 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
         Of these, not folded yet; `last` is the time of the oldest.
     folded
         Read by the monitor.
+    n_items, n_unmeasured
+        Answers that were folded in the hours of the period, and those of them that nothing was measured of.
     unknown
         Requests that named this model, which no sidecar's configuration has.
     details
@@ -225,6 +233,8 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, Step] = {}
     unfolded: Step = Step()
     folded: Step = Step()
+    n_items: int = 0
+    n_unmeasured: int = 0
     unknown: Step = Step()
     details: dict[str, str] = {}
     unreferenced: tuple[str, ...] = ()
@@ -282,6 +292,8 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         step = f"quarantined {row['reason']}"
         found.put(row["model"], step, recent=row["recent"], total=row["total"], last=row["at"])
         found.details.setdefault(row["model"], {})[row["reason"]] = row["detail"]
+    for row in await _rows(connection, _MEASURED, begin=begin):
+        found.measured[row["model"]] = row["n_items"], row["n_unmeasured"]
     for row in await _rows(connection, _UNREFERENCED, begin=begin):
         found.unreferenced.setdefault(row["model"], []).append(row["version"])
     for row in await _rows(connection, _VERDICTS, begin=begin):
@@ -332,6 +344,7 @@ class _Found:
         self.verdicts: dict[str, dict[str, int]] = {}
         self.reasons: dict[str, str] = {}
         self.latencies: dict[str, Latency] = {}
+        self.measured: dict[str, tuple[int, int]] = {}
 
     def put(self, model: str, step: str, **values: Any) -> None:
         """Set the values that are not null."""
@@ -389,6 +402,7 @@ class _Found:
         compared, folded, unfolded = (self.step(name, one) for one in ("compared", "folded", "unfolded"))
         last_lost = self.step(name, "lost").last
         captured = self.step(name, "taken")
+        n_items, n_unmeasured = self.measured.get(name, (0, 0))
         return ModelFlow(
             model=name,
             offered=msgspec.structs.replace(self.step(name, "offered"), last=captured.last),
@@ -405,6 +419,8 @@ class _Found:
             quarantined=self._by_reason(name, "quarantined "),
             unfolded=unfolded,
             folded=msgspec.structs.replace(folded, recent=max(0, compared.recent - unfolded.recent)),
+            n_items=n_items,
+            n_unmeasured=n_unmeasured,
             unknown=self.step(name, "unknown"),
             details=self.details.get(name, {}),
             unreferenced=tuple(self.unreferenced.get(name, ())),

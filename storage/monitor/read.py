@@ -24,6 +24,7 @@ from quantdrift.storage.monitor.rows import (
     ComparisonRow,
     DetectorRow,
     ExpiryRow,
+    ItemCount,
     Position,
     SessionRow,
     SliceChange,
@@ -115,7 +116,8 @@ _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
 """)
-# A verdict without a live detector is history, except for a version without a reference, which never has a detector.
+# A verdict without a live detector is history, except for a version without a reference, which never has a detector, and for
+# a slice that nothing was measured of yet.
 _VERDICTS: Final = text("""
     select v.* from verdict v join model_version m on m.id = v.model_version_id
     where (m.reference_digest = '' and coalesce(v.last_at >= cast(:silent as timestamptz), true))
@@ -123,7 +125,14 @@ _VERDICTS: Final = text("""
             select from detector d where d.retired_at is null
                 and d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
         )
+        or (m.reference_digest <> '' and v.last_at >= cast(:silent as timestamptz) and not exists (
+            select from detector d where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
+        ))
     order by v.model_version_id, v.slice_id
+""")
+_RECENT_ITEMS: Final = text("""
+    select model_version_id, slice_id, hour, n_items, n_unmeasured from rollup_hour where hour >= :horizon
+    order by hour, model_version_id, slice_id
 """)
 _POLICIES_KEPT: Final = 1_000
 _POLICIES: Final = text("""
@@ -148,11 +157,14 @@ async def resume(connection: AsyncConnection) -> Snapshot:
     baselines: Sequence[RowMapping] = ()
     recent: Sequence[RowMapping] = ()
     expired: Sequence[RowMapping] = ()
+    items: Sequence[RowMapping] = ()
     if position.event_us is not None:
         horizon = {"horizon": from_us(position.event_us) - _HOUR}
         baselines = (await connection.execute(_BASELINES, horizon)).mappings().all()
         recent = (await connection.execute(_RECENT_TALLIES, horizon)).mappings().all()
         expired = (await connection.execute(_RECENT_EXPIRIES, horizon)).mappings().all()
+        hour = from_us(position.event_us).replace(minute=0, second=0, microsecond=0)
+        items = (await connection.execute(_RECENT_ITEMS, {"horizon": hour - _HOUR})).mappings().all()
     return Snapshot(
         position=position,
         detectors=tuple(detector_row(row) for row in detectors),
@@ -162,6 +174,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         expiries=tuple(_expiry(row) for row in expired),
         sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
         imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
+        recent_items=tuple(_item_count(row) for row in items),
         retired=await retired(connection),
         lapsed=await lapsed(connection),
         floors=await floors(connection),
@@ -322,6 +335,12 @@ async def _position(connection: AsyncConnection) -> Position:
         event_us=None if row["event_time"] is None else to_us(row["event_time"]),
         mass=row["mass"],
         n_detectors=row["n_detectors"],
+    )
+
+
+def _item_count(row: RowMapping) -> ItemCount:
+    return ItemCount(
+        row["model_version_id"], row["slice_id"], to_us(row["hour"]), row["n_items"], row["n_unmeasured"]
     )
 
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -380,6 +380,17 @@ class RollupRow(_Row, frozen=True, gc=False):
     divergence_bins: tuple[float, ...]
     tie: float = 0.0
     tie_weight: float = 0.0
+    n_unmeasured: int = 0
+
+
+class ItemCount(NamedTuple):
+    """Items of a slice in one hour of capture, and those of them that nothing was measured of."""
+
+    model_version_id: int
+    slice_id: int
+    hour_us: int
+    n_items: int
+    n_unmeasured: int
 
 
 class Position(_Row, frozen=True, kw_only=True):
@@ -408,6 +419,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         The open sessions.
     imported
         The newest imported budgets.
+    recent_items
+        What was compared in the hour of the position and in the one before, by hour.
     retired
         Retired slices: comparisons that still arrive for them are not watched.
     floors
@@ -422,6 +435,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     expiries: tuple[ExpiryRow, ...] = ()
     sessions: tuple[SessionRow, ...] = ()
     imported: tuple[BaselineRow, ...] = ()
+    recent_items: tuple[ItemCount, ...] = ()
     retired: tuple[int, ...] = ()
     lapsed: tuple[int, ...] = ()
     floors: tuple[FloorRow, ...] = ()

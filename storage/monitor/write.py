@@ -77,6 +77,7 @@ _SUMS: Final = (
     "n_infinite",
     "tie",
     "tie_weight",
+    "n_unmeasured",
 )
 
 

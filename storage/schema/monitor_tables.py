@@ -344,6 +344,10 @@ class _Rollup:
     tie_weight: Mapped[Float] = mapped_column(
         server_default=text("0"), comment="Part of weight whose items have a tie."
     )
+    n_unmeasured: Mapped[BigInt] = mapped_column(
+        server_default=text("0"),
+        comment="Items that nothing was measured of, for instance sampled answers without log-probabilities.",
+    )
 
 
 class RollupHour(_Rollup, Base):

@@ -97,7 +97,12 @@ def test_roll_ups_add_up(seed: int) -> None:
                     for place, row in enumerate(chosen)
                 ]
             )
-            rollup.add(columns, np.ones(len(columns.ends), dtype=np.bool_), cap=np.ones(len(chosen)))
+            rollup.add(
+                columns,
+                np.ones(len(columns.ends), dtype=np.bool_),
+                cap=np.ones(len(chosen)),
+                unmeasured=columns.column("u1") < 0.5,
+            )
         return {
             (row.model_version_id, row.slice_id, row.hour_us): np.hstack(msgspec.structs.astuple(row)[3:])
             for row in rollup.rows()

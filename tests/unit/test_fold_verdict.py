@@ -6,9 +6,19 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.tasks import Task
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.loss import SILENT_US
-from quantdrift.storage.monitor.rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
+from quantdrift.monitor.fold.rollup import HOUR_US
+from quantdrift.storage.monitor.rows import (
+    BatchRows,
+    Episode,
+    ExpiryRow,
+    ItemCount,
+    Snapshot,
+    TallyRow,
+    TransitionRow,
+)
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN_US,
@@ -238,3 +248,102 @@ def test_expired_samples_make_their_models_slices_unknown_at_once() -> None:
         verdict, reason = verdict_of(fold, FAINT_ID)
         assert verdict is expected
     assert reason.startswith("loss: 67 % of this model's samples")
+
+
+def _unmeasured(stream: list[BatchRows], every: int = 1) -> list[BatchRows]:
+    """Return the stream in which nothing was measured of any but each `every`th exchange."""
+    return [
+        rows
+        if not rows.comparisons or rows.fold_seq // 2 % every == every - 1 > 0
+        else msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(row, flip=None, divergence=None, js=None) for row in rows.comparisons
+            ),
+        )
+        for rows in stream
+    ]
+
+
+def _told(fold: Fold) -> tuple[Verdict, str]:
+    (row,) = [row for row in fold.verdicts() if row.slice_id == FAINT_ID]
+    return row.verdict, row.reason
+
+
+def test_what_nothing_was_measured_of_is_unknown_and_not_ok() -> None:
+    """However many exchanges came; below thirty of them the slice needs more, as any other."""
+    fold, outcome = fold_all(_unmeasured(quiet(20)))
+    assert _told(fold) == (Verdict.UNKNOWN, "needs 50 more exchanges")
+    fold, outcome = fold_all(_unmeasured(quiet(400)))
+    verdict, reason = _told(fold)
+    assert verdict is Verdict.UNKNOWN
+    assert reason.startswith("not measured: 400 of 400 answers could not be measured")
+    assert sum(row.n_unmeasured for row in outcome.rollups) == 400
+    assert not outcome.transitions
+
+
+@pytest.mark.parametrize(("every", "expected"), [(3, Verdict.UNKNOWN), (2, Verdict.OK)])
+def test_half_of_the_answers_must_be_measured(every: int, expected: Verdict) -> None:
+    """One in three is not enough to call a slice ok, one in two is."""
+    fold, _ = fold_all(_unmeasured(quiet(400), every))
+    verdict, reason = _told(fold)
+    assert (verdict, "not measured" in reason) == (expected, expected is Verdict.UNKNOWN)
+
+
+def test_an_answer_of_text_needs_a_divergence_to_be_measured() -> None:
+    """Where only the form of sampled answers could be checked, the slice is not called ok; nor does that hide broken ones."""
+    text = msgspec.structs.replace(
+        CONFIG, models=(msgspec.structs.replace(CONFIG.models[0], task=Task.GENERATION),)
+    )
+    checked = [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(row, divergence=None, js=None) for row in rows.comparisons
+            ),
+        )
+        for rows in quiet(400)
+    ]
+    fold, _ = fold_all(checked, config=text)
+    assert _told(fold)[1].startswith("not measured: 400 of 400 answers have no log-probabilities")
+    broken = [
+        msgspec.structs.replace(
+            rows, comparisons=tuple(msgspec.structs.replace(row, flip=1.0) for row in rows.comparisons)
+        )
+        for rows in checked
+    ]
+    assert _told(fold_all(broken, config=text)[0])[0] is Verdict.FIRING
+
+
+def test_a_slice_is_measured_again_within_two_hours() -> None:
+    """What could not be measured before does not count for longer."""
+    before = _unmeasured(quiet(400))
+    after = [
+        msgspec.structs.replace(
+            rows,
+            stored_us=rows.stored_us + 2 * HOUR_US,
+            comparisons=tuple(
+                msgspec.structs.replace(row, captured_us=row.captured_us + 2 * HOUR_US)
+                for row in rows.comparisons
+            ),
+            tallies=(),
+        )
+        for rows in quiet(100, first=401)
+    ]
+    fold, _ = fold_all(before + after)
+    assert _told(fold)[0] is Verdict.OK
+
+
+def test_a_fold_that_stopped_goes_on_with_what_was_not_measured() -> None:
+    """What it read of the roll-ups gives the same verdict, in the same words, as if it had never stopped."""
+    stream = _unmeasured(quiet(100))
+    whole, _ = fold_all(stream)
+    first, outcome = fold_all(stream[:120])
+    counts = tuple(
+        ItemCount(row.model_version_id, row.slice_id, row.hour_us, row.n_items, row.n_unmeasured)
+        for row in outcome.rollups
+    )
+    stored = Snapshot(position=outcome.position, verdicts=outcome.verdicts, recent_items=counts)
+    second, _ = fold_all(stream[120:], stored)
+    assert _told(second) == _told(whole)
+    assert _told(first) != _told(whole)

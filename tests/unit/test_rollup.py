@@ -52,7 +52,9 @@ def test_what_an_item_lacks_weighs_nothing() -> None:
     )
     rows = (*items, _row(3, flip=0.0, divergence=float("inf")))
     columns = Columns([Observation(order=0, rows=rows, now_us=0, closed=False)])
-    rollup.add(columns, np.ones(1, dtype=np.bool_), cap=np.full(4, 2.0))
+    rollup.add(
+        columns, np.ones(1, dtype=np.bool_), cap=np.full(4, 2.0), unmeasured=np.zeros(4, dtype=np.bool_)
+    )
     (row,) = rollup.rows()
     assert (row.weight, row.n_items, row.n_groups, row.n_infinite) == (4.0, 4, 1, 1)
     assert (row.flip, row.flip_weight) == (1.0, 3.0)
@@ -66,7 +68,9 @@ def test_a_divergence_that_is_not_a_number_is_no_value() -> None:
     rollup = Rollup()
     rows = (_row(0, flip=1.0, divergence=float("nan")), _row(1, flip=0.0, divergence=0.5))
     columns = Columns([Observation(order=0, rows=rows, now_us=0, closed=False)])
-    rollup.add(columns, np.ones(1, dtype=np.bool_), cap=np.full(2, 2.0))
+    rollup.add(
+        columns, np.ones(1, dtype=np.bool_), cap=np.full(2, 2.0), unmeasured=np.zeros(2, dtype=np.bool_)
+    )
     (row,) = rollup.rows()
     assert (row.divergence, row.divergence_weight) == (1.0, 2.0)
     assert (row.js, row.js_weight) == (1.0, 2.0)
@@ -84,7 +88,9 @@ def test_ties_are_summed_beside_flips() -> None:
         _row(3, flip=0.0, divergence=0.1, tie=0.0),
     )
     columns = Columns([Observation(order=0, rows=rows, now_us=0, closed=False)])
-    rollup.add(columns, np.ones(1, dtype=np.bool_), cap=np.full(4, 2.0))
+    rollup.add(
+        columns, np.ones(1, dtype=np.bool_), cap=np.full(4, 2.0), unmeasured=np.zeros(4, dtype=np.bool_)
+    )
     (row,) = rollup.rows()
     assert (row.flip, row.flip_weight, row.tie, row.tie_weight) == (2.0, 4.0, 1.0, 3.0)
 
@@ -102,7 +108,7 @@ def test_a_closed_session_counts_as_one_in_the_square_of_the_weights() -> None:
     ]
     columns = Columns([*alone, Observation(3, rows, 0, closed=True)])
     closed = np.array([False, False, False, True])[columns.observation]
-    rollup.add(columns, ~closed, cap=np.full(8, 2.0))
+    rollup.add(columns, ~closed, cap=np.full(8, 2.0), unmeasured=np.zeros(8, dtype=np.bool_))
     assert rollup.rows()[0].weight_sq == 3 * 16.0
     rollup.close(columns, closed)
     (row,) = rollup.rows()

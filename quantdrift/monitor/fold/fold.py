@@ -10,13 +10,14 @@ added up in the store, where the order of additions may differ in the last bits.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
+from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
@@ -26,6 +27,7 @@ from quantdrift.monitor.fold.groups import (
     SliceGroups,
     budget_of,
     cap_of,
+    changes,
     exchanges,
     slice_groups,
 )
@@ -38,6 +40,7 @@ from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
     FloorRow,
+    ItemCount,
     Outcome,
     Position,
     SliceChange,
@@ -144,6 +147,7 @@ class Fold:
             alert(state, entry.key, change)
         if now_us // HOUR_US > before_us // HOUR_US:
             state.losses.trim(now_us)
+            state.forget_items()
             self._retire_silent(now_us)
             touched = [one for one in touched if state.slices.get(one.key) is one]
             state.look()
@@ -186,7 +190,8 @@ class Fold:
         budgets = [self.state.budget(one.rows[0].model_version_id) for one in observed]
         cap = np.array([budget.cap for budget in budgets])[columns.of]
         closed = np.array([one.closed for one in observed])[columns.observation]
-        self.state.rollup.add(columns, ~closed, cap)
+        unmeasured = self._unmeasured(observed, columns)
+        self.state.rollup.add(columns, ~closed, cap, unmeasured)
         self.state.rollup.close(columns, closed)
         limits = np.array([budget.latency_p99_s for budget in budgets])
         grows = np.array([budget.latency_growth > 0 for budget in budgets])
@@ -199,13 +204,69 @@ class Fold:
         )
         captured_us = groups.captured_us(observed)
         mass = self._live(groups, observed, event_us, captured_us)
+        shown_nothing = self._count_items(columns, ~closed, unmeasured, set(groups.keys))
         if not groups.keys:
-            return [], []
+            return shown_nothing, []
         slices = [self.state.slices[key] for key in groups.keys]
         self._note(groups, slices, captured_us)
         watches = [one.watch for one in slices]
         changes = advance_joined(watches, groups.joined(observed, mass), groups.ends, self.state.thresholds)
-        return slices, [(slices[change.watch], change) for change in changes]
+        return slices + shown_nothing, [(slices[change.watch], change) for change in changes]
+
+    def _unmeasured(self, observed: Sequence[Observation], columns: Columns) -> BoolArray:
+        """Return of which items nothing was measured, (items,)."""
+        unknown = np.isnan(columns.column("divergence"))
+        if not unknown.any():
+            return unknown
+        by_divergence = np.array(
+            [
+                MEASURES[
+                    self.state.task(self.state.model(one.rows[0].model_version_id))
+                ].measured_by_divergence
+                for one in observed
+            ]
+        )[columns.of]
+        flip = columns.column("flip")
+        found: BoolArray = unknown & (np.isnan(flip) | (by_divergence & (flip == 0.0)))
+        return found
+
+    def _count_items(
+        self, columns: Columns, which: BoolArray, unmeasured: BoolArray, shown: Collection[Key]
+    ) -> list[SliceState]:
+        """Count what was compared and what of it was measured; return the slices that nothing was measured of in this batch."""
+        item, ends = columns.groups(which)
+        if not len(ends):
+            return []
+        begins, version, slice_id = (
+            ends - np.diff(ends, prepend=0),
+            columns.version[which],
+            columns.slice_id[which],
+        )
+        captured_us = columns.captured_us[item[begins]]
+        n_unmeasured = np.add.reduceat(unmeasured[item].astype(np.intp), begins)
+        hour_us = captured_us - captured_us % HOUR_US
+        starts = changes(version, slice_id, hour_us)
+        counts = [
+            ItemCount(*count)
+            for count in zip(
+                version[starts].tolist(),
+                slice_id[starts].tolist(),
+                hour_us[starts].tolist(),
+                np.add.reduceat(ends - begins, starts).tolist(),
+                np.add.reduceat(n_unmeasured, starts).tolist(),
+                strict=True,
+            )
+        ]
+        self.state.count_items(counts)
+        found: dict[Key, SliceState] = {}
+        for count in counts:
+            key = count[:2]
+            if not count.n_unmeasured or key in shown or self.state.ignores(count.slice_id):
+                continue
+            if key not in self.state.slices:
+                self.state.enter(key, "", at_us=self.state.now_us, last_us=self.state.now_us)
+            found[key] = self.state.slices[key]
+        return list(found.values())
 
     def _observations(self, rows: BatchRows) -> tuple[list[Observation], list[int]]:
         """Return what a batch shows, exchanges and then sessions that close, and the event time of each exchange."""

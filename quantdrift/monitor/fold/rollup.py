@@ -20,7 +20,8 @@ _N_ITEMS, _N_GROUPS, _N_INFINITE, _WEIGHT, _WEIGHT_SQ = range(5)
 _MEAN = 5
 _OF_MEAN = _MEAN + len(_MEANS)
 _BINS = _OF_MEAN + len(_MEANS)
-_SIZE = _BINS + DIVERGENCE_BINS
+_N_UNMEASURED = _BINS + DIVERGENCE_BINS
+_SIZE = _N_UNMEASURED + 1
 _ZEROS = [0.0] * DIVERGENCE_BINS
 _SPARSE = 8
 
@@ -32,7 +33,7 @@ class Rollup:
         self._rows: dict[tuple[int, int, int], int] = {}
         self._sums = np.zeros((16, _SIZE))
 
-    def add(self, columns: Columns, which: BoolArray, cap: FloatArray) -> None:
+    def add(self, columns: Columns, which: BoolArray, cap: FloatArray, unmeasured: BoolArray) -> None:
         """Add groups: the items of one exchange that lie in a slice.
 
         A group has weight 1 / pi of its first item and each item an equal part of it; a metric that an item lacks adds
@@ -46,14 +47,20 @@ class Rollup:
             (groups,) those to be added; an hour of a slice takes them in their order.
         cap
             (items,) of the divergence.
+        unmeasured
+            (items,) those that nothing was measured of.
         """
         item, ends = columns.groups(which)
         if not len(ends):
             return
-        first = item[ends - np.diff(ends, prepend=0)]
+        begins = ends - np.diff(ends, prepend=0)
+        first = item[begins]
         captured_us = columns.captured_us[first]
         version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
         row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
+        if unmeasured.any():
+            of_groups = np.add.reduceat(unmeasured[item].astype(np.float64), begins)
+            np.add.at(self._sums[:, _N_UNMEASURED], row, of_groups)
         divergence = columns.column("divergence")
         values, present = columns.columns(_MEANS), columns.present(_MEANS)
         capped = _MEANS.index("divergence")
@@ -102,6 +109,7 @@ class Rollup:
         sums = self._sums[[self._rows[key] for key in keys]]
         sum_of = sums[:, :_BINS].T.tolist()
         n_items, n_groups, n_infinite = sums[:, :_WEIGHT].astype(np.int64).T.tolist()
+        n_unmeasured = sums[:, _N_UNMEASURED].astype(np.int64).tolist()
         (*means, tie), (*weights, tie_weight) = sum_of[_MEAN:_OF_MEAN], sum_of[_OF_MEAN:]
         return list(
             map(
@@ -114,9 +122,10 @@ class Rollup:
                 *means,
                 *weights,
                 n_infinite,
-                _tuples(sums[:, _BINS:]),
+                _tuples(sums[:, _BINS:_N_UNMEASURED]),
                 tie,
                 tie_weight,
+                n_unmeasured,
             )
         )
 

@@ -49,12 +49,20 @@ class FoldTable(SliceTable):
     counted, counted_under
         (rows,) number of the strata and model whose losses count for the slice, as sampled under a policy; -1 for
         a policy that is not known.
+    hour, n_items, n_unmeasured, n_items_before, n_unmeasured_before
+        (rows,) the last hour of capture, counted from 1970; items that were compared in it, and those of them that nothing was
+        measured of; the same of the hour before.
     noise
         Per signal (rows,) the part of the mean it tests against that was added for noise, over the cap.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.hour: IntArray = np.zeros(1, dtype=np.intp)
+        self.n_items: IntArray = np.zeros(1, dtype=np.intp)
+        self.n_unmeasured: IntArray = np.zeros(1, dtype=np.intp)
+        self.n_items_before: IntArray = np.zeros(1, dtype=np.intp)
+        self.n_unmeasured_before: IntArray = np.zeros(1, dtype=np.intp)
         self.last_us: IntArray = np.zeros(1, dtype=np.intp)
         self.updated_us: IntArray = np.zeros(1, dtype=np.intp)
         self.fold_seq: IntArray = np.zeros(1, dtype=np.intp)
@@ -76,10 +84,36 @@ class FoldTable(SliceTable):
         row = super().add_row()
         self.dirty[row] = self.stale[row] = self.unweighed[row] = False
         self.judged[row] = UNJUDGED
+        self.hour[row] = self.n_items[row] = self.n_unmeasured[row] = 0
+        self.n_items_before[row] = self.n_unmeasured_before[row] = 0
         self.checked[row] = self.sampled_under[row] = self.counted_under[row] = -1
         for added in self.noise.values():
             added[row] = 0.0
         return row
+
+    def count(self, rows: IntArray, hour: IntArray, n_items: IntArray, n_unmeasured: IntArray) -> None:
+        """Count items, (counts,) each; of a row's last two hours alone, whatever their order."""
+        for now in np.unique(hour).tolist():
+            of = hour == now
+            at = rows[of]
+            begins = np.unique(at[self.hour[at] < now])
+            follows = self.hour[begins] == now - 1
+            self.n_items_before[begins] = np.where(follows, self.n_items[begins], 0)
+            self.n_unmeasured_before[begins] = np.where(follows, self.n_unmeasured[begins], 0)
+            self.n_items[begins] = self.n_unmeasured[begins] = 0
+            self.hour[begins] = now
+            last, before = self.hour[at] == now, self.hour[at] == now + 1
+            np.add.at(self.n_items, at[last], n_items[of][last])
+            np.add.at(self.n_unmeasured, at[last], n_unmeasured[of][last])
+            np.add.at(self.n_items_before, at[before], n_items[of][before])
+            np.add.at(self.n_unmeasured_before, at[before], n_unmeasured[of][before])
+
+    def counted_items(self, rows: IntArray, hour: int) -> tuple[IntArray, IntArray]:
+        """Return the items that were compared, and those that nothing was measured of, since the hour before `hour`."""
+        last, before = self.hour[rows] >= hour - 1, self.hour[rows] >= hour
+        n_items = np.where(last, self.n_items[rows], 0) + np.where(before, self.n_items_before[rows], 0)
+        n_unmeasured = np.where(last, self.n_unmeasured[rows], 0)
+        return n_items, n_unmeasured + np.where(before, self.n_unmeasured_before[rows], 0)
 
     def put(self, row: int, key: SignalKey, state: FloatArray) -> None:
         """Write the state of a signal, (size,), which the row may not have yet."""

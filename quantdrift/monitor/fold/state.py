@@ -22,7 +22,7 @@ from quantdrift.monitor.fold.groups import LATENCY, LATENCY_GROWTH, SIGNALS, bud
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
-from quantdrift.monitor.fold.rollup import Rollup
+from quantdrift.monitor.fold.rollup import HOUR_US, Rollup
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.monitor.fold.slice_state import (
     SUPERSEDED,
@@ -38,6 +38,7 @@ from quantdrift.storage.monitor.rows import (
     BaselineRow,
     Catalog,
     DetectorRow,
+    ItemCount,
     Outcome,
     Position,
     Snapshot,
@@ -112,6 +113,8 @@ class FoldState:
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.table = FoldTable()
         self.slices = self._slices(snapshot)
+        self._early: dict[Key, list[ItemCount]] = {}
+        self.count_items(snapshot.recent_items)
         self._sorted: tuple[list[SliceState], IntArray] | None = None
         self.sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
@@ -226,6 +229,29 @@ class FoldState:
             fold_seq=self.fold_seq,
             may_page=self.is_verified(key[0]),
         )
+        self.count_items(self._early.pop(key, ()))
+
+    def count_items(self, counts: Sequence[ItemCount]) -> None:
+        """Count what was compared, in whole; of a slice that nothing is known of yet it is kept for when it begins."""
+        rows = self.rows(count[:2] for count in counts)
+        for count in itertools.compress(counts, (rows < 0).tolist()):
+            self._early.setdefault(count[:2], []).append(count)
+        if (some := rows >= 0).any():
+            columns = np.array([count[2:] for count in counts], dtype=np.intp)[some]
+            self.table.count(rows[some], columns[:, 0] // HOUR_US, columns[:, 1], columns[:, 2])
+
+    def unmeasured(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the items that were compared in this hour and the one before, and those that nothing was measured of."""
+        return self.table.counted_items(rows, self.now_us // HOUR_US)
+
+    def forget_items(self) -> None:
+        """Forget what was compared before the last hour in slices that never began."""
+        begin_us = (self.now_us // HOUR_US - 1) * HOUR_US
+        self._early = {
+            key: kept
+            for key, counts in self._early.items()
+            if (kept := [count for count in counts if count.hour_us >= begin_us])
+        }
 
     def ignores(self, slice_id: int) -> bool:
         """Return whether a slice is not compared any more: without a place, or retired and not in the configuration."""

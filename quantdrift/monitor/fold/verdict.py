@@ -9,6 +9,7 @@ import numpy as np
 from quantdrift.core.config.schema import Monitor
 from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Suspect, Verdict
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
@@ -19,10 +20,11 @@ from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
-from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState
+from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
+LEAST_UNMEASURED = 30  # a few answers of the first minute say nothing of the traffic
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
@@ -59,6 +61,10 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Why noise is too much to say anything; empty where it is not.
     session_attribute
         The attribute whose requests are alike although it is not declared; empty where there is none.
+    n_items, n_unmeasured
+        Items compared in this hour and the one before, and those of them that nothing was measured of.
+    task
+        What its model gives.
     """
 
     phase: Phase
@@ -71,6 +77,9 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     n_missing: int = 0
     noise: str = ""
     session_attribute: str = ""
+    n_items: int = 0
+    n_unmeasured: int = 0
+    task: Task = Task.CLASSIFICATION
 
 
 def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
@@ -107,8 +116,9 @@ def looks_like_sessions(attribute: str) -> str:
 
 def _doubt(status: SliceStatus, limits: Monitor) -> str:
     """Return what could hide drift, or nothing."""
-    if status.superseded:
-        return SUPERSEDED
+    unmeasured = _is_unmeasured(status.n_items, status.n_unmeasured)
+    if status.superseded or unmeasured:
+        return SUPERSEDED if status.superseded else _unmeasured(status)
     missing = limits.min_groups - status.n_groups
     if missing > 0 or status.session_attribute:
         return f"needs {_more(missing)}" if missing > 0 else looks_like_sessions(status.session_attribute)
@@ -120,6 +130,23 @@ def _doubt(status: SliceStatus, limits: Monitor) -> str:
     if not status.noise and status.evidence_ratio >= UNDECIDED_FROM:
         return "undecided: the evidence is growing and not enough to alert yet"
     return status.noise
+
+
+def _is_unmeasured(n_items: IntArray | int, n_unmeasured: IntArray | int) -> BoolArray:
+    """Return whether most of what was compared was not measured, and that is no accident of a few."""
+    found: BoolArray = np.logical_and(n_unmeasured >= LEAST_UNMEASURED, 2 * n_unmeasured > n_items)
+    return found
+
+
+def _unmeasured(status: SliceStatus) -> str:
+    why = (
+        "have no log-probabilities, and were sampled"
+        if status.task is Task.GENERATION
+        else "could not be measured: the reference gave numbers that are not finite"
+    )
+    return (
+        f"not measured: {status.n_unmeasured:,} of {status.n_items:,} answers {why}; see `quantdrift status`"
+    )
 
 
 def _loses(counts: RecentCounts, limits: Monitor) -> bool:
@@ -156,8 +183,8 @@ def _round(n: int) -> int:
 
 
 # Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
-# it has been silent for long.
-Basis = tuple[Survey, RecentCounts, bool, str, str, bool]
+# it has been silent for long; of the items that were compared and that nothing was measured of.
+Basis = tuple[Survey, RecentCounts, bool, str, str, bool, tuple[int, int]]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
@@ -189,7 +216,7 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
 
 def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
     """Judge one slice again."""
-    if not entry.watch.states:
+    if not entry.watch.states and entry.reason == NO_REFERENCE:
         return
     if not touched:
         basis = _basis(state, entry)
@@ -202,9 +229,20 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
 
 
 # By which case of `judge` a slice is judged.
-_ALERT, _SUPERSEDED, _FEW, _SESSIONS, _FIGURES_OF_LOSS, _LOST, _STALE, _UNDECIDED, _NOISE, _LEARNING, _OK = (
-    range(UNJUDGED + 1, 12)
-)
+(
+    _ALERT,
+    _SUPERSEDED,
+    _UNMEASURED,
+    _FEW,
+    _SESSIONS,
+    _FIGURES_OF_LOSS,
+    _LOST,
+    _STALE,
+    _UNDECIDED,
+    _NOISE,
+    _LEARNING,
+    _OK,
+) = range(UNJUDGED + 1, 13)
 _SAME_WORDS = frozenset(
     (_SUPERSEDED, _LOST, _STALE, _UNDECIDED, _OK)
 )  # the others have figures or an alarm in them
@@ -228,11 +266,13 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
     silent = (state.now_us - table.last_us[rows]) / MICROSECONDS > limits.stale_after_s
     ratio = table.doubts(rows, state.thresholds)
+    unmeasured = _is_unmeasured(*state.unmeasured(rows))
     found: IntArray = np.select(
         [
-            table.n_signals[rows] == 0,
+            (table.n_signals[rows] == 0) & ~unmeasured,
             table.phase[rows] != 0,
             superseded,
+            unmeasured,
             table.n_groups[rows] < limits.min_groups,
             sessions,
             loss != UNJUDGED,
@@ -241,7 +281,19 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
             noisy,
             table.missing[rows] > 0,
         ],
-        [UNJUDGED, _ALERT, _SUPERSEDED, _FEW, _SESSIONS, loss, _STALE, _UNDECIDED, _NOISE, _LEARNING],
+        [
+            UNJUDGED,
+            _ALERT,
+            _SUPERSEDED,
+            _UNMEASURED,
+            _FEW,
+            _SESSIONS,
+            loss,
+            _STALE,
+            _UNDECIDED,
+            _NOISE,
+            _LEARNING,
+        ],
         _OK,
     )
     return found
@@ -378,12 +430,14 @@ def _basis(state: FoldState, entry: SliceState) -> Basis:
         counts = state.recent_counts(rates.strata, state.model(version_id))
     is_silent = _silent_s(state, entry) > state.limits.stale_after_s
     superseded, noise = state.replaced(version_id), state.noise.too_much(entry.key)
-    return survey, counts, superseded, noise, state.session_attribute(entry.key), is_silent
+    (n_items,), (n_unmeasured,) = state.unmeasured(rows_of([entry]))
+    items = int(n_items), int(n_unmeasured)
+    return survey, counts, superseded, noise, state.session_attribute(entry.key), is_silent, items
 
 
 def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
     """Return the verdict on a slice in `phase`, and why."""
-    survey, counts, superseded, noise, session_attribute, _ = _basis(state, entry)
+    survey, counts, superseded, noise, session_attribute, _, (n_items, n_unmeasured) = _basis(state, entry)
     status = SliceStatus(
         phase=phase,
         evidence_ratio=entry.watch.doubt(state.thresholds),
@@ -394,6 +448,9 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         n_missing=survey.missing,
         noise=noise,
         session_attribute=session_attribute,
+        n_items=n_items,
+        n_unmeasured=n_unmeasured,
+        task=state.task(state.model(entry.key[0])),
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
     )
     return judge(status, state.limits)

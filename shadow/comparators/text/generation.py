@@ -29,6 +29,11 @@ Two tokens are equally likely if ln p differs by at most `tie`. `divergence` is 
 - requested JSON, or a tool call, is not valid, or an answer was cut off while still empty;
 - the candidate's log-probabilities are above zero, or it returned nothing at all.
 
+It is 0 only if something decided: the answer had to be greedy, or the candidate's most likely token is known at nine tenths of
+its positions at least, or there was JSON or a tool call to be checked. Else it is undefined, also for an empty answer: were
+those alone counted, every such answer that counts would have flipped, whatever their share. What a check alone decided has no
+`divergence`, so the answer counts as not measured (`quantdrift.core.tasks`).
+
 All of it is about the first `max_tokens` tokens. The end of answers is compared in `endings`, the reference's free-running
 answers in `free_answer`.
 """
@@ -59,6 +64,9 @@ _SAME: Final = 1e-6
 _LEAST_TAIL: Final = 1e-7  # the size of a tail's rounding error; a larger q only lowers the bound
 _NO_TOKEN: Final = -1
 _UNKNOWN: Final = -2
+_MOST: Final = (
+    0.9  # spellings are ambiguous at some positions; without a list of tokens far more are not known
+)
 _EMPTY_ANSWER: Final = Answer(text="")
 
 
@@ -167,7 +175,14 @@ class GenerationComparator:
         divergence = np.where(with_logprobs, over_cells["kl"], np.where(greedy, lags, np.nan))
         broken = np.array([is_broken(answer) for answer in answers])
         changed = np.bincount(owner, decided, n_items) > 0
-        flip = np.where(p_finite, changed | broken | ~q_finite, np.nan)
+        known_top = np.bincount(owner, has_top, n_items) >= _MOST * np.bincount(owner, minlength=n_items)
+        has_positions = np.bincount(owner, minlength=n_items) > 0
+        not_logprobs = np.array([not _is_finite(score) for score in on_wire])
+        checked = np.array(
+            [json_valid(answer) is not None or calls_valid(answer) is not None for answer in answers]
+        )
+        decides = greedy | (has_positions & known_top) | not_logprobs | checked
+        flip = np.where(p_finite & decides, changed | broken | ~q_finite, np.nan)
         with np.errstate(over="ignore", invalid="ignore"):
             ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], known) + undefined)
             perplexity = np.exp(nll)

@@ -4,13 +4,14 @@ What the shipped fold does with arrays over a batch, and only as often as it is 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.header import CREATED_AT, LAST_AT, N_TOTAL, POLICY, SCALE, M, N
 from quantdrift.drift.evidence.observations import FloatArray
@@ -24,6 +25,7 @@ from quantdrift.storage.monitor.rows import (
     BatchRows,
     ComparisonRow,
     DetectorRow,
+    ItemCount,
     Outcome,
     RollupRow,
     Snapshot,
@@ -43,12 +45,13 @@ class PlainRollup:
         self._sums: dict[tuple[int, int, int], dict[str, float]] = {}
         self._bins: dict[tuple[int, int, int], list[float]] = {}
 
-    def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float) -> None:
+    def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float, n_unmeasured: int) -> None:
         """Add one group."""
         first = items[0]
         sums, bins = self._entry(slice_id, first)
         weight = 1.0 / first.pi
         sums["n_items"] += len(items)
+        sums["n_unmeasured"] += n_unmeasured
         sums["n_groups"] += 1
         sums["weight"] += weight
         sums["weight_sq"] += weight * weight
@@ -72,13 +75,13 @@ class PlainRollup:
 
     def _entry(self, slice_id: int, first: ComparisonRow) -> tuple[dict[str, float], list[float]]:
         key = (first.model_version_id, slice_id, first.captured_us - first.captured_us % HOUR_US)
-        names = ("n_items", "n_groups", "weight", "weight_sq", "n_infinite", *MEANS)
+        names = ("n_items", "n_unmeasured", "n_groups", "weight", "weight_sq", "n_infinite", *MEANS)
         sums = self._sums.setdefault(key, dict.fromkeys((*names, *(f"{name}_weight" for name in MEANS)), 0.0))
         return sums, self._bins.setdefault(key, [0.0] * DIVERGENCE_BINS)
 
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
-        counts = ("n_items", "n_groups", "n_infinite")
+        counts = ("n_items", "n_unmeasured", "n_groups", "n_infinite")
         kind: type[Any] = RollupRow
         return [
             kind(
@@ -162,6 +165,7 @@ class PlainFold(Fold):
 
     def _compare(self, rows: BatchRows) -> tuple[list[SliceState], list[tuple[SliceState, Change]]]:
         collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
+        counted: list[ItemCount] = []
         order = 0
         for exchange in exchanges(rows.comparisons):
             order, first = exchange.order, exchange.rows[0]
@@ -171,7 +175,10 @@ class PlainFold(Fold):
                 continue
             cap = self.state.budget(version.id).cap
             for slice_id, items in slices_of(exchange.rows).items():
-                self.plain_rollup.add(slice_id, items, cap)
+                n_unmeasured = sum(self._is_unmeasured(row) for row in items)
+                self.plain_rollup.add(slice_id, items, cap, n_unmeasured)
+                hour_us = items[0].captured_us - items[0].captured_us % HOUR_US
+                counted.append(ItemCount(version.id, slice_id, hour_us, len(items), n_unmeasured))
             if first.group_key:
                 self.state.sessions.add(exchange.rows, self.state.now_us)
             else:
@@ -181,6 +188,7 @@ class PlainFold(Fold):
                 for slice_id, items in slices_of(closed).items():
                     self.plain_rollup.close(slice_id, items)
                 self._group(closed, place, collected)
+        showed_nothing = self._count(counted, collected.keys())
         keys = sorted(collected)
         slices = [self.state.slices[key] for key in keys]
         watches = [one.watch for one in slices]
@@ -188,7 +196,25 @@ class PlainFold(Fold):
         changes = advance(watches, groups, self.state.thresholds)
         for watch in watches:
             watch.touched()
-        return slices, [(slices[change.watch], change) for change in changes]
+        return slices + showed_nothing, [(slices[change.watch], change) for change in changes]
+
+    def _count(self, counted: Sequence[ItemCount], shown: Collection[Key]) -> list[SliceState]:
+        """Count what was compared; return the slices that nothing was measured of."""
+        for count in counted:
+            self.state.count_items([count])
+        keys = {count[:2] for count in counted if count.n_unmeasured} - set(shown)
+        nothing = sorted(key for key in keys if not self.state.ignores(key[1]))
+        for key in nothing:
+            if key not in self.state.slices:
+                self.state.enter(key, "", at_us=self.state.now_us, last_us=self.state.now_us)
+        return [self.state.slices[key] for key in nothing]
+
+    def _is_unmeasured(self, row: ComparisonRow) -> bool:
+        if row.divergence is not None and not math.isnan(row.divergence):
+            return False
+        task = self.state.task(self.state.model(row.model_version_id))
+        is_unknown = row.flip is None or math.isnan(row.flip)
+        return is_unknown or (MEASURES[task].measured_by_divergence and row.flip == 0)
 
     def _group(
         self,
