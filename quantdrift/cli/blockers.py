@@ -11,7 +11,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.process.states import PartState
 from quantdrift.core.records import Loss
-from quantdrift.core.sampling.pause import Order, Pause
+from quantdrift.core.sampling.pause import Pause
 from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
@@ -175,8 +175,13 @@ def _nats(config: Config, facts: Facts) -> Iterator[str]:
 def _sidecars(config: Config, facts: Facts) -> Iterator[str]:
     paused = facts.pause.everything
     if paused is not None:
-        yield f"sampling is paused for all models {_ordered(paused)}: `quantdrift resume` ends it"
+        yield f"sampling is paused for all models {paused.in_words()}: `quantdrift resume` ends it"
     flow, port = facts.flow, facts.ports.get("sidecar")
+    for source, order in () if flow is None else flow.paused_here:
+        yield (
+            f"sampling is paused at sidecar {source} alone, {order.in_words()}: POST /resume to its admin port, or remove its"
+            " sidecar.pause_file"
+        )
     answers = port is not None and port.answers
     if (flow is None or flow.tallied_at is None) and not answers:
         address = port.address if port is not None else config.sidecar.admin
@@ -260,7 +265,7 @@ def _models(config: Config, facts: Facts) -> Iterator[str]:
         yield "no model is configured: add a [[models]]"
     for one in config.models:
         if (order := facts.pause.models.get(one.name)) is not None:
-            yield f"sampling of model `{one.name}` is paused {_ordered(order)}: `quantdrift resume` ends it"
+            yield f"sampling of model `{one.name}` is paused {order.in_words()}: `quantdrift resume` ends it"
         yield from _reading(facts, one.name)
         if not one.references:
             yield f"model `{one.name}` has no reference, so nothing is compared: add a [[models.references]]"
@@ -371,12 +376,6 @@ def _folded(model: "ModelFlow", facts: Facts) -> Iterator[str]:
 def _is_down(facts: Facts, name: str) -> bool:
     state: PartState | None = facts.processes.get(name)
     return state is not None and not state.works
-
-
-def _ordered(order: Order) -> str:
-    until = "" if order.until is None else f" until {order.until:%Y-%m-%d %H:%M} UTC"
-    reason = f" ({order.reason})" if order.reason else ""
-    return f"by {order.by} since {order.at:%Y-%m-%d %H:%M} UTC{until}{reason}"
 
 
 def models_of(config: Config, flow: "Flow | None", waiting: "Mapping[str, Waiting] | None") -> list[str]:

@@ -49,6 +49,7 @@ from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
+from quantdrift.storage.monitor.circumstances import read_circumstances
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
@@ -61,6 +62,9 @@ _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 BATCHES_AT_ONCE = 64
 MAINTENANCE_EVERY = timedelta(days=1)
 _LONGEST_PAUSE_S = 10.0
+_CIRCUMSTANCES_S: Final = (
+    5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -136,6 +140,7 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
+        self._circumstances_due_s = 0.0
         self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
@@ -295,12 +300,16 @@ class Monitor:
             await self._leadership.fence(connection)
             if self._fold is None:
                 self._fold = Fold(self._config, await resume(connection))
+                self._circumstances_due_s = begun_s
                 progress()
             fold = self._fold
             batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
             wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
             wanted |= {row.policy_id for rows in batches for row in rows.noise}
             fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
+            if begun_s >= self._circumstances_due_s:
+                fold.note(await read_circumstances(connection, self._config.monitor.max_loss_ratio))
+                self._circumstances_due_s = begun_s + _CIRCUMSTANCES_S
             for batch in batches:
                 fold.batch(batch)
                 progress()

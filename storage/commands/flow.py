@@ -7,7 +7,11 @@ import msgspec
 from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.sampling.pause import Order
 from quantdrift.storage.commands.account import Account, accounts
+from quantdrift.storage.pauses import local_pauses
+
+MOST_PAUSES: Final = 5  # of single sidecars that are named: the command lists causes, not pods
 
 # The newest tally of each sidecar start and stratum: one step per key along the primary key.
 _TOTALS: Final = text("""
@@ -260,6 +264,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         Events that wait for the collector.
     accounts
         What became of the sampled requests, by model and header stratum.
+    paused_here
+        Sidecars that are paused by themselves, each with one of its orders.
     """
 
     models: dict[str, ModelFlow]
@@ -272,6 +278,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     unsent_since: datetime | None = None
     unsent_error: str = ""
     accounts: dict[str, dict[str, Account]] = {}
+    paused_here: tuple[tuple[str, Order], ...] = ()
 
 
 async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
@@ -318,6 +325,11 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         unsent_since=outbox["since"],
         unsent_error=outbox["error"] or "",
         accounts=await accounts(connection),
+        paused_here=tuple(
+            (local.source, order)
+            for local in (await local_pauses(connection))[:MOST_PAUSES]
+            for order in [local.pause.everything or next(iter(local.pause.models.values()))]
+        ),
     )
 
 

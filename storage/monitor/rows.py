@@ -273,6 +273,28 @@ class Catalog(_Row, frozen=True, kw_only=True):
     undeclared_sessions: dict[tuple[int, int], str] = {}
 
 
+class Quarantined(_Row, frozen=True, kw_only=True):
+    """Exchanges of a model that were quarantined in the last hour, and the most frequent reason."""
+
+    n: int
+    reason: str
+
+
+class Circumstances(_Row, frozen=True, kw_only=True):
+    """What the fold is told of the present, beside the batches: it changes verdicts, and no evidence.
+
+    Parameters
+    ----------
+    paused
+        By model, by whom and since when its sampling is paused; under an empty name, that of all models.
+    quarantined
+        By model.
+    """
+
+    paused: dict[str, str] = {}
+    quarantined: dict[str, Quarantined] = {}
+
+
 class DetectorRow(_Row, frozen=True, gc=False):
     """A detector's state and its displayed figures; `noise` is the part of `budget` that was added for noise.
 

@@ -206,6 +206,29 @@ def test_what_blocks_is_said_first_and_ends_with_1(
     ]
 
 
+def test_a_pause_at_one_sidecar_blocks(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str
+) -> None:
+    """With the sidecar, who, and since when; it ends with 1."""
+
+    async def report() -> None:
+        record = await asyncpg.connect(postgres_dsn)
+        await record.execute(
+            "insert into process_report (role, source, reported_at, digest, options, pause)"
+            """ values ('sidecar', 'pod-7', now(), 'd', '{}', '{"models": {"wines": {"by": "ann", "at": "2026-11-01T10:00:00Z"}}}')"""
+        )
+        await record.close()
+
+    asyncio.run(report())
+    done = status()
+    assert done.returncode == 1
+    assert (
+        "sampling is paused at sidecar pod-7 alone, by ann since 2026-11-01 10:00 UTC: POST /resume"
+        in done.stdout
+    )
+    assert json.loads(status("--json").stdout)["flows"] is False
+
+
 def test_parts_that_are_away_are_lines_and_no_errors(
     status: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

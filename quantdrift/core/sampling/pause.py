@@ -44,6 +44,12 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the pause is in effect."""
         return self.until is None or now < self.until
 
+    def in_words(self) -> str:
+        """Return by whom it is, since when, until when and why."""
+        until = "" if self.until is None else f" until {self.until:%Y-%m-%d %H:%M} UTC"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"by {self.by} since {self.at:%Y-%m-%d %H:%M} UTC{until}{reason}"
+
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """All pauses.

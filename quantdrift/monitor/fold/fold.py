@@ -39,6 +39,7 @@ from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, alert, end, s
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
+    Circumstances,
     FloorRow,
     ItemCount,
     Outcome,
@@ -113,6 +114,17 @@ class Fold:
         self.state.retune_growth()
         for version in catalog.versions.values():
             self._unreferenced(version, version.first_seen_us)
+
+    def note(self, circumstances: Circumstances) -> None:
+        """Take over what is so now, and judge all slices again where it has changed."""
+        state = self.state
+        if circumstances == state.circumstances:
+            return
+        state.circumstances = circumstances
+        state.look()
+        if state.clock.at_us is not None:
+            slices, rows = state.sorted()
+            settle(state, slices, rows, np.zeros(len(rows), dtype=np.bool_))
 
     def take(self) -> Outcome:
         """Return what is to be written for the batches since the last call, and forget it."""

@@ -25,7 +25,7 @@ class RecentCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of some strata over the recent hour.
 
     `expired` are those that left the stream before they were replayed, `unaccounted` those that a sidecar had when it ended
-    without its last counts.
+    without its last counts, `quarantined` those that could not be compared, most of them for `quarantined_for`.
     """
 
     offered: int
@@ -33,11 +33,13 @@ class RecentCounts(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     expired: int = 0
     unaccounted: int = 0
+    quarantined: int = 0
+    quarantined_for: str = ""
 
     @property
     def missing(self) -> int:
         """Of the taken, those that were not compared, for whatever reason."""
-        return self.lost + self.expired + self.unaccounted
+        return self.lost + self.expired + self.unaccounted + self.quarantined
 
 
 class LossCounts:
@@ -104,8 +106,22 @@ class LossCounts:
         """Let go of the starts of sidecars that have said nothing for 30 days."""
         self._newest = {key: tally for key, tally in self._newest.items() if tally.at_us > now_us - KEPT_US}
 
-    def recent(self, strata: Iterable[str], model: str) -> RecentCounts:
-        """Return the counts of a model in `strata` together, and of what had not told its model: it may be the same."""
+    def recent(
+        self, strata: Iterable[str], model: str, n_quarantined: int = 0, quarantined_for: str = ""
+    ) -> RecentCounts:
+        """Return the counts of a model in `strata` together, and of what had not told its model: it may be the same.
+
+        Parameters
+        ----------
+        n_quarantined, quarantined_for
+            What was quarantined of the model in the last hour, in all strata, and the most frequent reason. The strata have the
+            part of it that they have of the model's samples.
+        """
+        if n_quarantined:
+            taken = {stratum: sums[1] for (stratum, one), sums in self._sums.items() if one == model}
+            of_all = sum(taken.values())
+            here = sum(taken.get(stratum, 0) for stratum in strata)
+            n_quarantined = round(n_quarantined * here / of_all) if of_all > 0 else n_quarantined
         sums = [self._sums.get((name, one), (0, 0, 0, 0)) for name in strata for one in {model, ""}]
         return RecentCounts(
             offered=sum(entry[0] for entry in sums),
@@ -113,6 +129,8 @@ class LossCounts:
             lost=sum(entry[2] for entry in sums),
             expired=max(sum(entry[3] for entry in sums), 0),
             unaccounted=self._unaccounted(strata, model),
+            quarantined=n_quarantined,
+            quarantined_for=quarantined_for,
         )
 
     def _unaccounted(self, strata: Iterable[str], model: str) -> int:

@@ -37,6 +37,7 @@ from quantdrift.monitor.fold.slice_state import (
 from quantdrift.storage.monitor.rows import (
     BaselineRow,
     Catalog,
+    Circumstances,
     DetectorRow,
     ItemCount,
     Outcome,
@@ -89,6 +90,8 @@ class FoldState:
         Slices of values that lost their place: their items count as `(other)`.
     thresholds
         When evidence is an alarm.
+    circumstances
+        What is so now, beside the batches.
     limits
         When a slice is `unknown`: the options of `[monitor]`.
     count_classes
@@ -111,6 +114,7 @@ class FoldState:
             at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
         )
         self.catalog = Catalog(versions={}, slices={}, policies={})
+        self.circumstances = Circumstances()
         self.table = FoldTable()
         self.slices = self._slices(snapshot)
         self._early: dict[Key, list[ItemCount]] = {}
@@ -176,6 +180,11 @@ class FoldState:
         self._everything = {
             row.model: row.id for row in catalog.slices.values() if row.name == ALL and not row.where
         }
+
+    def paused(self, version_id: int) -> str:
+        """Return by whom and since when the sampling of a version's model is paused; empty where it is not."""
+        orders = self.circumstances.paused
+        return (orders.get(self.model(version_id)) or orders.get("", "")) if orders else ""
 
     def everything(self, model: str) -> int | None:
         """Return the slice of all of a model's traffic; None before anything was stored of it."""
@@ -371,7 +380,9 @@ class FoldState:
         """Return what was offered and lost of a model in the recent hour; see `look`."""
         found = self._counts.get((strata, model))
         if found is None:
-            found = self._counts[strata, model] = self.losses.recent(strata, model)
+            quarantined = self.circumstances.quarantined.get(model)
+            n, reason = (0, "") if quarantined is None else (quarantined.n, quarantined.reason)
+            found = self._counts[strata, model] = self.losses.recent(strata, model, n, reason)
         return found
 
     def count_class(self, slice_id: int, version_id: int, policy_id: int) -> int:

@@ -1,7 +1,7 @@
 """The verdict on a slice: from evidence, counts and time to the verdict, and from a change of it to what is sent."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ _SURE = 20.0  # evidence over mass: without drift its expectation is at most 1, 
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
 RETIRED = "retired: nothing was compared for 30 days"
 LOST = "loss: too many of its samples were lost or not observed in the last hour: see `quantdrift status`"
+PAUSED = "paused: sampling was paused "
+_NOT_NOW = "; nothing is compared now, because sampling was paused "
 UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
 NO_REFERENCE = "no reference: map this version to one in models.references"
 
@@ -53,6 +55,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Of the header strata that its items may fall into, over the recent hour.
     superseded
         Whether its candidate version has been silent while another one of the model was compared.
+    paused
+        By whom and since when the sampling of its model is paused; empty where it is not.
     n_missing
         Exchanges that its learned baselines lack; 0 where they are complete.
     alarm
@@ -73,6 +77,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float
     counts: RecentCounts
     superseded: bool = False
+    paused: str = ""
     alarm: str = ""
     n_missing: int = 0
     noise: str = ""
@@ -89,8 +94,9 @@ def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
     it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
     if alert := ALERTS.get(status.phase):
-        return alert, status.alarm or UNNAMED
-    if doubt := _doubt(status, limits):
+        alarm = (status.alarm or UNNAMED).partition(_NOT_NOW)[0]
+        return alert, f"{alarm}{_NOT_NOW}{status.paused}" if status.paused else alarm
+    if doubt := next(filter(None, _doubts(status, limits)), ""):
         return Verdict.UNKNOWN, doubt
     if status.n_missing:
         return (
@@ -114,22 +120,20 @@ def looks_like_sessions(attribute: str) -> str:
     )
 
 
-def _doubt(status: SliceStatus, limits: Monitor) -> str:
-    """Return what could hide drift, or nothing."""
-    unmeasured = _is_unmeasured(status.n_items, status.n_unmeasured)
-    if status.superseded or unmeasured:
-        return SUPERSEDED if status.superseded else _unmeasured(status)
+def _doubts(status: SliceStatus, limits: Monitor) -> Iterator[str]:
+    """Yield what could hide drift, the most important first; an empty text is no doubt."""
+    yield SUPERSEDED if status.superseded else ""
+    yield f"{PAUSED}{status.paused}; `quantdrift resume` ends it" if status.paused else ""
+    yield _unmeasured(status) if _is_unmeasured(status.n_items, status.n_unmeasured) else ""
     missing = limits.min_groups - status.n_groups
-    if missing > 0 or status.session_attribute:
-        return f"needs {_more(missing)}" if missing > 0 else looks_like_sessions(status.session_attribute)
-    counts = status.counts
-    if _loses(counts, limits):
-        return _loss(counts)
-    if status.silent_s > limits.stale_after_s and counts.offered > 0:
-        return "stale: there is traffic and no comparison"
-    if not status.noise and status.evidence_ratio >= UNDECIDED_FROM:
-        return "undecided: the evidence is growing and not enough to alert yet"
-    return status.noise
+    yield f"needs {_more(missing)}" if missing > 0 else ""
+    yield looks_like_sessions(status.session_attribute) if status.session_attribute else ""
+    yield _loss(status.counts) if _loses(status.counts, limits) else ""
+    is_stale = status.silent_s > limits.stale_after_s and status.counts.offered > 0
+    yield "stale: there is traffic and no comparison" if is_stale else ""
+    is_undecided = not status.noise and status.evidence_ratio >= UNDECIDED_FROM
+    yield "undecided: the evidence is growing and not enough to alert yet" if is_undecided else ""
+    yield status.noise
 
 
 def _is_unmeasured(n_items: IntArray | int, n_unmeasured: IntArray | int) -> BoolArray:
@@ -156,6 +160,12 @@ def _loses(counts: RecentCounts, limits: Monitor) -> bool:
 
 def _loss(counts: RecentCounts) -> str:
     """Return why samples are missing: the most frequent way."""
+    if counts.quarantined > max(counts.lost, counts.expired, counts.unaccounted):
+        share = 100 * min(1.0, counts.quarantined / max(counts.taken, counts.missing))
+        return (
+            f"loss: {share:.0f} % of this model's samples of the last hour could not be compared, most of them because of"
+            f" `{counts.quarantined_for}`; see `quantdrift status`"
+        )
     if counts.unaccounted > max(counts.lost, counts.expired):
         return (
             f"loss: {_round(counts.unaccounted):,} of this model's samples of the last hour are not accounted for: a sidecar"
@@ -183,8 +193,8 @@ def _round(n: int) -> int:
 
 
 # Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
-# it has been silent for long; of the items that were compared and that nothing was measured of.
-Basis = tuple[Survey, RecentCounts, bool, str, str, bool, tuple[int, int]]
+# it has been silent for long; of the items that were compared and that nothing was measured of; by whom it is paused.
+Basis = tuple[Survey, RecentCounts, bool, str, str, bool, tuple[int, int], str]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
@@ -232,6 +242,7 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
 (
     _ALERT,
     _SUPERSEDED,
+    _PAUSED,
     _UNMEASURED,
     _FEW,
     _SESSIONS,
@@ -242,7 +253,7 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
     _NOISE,
     _LEARNING,
     _OK,
-) = range(UNJUDGED + 1, 13)
+) = range(UNJUDGED + 1, 14)
 _SAME_WORDS = frozenset(
     (_SUPERSEDED, _LOST, _STALE, _UNDECIDED, _OK)
 )  # the others have figures or an alarm in them
@@ -252,12 +263,13 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
     """Return by which case of `judge` slices are judged that are surveyed, (rows,); `UNJUDGED` without a signal."""
     table, limits = state.table, state.limits
     loss, offered = _losses(state, slices, rows)
-    superseded, noisy = np.zeros((2, len(rows)), dtype=np.bool_)
+    superseded, noisy, paused = np.zeros((3, len(rows)), dtype=np.bool_)
     version_id, slice_id = table.version_id[rows], table.slice_id[rows]
     for version in np.unique(version_id).tolist():
         of = version_id == version
         of_version, of_slices = state.noise.too_noisy(version)
         superseded[of], noisy[of] = state.replaced(version), bool(of_version)
+        paused[of] = bool(state.paused(version))
         if of_slices:
             noise = [one for one, reason in of_slices.items() if bool(reason) is not bool(of_version)]
             noisy[of] ^= np.isin(slice_id[of], noise)
@@ -272,6 +284,7 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
             (table.n_signals[rows] == 0) & ~unmeasured,
             table.phase[rows] != 0,
             superseded,
+            paused,
             unmeasured,
             table.n_groups[rows] < limits.min_groups,
             sessions,
@@ -285,6 +298,7 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
             UNJUDGED,
             _ALERT,
             _SUPERSEDED,
+            _PAUSED,
             _UNMEASURED,
             _FEW,
             _SESSIONS,
@@ -432,12 +446,13 @@ def _basis(state: FoldState, entry: SliceState) -> Basis:
     superseded, noise = state.replaced(version_id), state.noise.too_much(entry.key)
     (n_items,), (n_unmeasured,) = state.unmeasured(rows_of([entry]))
     items = int(n_items), int(n_unmeasured)
-    return survey, counts, superseded, noise, state.session_attribute(entry.key), is_silent, items
+    session_attribute, paused = state.session_attribute(entry.key), state.paused(version_id)
+    return survey, counts, superseded, noise, session_attribute, is_silent, items, paused
 
 
 def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
     """Return the verdict on a slice in `phase`, and why."""
-    survey, counts, superseded, noise, session_attribute, _, (n_items, n_unmeasured) = _basis(state, entry)
+    survey, counts, superseded, noise, session_attribute, _, items, paused = _basis(state, entry)
     status = SliceStatus(
         phase=phase,
         evidence_ratio=entry.watch.doubt(state.thresholds),
@@ -445,11 +460,12 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         silent_s=_silent_s(state, entry),
         counts=counts,
         superseded=superseded,
+        paused=paused,
         n_missing=survey.missing,
         noise=noise,
         session_attribute=session_attribute,
-        n_items=n_items,
-        n_unmeasured=n_unmeasured,
+        n_items=items[0],
+        n_unmeasured=items[1],
         task=state.task(state.model(entry.key[0])),
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
     )

@@ -1,0 +1,130 @@
+"""What is paused now: in the whole fleet, as the audit has it, and at single sidecars, as these reported."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.notation import count_of
+from quantdrift.core.sampling.pause import Order, Pause
+from quantdrift.storage.audit import Action, newest
+
+EVERYTHING: Final = ""
+"""In the place of a model: all of them."""
+_NOW: Final = text("select now()")
+# A report is stored again each hour while its sidecar lives.
+_HERE: Final = text("""
+    select source, pause, reported_at from process_report
+    where role = 'sidecar' and pause is not null and seen_at > now() - interval '2 hours' order by source
+""")
+_SIDECARS: Final = text("""
+    select source from process_report where role = 'sidecar' and seen_at > now() - interval '2 hours'
+""")
+# The samples of each model that a sidecar has taken since its start: it serves these models.
+_TAKEN: Final = text("""
+    with recursive known as (
+        (select source, boot, stratum from tally order by source, boot, stratum limit 1)
+        union all
+        select n.source, n.boot, n.stratum from known k cross join lateral (
+            select t.source, t.boot, t.stratum from tally t
+            where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
+            order by t.source, t.boot, t.stratum limit 1
+        ) n
+    )
+    select t.source, m.key as model, sum((m.value ->> 'taken')::bigint)::bigint as taken
+    from known k cross join lateral (
+        select * from tally t where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
+        order by t.sequence desc limit 1
+    ) t cross join lateral jsonb_each(t.models) m
+    where t.at > now() - interval '1 day'
+    group by 1, 2
+""")
+_ACTIONS: Final = (Action.PAUSE, Action.RESUME, Action.PAUSE_SEEN)
+
+
+class LocalPause(msgspec.Struct, frozen=True, kw_only=True):
+    """What is paused at one sidecar alone.
+
+    Parameters
+    ----------
+    source
+        Its name.
+    """
+
+    source: str
+    pause: Pause
+
+
+async def local_pauses(connection: AsyncConnection) -> list[LocalPause]:
+    """Return the pauses in effect at sidecars that have reported in the last two hours."""
+    now: datetime = (await connection.execute(_NOW)).scalar_one()
+    found = []
+    for source, state, reported_at in (await connection.execute(_HERE)).all():
+        pause = _read(state, reported_at).at(now)
+        if pause.everything is not None or pause.models:
+            found.append(LocalPause(source=source, pause=pause))
+    return found
+
+
+async def paused(connection: AsyncConnection, max_share: float) -> dict[str, str]:
+    """Return by whom and since when models are paused, by model; under `EVERYTHING` what holds for all.
+
+    Parameters
+    ----------
+    max_share
+        Share of a model's sidecars from which on a pause at them alone counts as one of the model. Which sidecars serve it is
+        known from their samples; before there are any, all may.
+    """
+    now: datetime = (await connection.execute(_NOW)).scalar_one()
+    entry = await newest(connection, _ACTIONS)
+    fleet = Pause() if entry is None else _read(entry.after, entry.at).at(now)
+    here = await local_pauses(connection)
+    found = await _at_sidecars(connection, here, max_share) if here else {}
+    found |= {model: order.in_words() for model, order in fleet.models.items()}
+    if fleet.everything is not None:
+        found[EVERYTHING] = fleet.everything.in_words()
+    return found
+
+
+async def _at_sidecars(
+    connection: AsyncConnection, here: list[LocalPause], max_share: float
+) -> dict[str, str]:
+    """Return the models that enough of their sidecars have paused by themselves."""
+    serves: dict[str, set[str]] = {}
+    for source, model, taken in (await connection.execute(_TAKEN)).all():
+        if model and taken > 0:
+            serves.setdefault(model, set()).add(source)
+    sources = set((await connection.scalars(_SIDECARS)).all())
+    models = serves.keys() | {model for pause in here for model in pause.pause.models}
+    found = {}
+    for model in sorted(models) or [EVERYTHING]:
+        of_model = serves.get(model) or sources
+        orders = [
+            (pause.source, order)
+            for pause in here
+            if pause.source in of_model
+            and (order := pause.pause.everything or pause.pause.models.get(model)) is not None
+        ]
+        if orders and len(orders) > max_share * len(of_model):
+            source, order = min(orders, key=lambda one: one[1].at)
+            where = f"at sidecar {source}" if len(of_model) == 1 else _where(len(orders), len(of_model))
+            found[model] = f"{where} {order.in_words()}"
+    return found
+
+
+def _where(n: int, of: int) -> str:
+    return f"at {n} of {count_of(of, 'sidecar')}"
+
+
+def _read(state: Mapping[str, Any] | None, reported_at: datetime) -> Pause:
+    """Return the pause in a stored state, whose times are text; one that cannot be read is one of everything.
+
+    A sidecar with very many paused models reports their number alone.
+    """
+    try:
+        return msgspec.convert(state or {}, Pause, strict=False)
+    except msgspec.ValidationError:
+        return Pause(everything=Order(by="somebody (too many models to name)", at=reported_at))
