@@ -15,7 +15,7 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.process.states import STATES_FILE, observe_states
-from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Labels, Telemetry
+from quantdrift.core.telemetry import CONFIG_REFUSED, PAUSED, RELOADS, RESTARTS, Labels, Telemetry
 from quantdrift.sidecar.state.counters import Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
 from quantdrift.sidecar.state.pause_switch import PauseSwitch
@@ -46,6 +46,8 @@ async def serve(child: ChildProcess, stop: Stop) -> int:
         lambda: [(float(n), {"child": name, "reason": reason}) for name, reason, n in restarts.read()],
     )
     telemetry.observe(RELOADS, lambda: _reloads(counters))
+    refused = supervisor_slot(counters)
+    telemetry.observe(CONFIG_REFUSED, lambda: [(float(refused.gauge(Gauge.CONFIG_REFUSED)), {})])
     switch = PauseSwitch(child.start.directory, config.sidecar.pause_file)
     telemetry.observe(PAUSED, switch.gauge)
     if states := os.environ.get(STATES_FILE):

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
+from quantdrift.core.config.kept import keep
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.config.state import changed_options, config_digest, config_state
 from quantdrift.core.errors import OperatorError
@@ -302,7 +303,11 @@ class _Supervisor:
                 live_config = await asyncio.to_thread(
                     reload, watch, self._live_config, self._secrets or Secrets()
                 )
-                if live_config is None or live_config == self._live_config:
+                if live_config is None:
+                    return
+                await asyncio.to_thread(keep, watch.path)
+                self._own_slot.set(Gauge.CONFIG_REFUSED, 0)
+                if live_config == self._live_config:
                     return
                 self._counts_file.describe(live_config.rows)
                 _write_for_children(live_config, self._directory)
@@ -311,6 +316,7 @@ class _Supervisor:
                     "the changed configuration is refused, the previous one stays in effect: %s", error
                 )
                 self._own_slot.adjust(Gauge.RELOADS_REFUSED)
+                self._own_slot.set(Gauge.CONFIG_REFUSED, 1)
                 return
             before, after = config_state(self._live_config.config), config_state(live_config.config)
             self._live_config = live_config

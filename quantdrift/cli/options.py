@@ -14,12 +14,14 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
+from quantdrift.core.config.kept import DIRECTORY_VARIABLE, kept, load_or_kept
 from quantdrift.core.config.load import Role, Secrets, UnreadableSecretError, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.passed_secrets import variables
 
+_LOG = logging.getLogger(__name__)
 _ANSWER_S: Final = 2.0
 
 CONFIG = click.option(
@@ -104,12 +106,19 @@ def prepare(
     address
         The file in it with the address of Postgres.
     """
-    config = load(config_path)
-    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
     environment = variables()
+    config, why = load_under_up(config_path)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
+    if why:
+        _LOG.error("%s", why)
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
         environment["QUANTDRIFT_DSN"] = embedded_address(data, address)
     return config, load_secrets(config, role, environment)
+
+
+def load_under_up(config_path: Path) -> tuple[Config, str]:
+    """Return the configuration, and why it is not that of its files: a part of `quantdrift up` goes on beside broken ones."""
+    return load_or_kept(config_path) if DIRECTORY_VARIABLE in variables() else (load(config_path), "")
 
 
 def audit_dsn(config: Config, data: Path | None) -> str:
@@ -130,10 +139,13 @@ def audit_dsn(config: Config, data: Path | None) -> str:
 def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
     """Set up logging; return the configuration and the secrets of a sidecar, None if a file cannot be read now.
 
-    A relay needs no secret, and must not wait for one.
+    A relay needs no secret, and must not wait for one. Where the files are broken or lack a key, it serves with the
+    configuration that was accepted last.
     """
-    config = load(config_path)
+    config, why = load_or_kept(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
+    if why:
+        _LOG.error("%s", why)
     try:
         return config, load_secrets(config, Role.SIDECAR)
     except UnreadableSecretError as error:
@@ -141,6 +153,14 @@ def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
             raise
         _LOG.error("%s; requests are relayed, and nothing is captured until it can be read", error)
         return config, None
+    except OperatorError as error:
+        last = None if why else kept(config_path)
+        if last is None:
+            raise
+        config = last.config()
+        secrets = load_secrets(config, Role.SIDECAR)
+        _LOG.error("%s\nThe last configuration that was accepted is used instead, %s", error, last)
+        return config, secrets
 
 
 def embedded_address(data: Path, name: str) -> str:

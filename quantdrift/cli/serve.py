@@ -1,15 +1,20 @@
 """The commands that run a process: `sidecar`, `shadow`, `monitor`, and `up` for all of them."""
 
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, prepare, prepare_sidecar
-from quantdrift.core.config.load import Role, load
+from quantdrift.core.config.kept import DIRECTORY_VARIABLE, keep, load_or_kept
+from quantdrift.core.config.load import Role
 from quantdrift.core.logs import setup_logs
 
+_LOG = logging.getLogger(__name__)
+_KEPT: Final = "accepted-config"  # in the data directory
 NICE = 10
 """Niceness of a shadow worker: where it shares a host with anything that serves, it waits."""
 
@@ -115,7 +120,12 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
     from quantdrift.cli.up import SERVERS_GRACE_S, serve
     from quantdrift.core.process.run import GRACE_S, run
 
-    config = load(config_path)
+    os.environ.setdefault(DIRECTORY_VARIABLE, str(data.absolute() / _KEPT))
+    config, why = load_or_kept(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
+    if why:
+        _LOG.error("%s", why)
+    else:
+        keep(config_path)
     grace_s = config.sidecar.grace_s + 2 * GRACE_S + SERVERS_GRACE_S
     sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))

@@ -12,8 +12,8 @@ import click
 import msgspec
 import nkeys
 
-from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, prepare
-from quantdrift.core.config.load import Role, load
+from quantdrift.cli.options import CONFIG, DATA, JSON, audit_dsn, emit, load_under_up, prepare
+from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError, os_error_text
 from quantdrift.core.process.admin import INSTANCE
 from quantdrift.core.process.nats_server import make_encryption
@@ -70,7 +70,7 @@ def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bo
       quantdrift setup nats --keys nats-keys --model digits --model words > quantdrift-users.conf
       quantdrift setup nats --keys nats-keys --apply
     """
-    config = load(config_path)
+    config, _ = load_under_up(config_path)
     if apply_:
         admin_key = directory / f"{NatsRole.ADMIN}{SUFFIX}"
         exemplars = any(model.exemplars for model in config.models)

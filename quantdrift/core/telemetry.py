@@ -180,6 +180,12 @@ RELOADS = Instrument(
     "{reload}",
     "Reloads of a changed configuration, by result: taken_over or refused.",
 )
+CONFIG_REFUSED = Instrument(
+    "quantdrift.sidecar.config_refused",
+    _OG,
+    "{file}",
+    "1 while the configuration files were refused: the last accepted configuration is in effect, also after a restart.",
+)
 POLICY_CENTRAL = Instrument(
     "quantdrift.sidecar.policy.central",
     _OG,

@@ -60,7 +60,11 @@ async def serve(child: ChildProcess, secrets: Secrets, stop: Stop) -> int:
     def orphaned() -> None:
         nonlocal orphan
         if orphan is None:  # the signal may come more than once
-            orphan = Orphan(listening_socket, end_orphan)
+            orphan = Orphan(
+                listening_socket,
+                end_orphan,
+                lambda: (slot.gauge(Gauge.CONNECTIONS), slot.gauge(Gauge.OPEN)),
+            )
 
     def end_orphan(*, taken_over: bool) -> None:
         if not stop.is_set():

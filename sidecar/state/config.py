@@ -150,7 +150,7 @@ class FileWatch:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         # None, not the present files: they may have changed since the configuration was read at the start.
         self._loaded: Signature | None = None
         self._seen: Signature | None = None
@@ -163,12 +163,12 @@ class FileWatch:
         OperatorError
             The files are not a valid configuration. They are read again after the next change.
         """
-        now = signature(self._path)
+        now = signature(self.path)
         is_unchanged, self._seen = now == self._seen, now
         if now == self._loaded or not is_unchanged:
             return None
         self._loaded = now
-        return load(self._path)
+        return load(self.path)
 
 
 def merge(before: Config, new: Config) -> tuple[Config, list[str]]:

@@ -72,6 +72,7 @@ class Gauge(IntEnum):
     RELAY_CPU_US = (
         45  # relay: processor time of the slot's workers since they serve, counted about once a second
     )
+    CONFIG_REFUSED = 46  # admin: 1 while the files have a configuration that was refused
 
 
 class Denial(StrEnum):

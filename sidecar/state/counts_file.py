@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
@@ -25,12 +24,12 @@ import msgspec
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.process.shared_memory import SHARED_MEMORY, user_directory
 from quantdrift.core.records import Tally
 from quantdrift.sidecar.state.counters import COLUMNS, MAX_ROWS, N_GAUGES, Counters, Gauge, Row, sum_strata
 
 _LOG = logging.getLogger(__name__)
 
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the directory in it belongs to this user alone
 MOST_ENDED: Final = 64
 """Starts whose counts wait until the stream takes them, those of all sidecars of one user together."""
 _TABLE: Final = ".counts"
@@ -96,7 +95,7 @@ class CountsFile:
             rows=rows,
         )
         try:
-            directory = _directory(make=True)
+            directory = user_directory(make=True)
             _remove_oldest(directory)
             path = directory / f"{_key(stream)}-{boot}{_TABLE}"
             counters = _create_table(path, description)
@@ -214,7 +213,7 @@ def remove(path: Path) -> None:
 def ended(stream: Stream) -> Iterator[EndedCounts]:
     """Yield the counts of each start that is over and published to `stream`, the oldest first; one at a time is locked."""
     try:
-        paths = _tables(_directory(), f"{_key(stream)}-")
+        paths = _tables(user_directory(), f"{_key(stream)}-")
     except OSError:
         return
     for path in paths:
@@ -288,24 +287,6 @@ def _tables(directory: Path, prefix: str = "") -> list[Path]:
         with contextlib.suppress(FileNotFoundError):
             found.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(found)]
-
-
-def _directory(*, make: bool = False) -> Path:
-    """Return the directory of this user's counts.
-
-    Raises
-    ------
-    OSError
-        There is none, or another user can write to it.
-    """
-    user = os.geteuid()
-    directory = SHARED_MEMORY / f"quantdrift-{user}"
-    if make and SHARED_MEMORY.is_dir():
-        directory.mkdir(mode=0o700, exist_ok=True)
-    status = directory.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o022:
-        raise PermissionError(f"{directory} is not a directory of this user alone")
-    return directory
 
 
 def _key(stream: Stream) -> str:

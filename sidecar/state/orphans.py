@@ -2,7 +2,8 @@
 
 The kernel tells a worker of the death of its supervisor. It goes on accepting and forwarding, and offers its listening
 socket at a Unix socket that is named after its process id. A new supervisor finds such workers, takes the socket, so that
-no client is refused, and asks them to drain once its own workers serve. Without a new supervisor they drain after `ORPHAN_S`.
+no client is refused, and asks them to drain once its own workers serve. Without a new supervisor they serve for as long as
+clients come, because one may fail to start for hours, and nothing else serves meanwhile. They drain after `ORPHAN_S` without a client.
 
 Relay workers import this module, so it must stay light.
 """
@@ -15,7 +16,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -28,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 ORPHANED: Final = signal.SIGUSR1
 """The signal that a relay worker gets when its supervisor dies."""
 ORPHAN_S: Final = 60.0
-"""How long a worker goes on without a supervisor: a supervisor that failed is started again long before."""
+"""After so long without a supervisor and without a client a worker drains: nobody needs it."""
 ANSWER_S: Final = 3.0
 """After so long a worker that does not give its socket is killed: it is stopped or hangs, and keeps the port in use."""
 _LOOK_S: Final = 0.05
@@ -67,21 +68,33 @@ class Orphan:
         The listening socket that it gives to a new supervisor.
     end
         Called once when the worker is to drain, with `taken_over`: whether a new supervisor's workers accept.
+    clients
+        Returns how many connections of clients were accepted so far, and how many are open.
     orphan_s
-        After so long without a new supervisor it drains.
+        After so long without a new supervisor and without a client it drains.
     """
 
-    def __init__(self, listener: socket.socket, end: "End", orphan_s: float = ORPHAN_S) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        end: "End",
+        clients: Callable[[], tuple[int, int]],
+        orphan_s: float = ORPHAN_S,
+    ) -> None:
         self._listener = listener
         self._end = end
+        self._clients = clients
+        self._orphan_s = orphan_s
+        self._n_accepted = clients()[0]
         self._loop = asyncio.get_running_loop()
         self._connections: set[socket.socket] = set()
         self._offer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         _LOG.warning(
-            "the sidecar's supervisor was killed: this relay worker goes on for %g s, until a new one has its port",
+            "the sidecar's supervisor was killed: this relay worker goes on until a new one has its port, or no client was"
+            " connected for %g s",
             orphan_s,
         )
-        self._timer = self._loop.call_later(orphan_s, self.close)
+        self._timer = self._loop.call_later(orphan_s, self._end_if_unused)
         try:
             self._offer.setblocking(False)
             self._offer.bind(_name(os.getpid()))
@@ -90,6 +103,14 @@ class Orphan:
             _LOG.warning("no new supervisor can take the port from this relay worker: %s", error)
             return
         self._loop.add_reader(self._offer.fileno(), self._accept)
+
+    def _end_if_unused(self) -> None:
+        n_accepted, n_open = self._clients()
+        if n_open or n_accepted != self._n_accepted:
+            self._n_accepted = n_accepted
+            self._timer = self._loop.call_later(self._orphan_s, self._end_if_unused)
+        else:
+            self.close()
 
     def close(self, *, taken_over: bool = False) -> None:
         """Withdraw the offer and drain."""

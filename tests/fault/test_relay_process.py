@@ -19,7 +19,10 @@ import pytest
 
 from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
+from quantdrift.core.config.kept import keep, load_or_kept
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import heartbeat
+from tests.support.commands import started
 from tests.support.exposed_secrets import exposed
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
 from tests.support.sidecar.relay_process import Backend, SidecarProcess, alive, free_port, sidecar, wait
@@ -375,6 +378,81 @@ def test_a_killed_supervisor_costs_no_request(tmp_path: Path, backend: Backend) 
     assert not clients.refused
     assert not clients.wrong
     assert clients.n_cut == 0
+
+
+BROKEN = '[sampling]\nrate = "often"\n'
+
+
+def test_a_broken_configuration_closes_no_port(tmp_path: Path, backend: Backend) -> None:
+    """It is refused while the sidecar runs, and after its supervisor was killed: the last accepted one goes on.
+
+    So does one without its file; a mended one takes effect.
+    """
+    with (
+        (tmp_path / "log").open("w+") as log,
+        sidecar(tmp_path, backend.port, SIDECAR__WORKERS=2, stderr=log.fileno()) as running,
+        Clients(running) as clients,
+    ):
+
+        def refuses(n: float) -> bool:
+            return running.count("quantdrift_sidecar_config_refused") == n
+
+        def restarted() -> None:
+            before = clients.n_good
+            running.process.kill()
+            running.process.wait()
+            wait(lambda: clients.n_good > before + 50, "clients are served")
+            running.start()
+            wait(running.is_ready, "the next one is ready")
+
+        running.config.write_text("[sampling]\nrate = 0.5\n")
+        wait(
+            lambda: running.count("quantdrift_sidecar_reloads_total", result="taken_over") == 1, "it is taken"
+        )
+        running.config.write_text(BROKEN)
+        wait(lambda: refuses(1), "it is refused")
+        for _ in range(2):
+            restarted()
+            wait(lambda: refuses(1), "it is still refused")
+        running.config.unlink()
+        restarted()
+        running.config.write_text("[sampling]\nrate = 0.25\n")
+        wait(lambda: refuses(0), "the mended one is in effect")
+    assert not clients.refused
+    assert not clients.wrong
+    said = (tmp_path / "log").read_text()
+    assert said.count("The last one that was accepted is used instead, that of") == 3
+    assert "sampling.rate" in said
+
+
+def test_what_is_kept_of_a_configuration_is_its_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the environment, where credentials may be; nobody else can read it, and the environment of today counts."""
+    monkeypatch.setenv("QUANTDRIFT_STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setenv("QUANTDRIFT__STREAM__URL", "nats://user:secret@127.0.0.1:1")
+    path = tmp_path / "config.toml"
+    path.write_text("[sampling]\nrate = 0.5\n")
+    keep(path)
+    (file,) = (tmp_path / "state").iterdir()
+    assert "secret" not in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    path.write_text("[")
+    monkeypatch.setenv("QUANTDRIFT__STREAM__URL", "nats://127.0.0.1:2")
+    config, why = load_or_kept(path)
+    assert (config.sampling.rate, config.stream.url) == (0.5, "nats://127.0.0.1:2")
+    assert "cannot be read" in why
+    file.write_text("{}")
+    with pytest.raises(OperatorError, match="cannot be read"):
+        load_or_kept(path)
+
+
+def test_a_first_start_with_a_broken_configuration_is_refused(tmp_path: Path) -> None:
+    """There is nothing to go on with."""
+    (tmp_path / "config.toml").write_text(BROKEN)
+    done = started("sidecar", directory=tmp_path, QUANTDRIFT_STATE_DIRECTORY=str(tmp_path / "state"))
+    assert done.returncode == 2
+    assert "sampling.rate" in done.stderr
 
 
 def test_a_stopped_worker_of_a_killed_supervisor_is_killed(tmp_path: Path, backend: Backend) -> None:

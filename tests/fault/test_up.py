@@ -238,6 +238,23 @@ def test_killed_and_started_again_it_has_answered_every_request(memory_path: Pat
             up.serves()
 
 
+def test_a_broken_configuration_ends_nothing(memory_path: Path) -> None:
+    """Killed and started again beside it, every part goes on with the one that was accepted last."""
+    with _up(memory_path, "") as up:
+        up.wait_for_line("quantdrift is up")
+        good = up.config.read_text()
+        up.config.write_text(good + "[sampling\n")
+        up.wait_for_line("the changed configuration is refused")
+        up.kill()
+        up.wait_for_line("quantdrift is up", n=2)
+        up.wait_for_line("The last one that was accepted is used instead")
+        up.child("quantdrift", "monitor").kill()
+        up.wait_for_line("monitor runs again")
+        up.serves()
+        up.config.write_text(good + "[sampling]\nrate = 0.5\n")
+        up.wait_for_line("the changed configuration is in effect")
+
+
 async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the_stream(
     memory_path: Path,
 ) -> None:

@@ -17,7 +17,7 @@ async def test_a_worker_gives_its_socket_to_one_supervisor_after_the_other() -> 
     """One that ends before it serves leaves the worker as it was; one that serves lets it drain."""
     ended: list[bool] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over))
+        orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over), lambda: (0, 0))
         first = Adoption()
         assert await asyncio.to_thread(first.ask, os.getpid())
         assert first.listener is not None
@@ -42,7 +42,7 @@ async def test_a_worker_that_drains_says_so() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.close()
     ended: list[bool] = []
-    orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over))
+    orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over), lambda: (0, 0))
     adoption = Adoption()
     assert await asyncio.to_thread(adoption.ask, os.getpid())
     assert adoption.listener is None
@@ -51,11 +51,23 @@ async def test_a_worker_that_drains_says_so() -> None:
     assert ended == [False]
 
 
-async def test_without_a_new_supervisor_a_worker_drains_after_a_while() -> None:
-    """Nothing keeps a port for ever."""
+async def test_without_a_new_supervisor_a_worker_serves_while_clients_come() -> None:
+    """However long: a supervisor may fail to start for hours. Once nobody needs it, it keeps no port."""
     ended: list[bool] = []
+    asked = n_accepted = 0
+    n_open = 1
+
+    def clients() -> tuple[int, int]:
+        nonlocal asked, n_accepted
+        asked += 1
+        n_accepted += n_open
+        return n_accepted, 0
+
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over), orphan_s=0.1)
+        orphan = Orphan(listener, lambda *, taken_over: ended.append(taken_over), clients, orphan_s=0.05)
+        await until(lambda: asked > 4)
+        assert not ended
+        n_open = 0
         await until(lambda: bool(ended))
         assert ended == [False]
         del orphan
@@ -64,7 +76,7 @@ async def test_without_a_new_supervisor_a_worker_drains_after_a_while() -> None:
 async def test_a_stranger_with_the_name_of_a_worker_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process id or its user is another one."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        orphan = Orphan(listener, lambda **_: None)
+        orphan = Orphan(listener, lambda **_: None, lambda: (0, 0))
         with monkeypatch.context() as planted:
             planted.setattr(orphans, "_name", lambda _: f"\0quantdrift-relay-{os.getpid()}")
             assert not await asyncio.to_thread(Adoption().ask, 1)

@@ -108,7 +108,17 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
         bounds, options that contradict each other. One error lists all of them, each with the file or the environment
         variable that must change.
     """
-    parts = read_parts(path)
+    return config_of(read_parts(path), path, environment)
+
+
+def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration that `load` returns, from files that are read already; `path` is the main one.
+
+    Raises
+    ------
+    OperatorError
+        As `load`.
+    """
     document = parts.document
     overridden, found = _override(document, variables() if environment is None else environment)
 

@@ -111,7 +111,7 @@ class SidecarProcess:
         self._stderr = stderr
         self.port, self.admin_port = free_port(), free_port()
         self.temporary = temporary
-        path = directory / "config.toml"
+        path = self.config = directory / "config.toml"
         path.write_text("")
         settings: dict[str, object] = {
             "SIDECAR__LISTEN": f"127.0.0.1:{self.port}",
