@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from quantdrift.core.notation import count_of, number, percent
-from quantdrift.core.records import UNVERIFIED, Verdict
+from quantdrift.core.records import UNVERIFIED, Metric, Verdict
 from quantdrift.report.figures import (
     Brief,
     BriefLine,
@@ -21,9 +21,27 @@ _RANK = (Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK)
 _ANSWERS = {
     Verdict.OK: "Yes: {title} is good enough. It stays within what its owner accepts, in every slice.",
     Verdict.WARNING: "Perhaps not everywhere: {where} {title} shows first signs of drift.",
-    Verdict.FIRING: "No, not everywhere: {where} more answers of {title} differ from the unquantised model's than its owner accepts.",
+    Verdict.FIRING: "No, not everywhere: {where} {what}.",
     Verdict.UNKNOWN: "Not known: too little of {title} was compared to say that it is good enough everywhere.",
 }
+
+
+# What an alert says, by the measure that decided and whether a budget did, or a learned baseline.
+_DECIDED = {
+    (Metric.FLIP, True): "more answers of {title} differ from the unquantised model's than its owner accepts",
+    (Metric.FLIP, False): "more answers of {title} differ from the unquantised model's than before",
+    (
+        Metric.DIVERGENCE,
+        True,
+    ): "outputs of {title} are further from the unquantised model's than its owner accepts",
+    (
+        Metric.DIVERGENCE,
+        False,
+    ): "the worst outputs of {title} are further from the unquantised model's than before",
+    (Metric.LATENCY, True): "more requests to {title} take longer than its owner accepts",
+    (Metric.LATENCY, False): "more requests to {title} take longer than before",
+}
+_SEVERAL = "{title} has drifted"
 
 
 def briefs(
@@ -42,13 +60,18 @@ def briefs(
         current = next((model for model in own if model.version_id == serving.get(name)), None) or max(
             own, key=lambda model: model.version_id
         )
+        open_alerts = [
+            entry
+            for entry in episodes
+            if (entry.model, entry.version) == (name, current.version) and entry.resolved_at is None
+        ]
         replaced = [model for model in own if model is not current and not model.version.endswith(UNVERIFIED)]
         found.append(
             Brief(
                 model=name,
                 version=current.version,
                 status=_now(current),
-                answer=_answer(current),
+                answer=answer(current, open_alerts),
                 lines=_lines(
                     current,
                     [entry for entry in episodes if (entry.model, entry.version) == (name, current.version)],
@@ -80,10 +103,36 @@ def _alerting(model: ModelFigures) -> list[SliceFigures]:
     ]
 
 
-def _answer(model: ModelFigures) -> str:
-    where = _alerting(model)
-    text = f"in {_name(where[0])}" if len(where) == 1 else f"in {len(where)} slices"
-    return _ANSWERS[_now(model)].format(title=f"{model.model} {model.version}", where=text)
+def answer(model: ModelFigures, open_alerts: Sequence[EpisodeFigures]) -> str:
+    """Return whether a version is good enough, in one sentence, and if not, by the measure that decided."""
+    alerting = _alerting(model)
+    title = f"{model.model} {model.version}"
+    where = f"in {_name(alerting[0])}" if len(alerting) == 1 else f"in {len(alerting)} slices"
+    return _ANSWERS[_now(model)].format(title=title, where=where, what=_decided(alerting, open_alerts, title))
+
+
+def _decided(alerting: Sequence[SliceFigures], open_alerts: Sequence[EpisodeFigures], title: str) -> str:
+    """Return what is wrong; of slices that alert for different reasons only that they do."""
+    by_slice = {entry.slice_id: entry for entry in open_alerts}
+    of = [(entry, by_slice.get(entry.slice_id)) for entry in alerting]
+    measures = {None if alert is None else (alert.metric, alert.by_budget) for _, alert in of}
+    measure = measures.pop() if len(measures) == 1 else None
+    text = _DECIDED.get(measure, _SEVERAL).format(title=title) if measure else _SEVERAL.format(title=title)
+    # An alert is about the time since its onset, the figures below are of the whole period.
+    is_within = measure in {(Metric.FLIP, True), (Metric.DIVERGENCE, True)} and all(
+        _is_within(entry, alert) for entry, alert in of if alert is not None
+    )
+    return f"for a part of the time {text}" if is_within else text
+
+
+def _is_within(entry: SliceFigures, alert: EpisodeFigures) -> bool:
+    """Return whether what is shown of the whole period is within the budget that was left."""
+    shown, budget, noise = (
+        (entry.flip, entry.flip_budget, entry.flip_noise)
+        if alert.metric is Metric.FLIP
+        else (entry.divergence, entry.divergence_budget, entry.divergence_noise)
+    )
+    return shown is not None and budget is not None and shown.mean <= budget + noise
 
 
 def _name(entry: SliceFigures) -> str:
