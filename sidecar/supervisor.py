@@ -25,13 +25,13 @@ from typing import NamedTuple
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Role, Secrets, load_secrets
 from quantdrift.core.config.address import Address, read_address
-from quantdrift.core.config.kept import keep
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.config.state import changed_options, config_digest, config_state
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import LOOK_S
+from quantdrift.core.process.kept_config import keep
 from quantdrift.core.process.probes import Probes
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.text import plain

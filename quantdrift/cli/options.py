@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from quantdrift.core.config.kept import DIRECTORY_VARIABLE, kept, load_or_kept
 from quantdrift.core.config.load import Role, Secrets, UnreadableSecretError, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.passed_secrets import variables
+from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, kept, load_or_kept
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_S: Final = 2.0

@@ -9,9 +9,9 @@ from typing import Final
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, prepare, prepare_sidecar
-from quantdrift.core.config.kept import DIRECTORY_VARIABLE, keep, load_or_kept
 from quantdrift.core.config.load import Role
 from quantdrift.core.logs import setup_logs
+from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, keep, load_or_kept
 
 _LOG = logging.getLogger(__name__)
 _KEPT: Final = "accepted-config"  # in the data directory

@@ -1,10 +1,12 @@
 """Numbers as text: two or three significant digits, no exponent, nouns in singular or plural."""
 
+from datetime import timedelta
 from math import floor, isfinite, log10
 
 _MOST_DECIMALS = 9  # smaller numbers are shown as 0
 _MOST_DIGITS = 6
 _LARGEST = 1e15
+_UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def count_of(n: int, noun: str, plural: str = "") -> str:
@@ -47,3 +49,13 @@ def fixed(value: float, n_decimals: int) -> str:
     text = f"{value:,.{min(n_decimals, _MOST_DECIMALS)}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text == "-0" else text
+
+
+def duration(span: timedelta) -> str:
+    """Return a span with its largest unit: `3 hours`; `less than a minute` below one."""
+    seconds = span.total_seconds()
+    for size, unit in _UNITS:
+        if seconds >= size:
+            n = int(seconds // size)
+            return f"{n:,} {unit}{'' if n == 1 else 's'}"
+    return "less than a minute"

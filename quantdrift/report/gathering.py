@@ -8,6 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
+from quantdrift.facts.rates import DAY, Served
 from quantdrift.report.compare import DAYS, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,
@@ -139,7 +140,9 @@ async def gather(
         series = await reader.divergence.sums(how.window, how.width, caps, wanted)
         last_at = extent.last or period.end
         people = await reader.people(max(period.begin, last_at - timedelta(days=1)), period.end, list(caps))
-        facts = msgspec.structs.replace(facts, bins=bins, days=_days(facts, series, how), people=people)
+        facts = msgspec.structs.replace(
+            facts, bins=bins, days=_days(facts, series, how, extent.last), people=people
+        )
 
     progress("reading how long answers took")
     facts = msgspec.structs.replace(
@@ -207,17 +210,24 @@ async def _learned_s(reader: Reader, config: Config, facts: Facts) -> dict[int, 
     return found
 
 
-def _days(facts: Facts, series: Sequence[SliceSums], how: Resolution) -> dict[int, float]:
-    """Return, per version, the days between its first and its last bucket, both included."""
+def _days(
+    facts: Facts, series: Sequence[SliceSums], how: Resolution, last_at: datetime | None
+) -> dict[int, float]:
+    """Return, per version, the days in which there is data of it: `Served`, as far as its first and last time are known."""
     ends: dict[int, tuple[datetime, datetime]] = {}
     everything = _everything(facts)
     for point in series:
         if point.slice_id in everything:
             first, last = ends.get(point.version_id, (point.at, point.at))
             ends[point.version_id] = min(first, point.at), max(last, point.at)
-    return {
-        version: (last - first + how.width) / timedelta(days=1) for version, (first, last) in ends.items()
-    }
+    seen = {version.id: version.first_seen_at for version in facts.versions}
+    found = {}
+    for version, (first, last) in ends.items():
+        begin, end = seen.get(version, first), last + how.width
+        inside = first <= begin < first + how.width  # of data that was loaded later it is the time of loading
+        newest = last_at if last_at is not None and last <= last_at < end else end
+        found[version] = Served.within(first, end, begin if inside else first, newest).span / DAY
+    return found
 
 
 def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import jinja2
 from aiohttp import web
 from markupsafe import Markup
 
-from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.notation import count_of, duration, number, percent
 from quantdrift.core.text import plain_lines
 from quantdrift.web import words
 from quantdrift.web.access import ACCESS, FORM_MARK, PERSON
@@ -66,7 +66,7 @@ def environment() -> jinja2.Environment:
         "percent": percent,
         "count": lambda n: f"{round(n):,}",
         "count_of": count_of,
-        "duration": words.duration,
+        "duration": duration,
     }
     found.globals |= {"static": _static_url, "words": words, "timedelta": timedelta, "FORM_MARK": FORM_MARK}
     return found

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
-from quantdrift.core.notation import percent
+from quantdrift.core.notation import duration, percent
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.storage.page.history import Event
 
@@ -34,22 +34,11 @@ PARTS: Final = MappingProxyType(
     }
 )
 """The ends of the times that the relay measures."""
-_UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
 def verdict(name: str) -> str:
     """Return a verdict in words."""
     return VERDICTS.get(name, name)
-
-
-def duration(span: timedelta) -> str:
-    """Return a span with its largest unit: `3 hours`; `less than a minute` below one."""
-    seconds = span.total_seconds()
-    for size, unit in _UNITS:
-        if seconds >= size:
-            n = int(seconds // size)
-            return f"{n:,} {unit}{'' if n == 1 else 's'}"
-    return "less than a minute"
 
 
 def last(span: timedelta) -> str:

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import TextClause, text
+from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.facts.rates import Served
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
@@ -44,7 +45,7 @@ _VERSIONS: Final = text("""
 # The traffic of the last day of data, so that a model that stands still shows its last day.
 _DAY: Final = text("""
     select r.slice_id, sum(r.weight) as weight, sum(r.flip) as flip, sum(r.flip_weight) as flip_weight,
-        sum(r.n_groups)::bigint as n, extract(epoch from max(r.hour) - min(r.hour)) / 3600 + 1 as hours
+        sum(r.n_groups)::bigint as n, sum(r.weight * r.n_items / nullif(r.n_groups, 0)) as items, min(r.hour) as first_hour
     from rollup_hour r where r.model_version_id = :version and r.hour > :after group by 1
 """)
 _SLICES: Final = text(f"""
@@ -172,17 +173,24 @@ class Traffic(Fact, frozen=True, kw_only=True):
     Parameters
     ----------
     requests, changed
-        A day: requests, and those whose answer changed; None where answers are not compared.
+        A day: requests, and those whose answer changed; None where answers are not compared. Of a request with several answers a
+        slice has the part that its answers are.
     share
-        Of the requests of the version.
+        Of the answers of the version.
     n
         Exchanges compared.
+    sampled
+        Share of the requests that were compared.
+    basis
+        What the rate of a day rests on while that is less than a day; else empty.
     """
 
     requests: float
     changed: float | None
     share: float
     n: int
+    sampled: float
+    basis: str
 
 
 class SliceNow(Fact, frozen=True, kw_only=True):
@@ -354,16 +362,28 @@ async def versions(connection: AsyncConnection) -> list[VersionNow]:
 async def traffic(connection: AsyncConnection, version: VersionNow, after: datetime) -> dict[int, Traffic]:
     """Return the traffic of each slice of a version, from the hours since `after`."""
     found = (await connection.execute(_DAY, {"version": version.id, "after": after})).mappings().all()
-    total = next((row["weight"] for row in found if row["slice_id"] == version.all_id), 0) or 0
-    return {
-        row["slice_id"]: Traffic(
-            requests=24 * row["weight"] / float(row["hours"]),
-            changed=24 * row["flip"] / float(row["hours"]) if row["flip_weight"] else None,
-            share=min(1.0, row["weight"] / total) if total else 0.0,
-            n=row["n"],
-        )
-        for row in found
-    }
+    whole = next((row for row in found if row["slice_id"] == version.all_id), None)
+    if whole is None or not whole["items"]:
+        return {}
+    # Single exchanges are not read: they may be very many. Of data that was loaded later the first time is that of loading.
+    hour: datetime = whole["first_hour"]
+    is_new = hour <= version.first_at < hour + timedelta(hours=1)
+    served = Served(begin=version.first_at if is_new else hour, end=version.last_at or hour)
+    return {row["slice_id"]: _traffic(row, whole, served) for row in found}
+
+
+def _traffic(row: RowMapping, whole: RowMapping, served: Served) -> Traffic:
+    """Return the traffic of a slice as a part of that of its version."""
+    share = min(1.0, (row["items"] or 0.0) / whole["items"])
+    requests = served.a_day(whole["weight"]) * share
+    return Traffic(
+        requests=requests,
+        changed=requests * row["flip"] / row["flip_weight"] if row["flip_weight"] else None,
+        share=share,
+        n=row["n"],
+        sampled=min(1.0, row["n"] / row["weight"]) if row["weight"] else 0.0,
+        basis=served.basis,
+    )
 
 
 async def slices(

@@ -19,9 +19,9 @@ import pytest
 
 from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
-from quantdrift.core.config.kept import keep, load_or_kept
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import heartbeat
+from quantdrift.core.process.kept_config import keep, load_or_kept
 from tests.support.commands import started
 from tests.support.exposed_secrets import exposed
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE

@@ -23,11 +23,11 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.explain.moves import Moves
+from quantdrift.facts.rates import Served
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.other_measures import other_moves
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
@@ -47,7 +47,7 @@ from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.explanation import Explanation
-from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow
+from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow, from_us
 
 MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0
@@ -250,8 +250,10 @@ def _daily(after: WindowSample, row: TransitionRow) -> float | None:
     """
     if after.n_exchanges < FEWEST_BEFORE:
         return None
-    span_us = row.at_us - min(item.captured_us for item in after.items)
-    return float(after.weight.sum()) * DAY_US / span_us if span_us > 0 else None
+    begin_us = min(item.captured_us for item in after.items)
+    if begin_us >= row.at_us:
+        return None
+    return Served(begin=from_us(begin_us), end=from_us(row.at_us)).a_day(float(after.weight.sum()))
 
 
 def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:
