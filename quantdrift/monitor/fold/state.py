@@ -345,7 +345,10 @@ class FoldState:
         """Return what was offered and lost of a model in the recent hour; see `look`."""
         found = self._counts.get((strata, model))
         if found is None:
-            found = self._counts[strata, model] = self.losses.recent(strata, model)
+            seen_us = [of.first_seen_us for of in self.catalog.versions.values() if of.model == model]
+            found = self._counts[strata, model] = self.losses.recent(
+                strata, model, min(seen_us, default=None)
+            )
         return found
 
     def count_class(self, slice_id: int, version_id: int, policy_id: int) -> int:
