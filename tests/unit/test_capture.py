@@ -4,6 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -250,7 +251,7 @@ def test_what_has_no_answer_is_lost_by_the_model_that_its_body_names() -> None:
         lambda name, _: unknown.append(name),
     )
     counters.slot(0).add(0, Count.TAKEN, 11)
-    words = {"path": "/v1/chat/completions", "request": {"model": "words", "messages": [{"content": "a"}]}}
+    words: dict[str, Any] = {"path": "/v1/chat/completions", "request": {"model": "words", "messages": [{"content": "a"}]}}
     handle(desk, status="429 Too Many", **words)
     handle(desk, status="500 Oops", **words)
     handle(desk, 3, lost=Loss.CLIENT_ABORT, **words)

@@ -107,11 +107,11 @@ class LossCounts:
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
             _, stratum, models, grown = heapq.heappop(self._entries)
             self._count(stratum, models, grown, -1)
-        for key, entries in list(self._unknown.items()):
+        for name, entries in list(self._unknown.items()):
             while entries and entries[0][0] <= now_us - RECENT_US:
                 heapq.heappop(entries)
             if not entries:
-                del self._unknown[key]
+                del self._unknown[name]
         while self._expected and self._expected[0][0] <= now_us:
             _, key, sequence = heapq.heappop(self._expected)
             if (newest := self._newest.get(key)) is not None and newest.sequence == sequence:
