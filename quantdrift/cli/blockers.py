@@ -89,7 +89,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pause
         What is paused in the whole fleet.
     ports
-        Admin ports of `sidecar`, `shadow` and `monitor` at the configured addresses.
+        Admin ports of `sidecar`, `shadow` and `monitor`, as the running processes or the configuration have them.
     processes
         The processes of `quantdrift up`, by name.
     up_missing
@@ -136,25 +136,25 @@ def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
 
 def notes(config: Config, facts: Facts) -> tuple[str, ...]:
     """Return what blocks nothing and should be known: parts that do not answer here, and contradictions."""
-    found = [
+    lines = [
         f"the {role} does not answer at {facts.ports[role].address} ({role}.admin), and {sign}: it runs elsewhere, or has"
         " another address"
-        for role, sign in _signs(facts).items()
+        for role, sign in _signs(config, facts).items()
         if sign and _is_silent(facts, role)
     ]
-    found += [
+    lines += [
         f"the {role} at {port.address} answers, but is not ready: see its log"
         for role, port in facts.ports.items()
         if port.answers and not port.ready
     ]
-    models = facts.flow.models if facts.flow is not None else {}
-    found += [
-        f"figures of model `{one.name}` may mislead: {contradiction}"
-        for one in config.models
-        if one.name in models
-        for contradiction in models[one.name].contradictions
+    flows = facts.flow.models if facts.flow is not None else {}
+    lines += [
+        f"figures of model `{model.name}` may mislead: {contradiction}"
+        for model in config.models
+        if model.name in flows
+        for contradiction in flows[model.name].contradictions
     ]
-    return tuple(found)
+    return tuple(lines)
 
 
 def _is_silent(facts: Facts, role: str) -> bool:
@@ -162,11 +162,11 @@ def _is_silent(facts: Facts, role: str) -> bool:
     return port is not None and not port.answers
 
 
-def _signs(facts: Facts) -> dict[str, str]:
+def _signs(config: Config, facts: Facts) -> dict[str, str]:
     """Return by what else than its port each role is known to work; nothing where it is not known."""
     signs = dict.fromkeys(_ROLES, "")
     flow = facts.flow
-    if flow is not None and flow.tallied_at is not None and facts.now - flow.tallied_at <= LATE:
+    if flow is not None and flow.tallied_at is not None and not _is_stale(facts, config):
         signs["sidecar"] = "counts of a sidecar come"
     waiting = (facts.waiting or {}).values()
     if any(one.is_read or (one.read_at is not None and facts.now - one.read_at <= LATE) for one in waiting):
@@ -178,11 +178,12 @@ def _signs(facts: Facts) -> dict[str, str]:
 
 def _unseen(config: Config, facts: Facts) -> Iterator[str]:
     """Yield the parts that nothing shows to work, where no other line names them already."""
-    signs = _signs(facts)
-    models = [one.name for one in config.models]
+    signs = _signs(config, facts)
+    models = [model.name for model in config.models]
+    flows = [facts.flow.models[name] for name in models if name in facts.flow.models] if facts.flow else []
     is_said = {
         "shadow": bool(facts.nats_problem) or any(_unread(facts, name) is not None for name in models),
-        "monitor": facts.flow is None or any(any(_folded(of, facts)) for of in facts.flow.models.values()),
+        "monitor": facts.flow is None or any(any(_folded(flow, facts)) for flow in flows),
     }
     sign_of = {"shadow": "none reads from NATS", "monitor": "none leads"}
     for role, sign in sign_of.items():
@@ -393,17 +394,17 @@ def _lossy(model: "ModelFlow", facts: Facts) -> Iterator[str]:
     """Yield that slices are `unknown` because of losses, with what was lost."""
     if not model.n_lossy:
         return
-    lost = {reason: step.recent for reason, step in model.lost.items() if reason not in UNANSWERED}
-    without_model = {
-        f"{reason} (model not known)": step.recent for reason, step in nameless(model, facts.flow).items()
-    }
-    every = {
-        **lost,
-        **without_model,
+    losses = {
+        **{reason: step.recent for reason, step in model.lost.items() if reason not in UNANSWERED},
+        **{
+            f"{reason} (model not known)": step.recent
+            for reason, step in nameless(model, facts.flow).items()
+            if reason not in UNANSWERED
+        },
         "expired in the stream": model.expired.recent,
         "named where it is not configured": model.unknown.recent,
     }
-    counts = sorted(((n, reason) for reason, n in every.items() if n > 0), reverse=True)
+    counts = sorted(((n, reason) for reason, n in losses.items() if n > 0), reverse=True)
     what = ", ".join(f"{n:,} {reason}" for n, reason in counts)
     top = next((reason.partition(" ")[0] for _, reason in counts), "")
     hint = f"; {_HINTS[Loss(top)]}" if top in _HINTS else ""
@@ -415,14 +416,14 @@ def _lossy(model: "ModelFlow", facts: Facts) -> Iterator[str]:
     )
 
 
-def nameless(model: "ModelFlow | None", flow: "Flow | None") -> "dict[str, Step]":
-    """Return what was lost without a model and counts for this one, by reason."""
+def nameless(model: "ModelFlow", flow: "Flow | None") -> "dict[str, Step]":
+    """Return what was lost without a model and may be of this one, by reason."""
+    steps = dict(model.nameless)
     of_anyone = flow.models.get("") if flow is not None else None
-    found = dict(model.nameless) if model is not None else {}
     for reason, step in (of_anyone.nameless if of_anyone is not None else {}).items():
-        of_model = found.get(reason)
-        found[reason] = step if of_model is None else step + of_model
-    return {reason: step for reason, step in found.items() if reason not in (*UNANSWERED, Loss.UNKNOWN_MODEL)}
+        steps[reason] = steps[reason] + step if reason in steps else step
+    steps.pop(Loss.UNKNOWN_MODEL, None)  # they named another one
+    return steps
 
 
 def _misnamed(model: "ModelFlow", facts: Facts) -> Iterator[str]:
@@ -431,8 +432,8 @@ def _misnamed(model: "ModelFlow", facts: Facts) -> Iterator[str]:
     if last is not None and facts.now - last <= IDLE:
         yield (
             f"a sidecar saw model `{model.model}` {count_of(model.unknown.recent, 'time')} in the last {facts.span}, the last"
-            f" time {ago(facts.now - last)} ago, and its own configuration does not have it: give all sidecars the same"
-            " [[models]]"
+            f" time {ago(facts.now - last)} ago, while its own configuration did not have it: if this goes on, give all"
+            " sidecars the same [[models]]"
         )
 
 

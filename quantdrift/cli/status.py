@@ -414,13 +414,17 @@ def _model_rows(
 
 def _lost_rows(model: "ModelFlow", facts: Facts, *, is_configured: bool) -> Iterator[tuple[str, ...]]:
     for reason, step in model.lost.items():
-        yield _row(f"{'no answer' if reason in UNANSWERED else 'lost'}: {reason}", step, facts)
+        yield _row(f"{_what_of(reason)}: {reason}", step, facts)
     for reason, step in (nameless(model, facts.flow) if is_configured else {}).items():
-        yield _row(f"lost, model not known: {reason}", step, facts)
+        yield _row(f"{_what_of(reason)}, model not known: {reason}", step, facts)
     if model.unknown.total:
         yield _row("named where it was not configured", model.unknown, facts)
     if model.expired.total or model.expired.recent:
         yield _row("lost: expired in the stream", model.expired, facts)
+
+
+def _what_of(reason: str) -> str:
+    return "no answer" if reason in UNANSWERED else "lost"
 
 
 def _took(latency: "Latency", accepted: Budget) -> str:

@@ -1,12 +1,14 @@
 """What `quantdrift status` says blocks the way of the exchanges."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers, notes
-from quantdrift.core.config.schema import Config, Model, Reference, Telemetry
+from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, Telemetry
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
@@ -222,8 +224,8 @@ def test_nothing_blocks_where_everything_flows() -> None:
         (
             {"flow": _flow(_wines(unknown=_step(20, minutes=0.1)))},
             (
-                "a sidecar saw model `wines` 20 times in the last 1h, the last time 6 s ago, and its own configuration does"
-                " not have it: give all sidecars the same [[models]]"
+                "a sidecar saw model `wines` 20 times in the last 1h, the last time 6 s ago, while its own configuration did"
+                " not have it: if this goes on, give all sidecars the same [[models]]"
             ),
         ),
         (
@@ -301,6 +303,24 @@ def test_what_blocks_nothing_is_noted() -> None:
         "the monitor at 127.0.0.1:9466 answers, but is not ready: see its log",
     )
     assert notes(CONFIG, _facts()) == ()
+
+
+def test_a_part_that_does_not_answer_is_never_beside_everything_flows() -> None:
+    """Whatever else is known: it is a line of what blocks, or a note."""
+    config = msgspec.structs.replace(CONFIG, sidecar=Sidecar(tally_interval_s=60.0))
+    ports = {role: Port(address=role, answers=True, ready=True) for role in ("sidecar", "shadow", "monitor")}
+    for role, tallied, read, led, waits in itertools.product(
+        ports, (0, 3, 7), (None, 1, 9), (True, False), (0, 5)
+    ):
+        flow = _flow(
+            _wines(unfolded=_step(waits, minutes=9)), tallied_at=_ago(tallied), is_led=led, folded_at=_ago(9)
+        )
+        facts = _facts(
+            flow=flow,
+            ports=ports | {role: Port(address=role)},
+            waiting={"wines": Waiting(n_messages=waits, read_at=None if read is None else _ago(read))},
+        )
+        assert blockers(config, facts) or notes(config, facts), (role, tallied, read, led, waits)
 
 
 @pytest.mark.parametrize(

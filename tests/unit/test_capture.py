@@ -251,7 +251,10 @@ def test_what_has_no_answer_is_lost_by_the_model_that_its_body_names() -> None:
         lambda name, _: unknown.append(name),
     )
     counters.slot(0).add(0, Count.TAKEN, 11)
-    words: dict[str, Any] = {"path": "/v1/chat/completions", "request": {"model": "words", "messages": [{"content": "a"}]}}
+    words: dict[str, Any] = {
+        "path": "/v1/chat/completions",
+        "request": {"model": "words", "messages": [{"content": "a"}]},
+    }
     handle(desk, status="429 Too Many", **words)
     handle(desk, status="500 Oops", **words)
     handle(desk, 3, lost=Loss.CLIENT_ABORT, **words)
