@@ -1,6 +1,8 @@
 """What stops exchanges between the client's socket and the fold, in words. Pure."""
 
 import difflib
+import math
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
@@ -8,20 +10,24 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.notation import count_of, percent
+from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.process.states import PartState
-from quantdrift.core.records import Loss
+from quantdrift.core.records import UNANSWERED, Loss
 from quantdrift.core.sampling.pause import Pause
 from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.backlog import Waiting
-    from quantdrift.storage.commands.flow import Flow, ModelFlow
+    from quantdrift.storage.commands.flow import Flow, ModelFlow, Step
 
 IDLE: Final = timedelta(seconds=60)
 """Longest time in which a part that has work may do nothing."""
+LATE: Final = timedelta(minutes=2)
+"""Longest time that an exchange may wait in the stream. A shadow worker that keeps up takes seconds, one that begins a minute."""
 _MUCH: Final = 0.5
 """Share of the exchanges of a step whose failure blocks the next step."""
+_ROLES: Final = ("sidecar", "shadow", "monitor")
+_SEE: Final = re.compile("[:;] see `quantdrift status`$")
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _UNMEASURED: Final = {
     True: (
@@ -51,6 +57,7 @@ _HINTS: Final = {
     Loss.UNOBSERVED: "the relay cannot read their connections: they use TLS, are not HTTP, or too many are busy at a time"
     " (sidecar.max_connections)",
     Loss.NO_KEY: "the sidecar cannot read the key that encrypts them: check the file stream.payload_key_file beside it",
+    Loss.CLIENT_ABORT: "clients closed the connection before the answer was complete: the server may be too slow for them",
 }
 
 
@@ -91,7 +98,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     pause
         What is paused in the whole fleet.
     ports
-        Admin ports of `sidecar`, `shadow` and `monitor` at the configured addresses.
+        Admin ports of `sidecar`, `shadow` and `monitor`, as the running processes or the configuration have them.
     processes
         The processes of `quantdrift up`, by name.
     up_missing
@@ -126,7 +133,101 @@ def ago(span: timedelta) -> str:
 
 def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
     """Return what blocks exchanges, a sentence or two each, in the order in which exchanges pass the parts."""
-    return tuple(dict.fromkeys((*_parts(config, facts), *_sidecars(config, facts), *_models(config, facts))))
+    steps = (
+        *_parts(config, facts),
+        *_sidecars(config, facts),
+        *_late(facts),
+        *_models(config, facts),
+        *_unseen(config, facts),
+    )
+    return tuple(dict.fromkeys(steps))
+
+
+def notes(config: Config, facts: Facts) -> tuple[str, ...]:
+    """Return what blocks nothing and should be known: parts that do not answer here, and contradictions."""
+    lines = [
+        f"the {role} does not answer at {facts.ports[role].address} ({role}.admin), and {sign}: it runs elsewhere, or has"
+        " another address"
+        for role, sign in _signs(config, facts).items()
+        if sign and _is_silent(facts, role)
+    ]
+    lines += [
+        f"the {role} at {port.address} answers, but is not ready: see its log"
+        for role, port in facts.ports.items()
+        if port.answers and not port.ready
+    ]
+    flows = facts.flow.models if facts.flow is not None else {}
+    lines += [
+        f"figures of model `{model.name}` may mislead: {contradiction}"
+        for model in config.models
+        if model.name in flows
+        for contradiction in flows[model.name].contradictions
+    ]
+    return tuple(lines)
+
+
+def _is_silent(facts: Facts, role: str) -> bool:
+    port = facts.ports.get(role)
+    return port is not None and not port.answers
+
+
+def _signs(config: Config, facts: Facts) -> dict[str, str]:
+    """Return by what else than its port each role is known to work; nothing where it is not known."""
+    signs = dict.fromkeys(_ROLES, "")
+    flow = facts.flow
+    if flow is not None and flow.tallied_at is not None and not _is_stale(facts, config):
+        signs["sidecar"] = "counts of a sidecar come"
+    waiting = (facts.waiting or {}).values()
+    if any(one.is_read or (one.read_at is not None and facts.now - one.read_at <= LATE) for one in waiting):
+        signs["shadow"] = "a shadow worker reads from NATS"
+    if flow is not None and flow.is_led:
+        signs["monitor"] = "a monitor leads"
+    return signs
+
+
+def _unseen(config: Config, facts: Facts) -> Iterator[str]:
+    """Yield the parts that nothing shows to work, where no other line names them already."""
+    signs = _signs(config, facts)
+    models = [model.name for model in config.models]
+    flows = [facts.flow.models[name] for name in models if name in facts.flow.models] if facts.flow else []
+    is_said = {
+        "shadow": bool(facts.nats_problem) or any(_unread(facts, name) is not None for name in models),
+        "monitor": facts.flow is None or any(any(_folded(flow, facts)) for flow in flows),
+    }
+    sign_of = {"shadow": "none reads from NATS", "monitor": "none leads"}
+    for role, sign in sign_of.items():
+        if _is_silent(facts, role) and not (signs[role] or is_said[role] or _is_down(facts, role)):
+            yield (
+                f"no {role} answers at {facts.ports[role].address} ({role}.admin), and {sign}: start `quantdrift {role}`"
+            )
+
+
+def _late(facts: Facts) -> Iterator[str]:
+    """Yield what waits in the stream for too long, although it is read."""
+    waiting = {model: one.n_messages for model, one in (facts.waiting or {}).items() if one.n_messages}
+    oldest = timedelta(seconds=facts.oldest_s)
+    if not waiting or oldest <= LATE or any(_unread(facts, model) is not None for model in waiting):
+        return
+    n = sum(waiting.values())
+    names = " and ".join(f"`{model}`" for model in sorted(waiting))
+    text = f"{count_of(n, 'exchange')} of {names} {'waits' if n == 1 else 'wait'} in the stream, the oldest for {ago(oldest)}"
+    if facts.flow is None:
+        yield text
+        return
+    rates = [facts.flow.models[model].rates for model in waiting if model in facts.flow.models]
+    coming, leaving = math.fsum(one.coming for one in rates), math.fsum(one.leaving for one in rates)
+    if not leaving:
+        yield f"{text}, and none was compared in the last {ago(LATE)}: see the log of the shadow"
+        return
+    text += f": {number(leaving)} a second are compared, {number(coming)} a second come"
+    if leaving > coming:
+        left = timedelta(seconds=n / (leaving - coming))
+        yield f"{text}. None is left in some {ago(left)}; until then verdicts are late"
+    else:
+        yield (
+            f"{text}. They become more, and expire after stream.max_age_s: start more shadow workers, lower sampling.rate,"
+            " or set sampling.replays_per_s, by which the monitor lowers the rates itself"
+        )
 
 
 def _parts(config: Config, facts: Facts) -> Iterator[str]:
@@ -283,6 +384,8 @@ def _models(config: Config, facts: Facts) -> Iterator[str]:
             if model is None:
                 continue
         yield from _lost(model, model.captured.recent - model.thinned.recent, f"of model `{one.name}`")
+        yield from _lossy(model, facts)
+        yield from _misnamed(model, facts)
         yield from _compared(model, one.task)
         yield from _folded(model, facts)
 
@@ -298,6 +401,54 @@ def _lost(model: "ModelFlow", n: int, whose: str) -> Iterator[str]:
         yield (
             f"{percent(min(1.0, n_lost / n))} of the sampled exchanges {whose} were lost before the stream, most of them"
             f" as `{reason}`{hint}"
+        )
+
+
+def _lossy(model: "ModelFlow", facts: Facts) -> Iterator[str]:
+    """Yield that slices are `unknown` because of losses, with what was lost."""
+    if not model.n_lossy:
+        return
+    losses = {
+        **{reason: step.recent for reason, step in model.lost.items() if reason not in UNANSWERED},
+        **{
+            f"{reason} (model not known)": step.recent
+            for reason, step in nameless(model, facts.flow).items()
+            if reason not in UNANSWERED
+        },
+        "expired in the stream": model.expired.recent,
+        "named where it is not configured": model.unknown.recent,
+        **{f"quarantined: {reason}": step.recent for reason, step in model.quarantined.items()},
+    }
+    counts = sorted(((n, reason) for reason, n in losses.items() if n > 0), reverse=True)
+    what = ", ".join(f"{n:,} {reason}" for n, reason in counts)
+    top = next((reason.partition(" ")[0] for _, reason in counts), "")
+    hint = f"; {_HINTS[Loss(top)]}" if top in _HINTS else ""
+    n_slices = sum(model.verdicts.values())
+    yield (
+        f"{model.n_lossy} of {count_of(n_slices, 'slice')} of model `{model.model}` {'is' if model.n_lossy == 1 else 'are'}"
+        f" `unknown`: {_SEE.sub('', model.loss)}"
+        + (f". Of the last {facts.span}: {what}{hint}" if what else "")
+    )
+
+
+def nameless(model: "ModelFlow", flow: "Flow | None") -> "dict[str, Step]":
+    """Return what was lost without a model and may be of this one, by reason."""
+    steps = dict(model.nameless)
+    of_anyone = flow.models.get("") if flow is not None else None
+    for reason, step in (of_anyone.nameless if of_anyone is not None else {}).items():
+        steps[reason] = steps[reason] + step if reason in steps else step
+    steps.pop(Loss.UNKNOWN_MODEL, None)  # they named another one
+    return steps
+
+
+def _misnamed(model: "ModelFlow", facts: Facts) -> Iterator[str]:
+    """Yield that a sidecar does not know a configured model, if it saw it so just now."""
+    last = model.unknown.last
+    if last is not None and facts.now - last <= IDLE:
+        yield (
+            f"a sidecar saw model `{model.model}` {count_of(model.unknown.recent, 'time')} in the last {facts.span}, the last"
+            f" time {ago(facts.now - last)} ago, while its own configuration did not have it: if this goes on, give all"
+            " sidecars the same [[models]]"
         )
 
 

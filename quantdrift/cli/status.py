@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of
+from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
 from quantdrift.cli.output import columns
@@ -22,7 +22,8 @@ from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.notation import count_of, number
-from quantdrift.core.process.states import STATES, read_states
+from quantdrift.core.process.states import STATES, PartState, read_states
+from quantdrift.core.records import UNANSWERED
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def status(
     and in total, with the time of the last one. It reads Postgres, NATS and the admin ports of this host, and changes
     nothing. A part that does not answer is a line of the output, not an error.
 
-    Exit codes: 0 if everything flows, 1 if something blocks, 2 if the configuration cannot be read.
+    Exit codes: 0 if nothing blocks, 1 if something does, 2 if the configuration cannot be read.
 
     \b
     Examples:
@@ -118,10 +119,11 @@ async def _gathered(
 ) -> Facts:
     now = datetime.now(UTC)
     flow: Flow | str
-    (flow, (waiting, oldest_s, pause, nats_problem), ports) = await asyncio.gather(
-        _database(config_path, data, now - since), _stream(config, data), _ports(config)
-    )
     runs = None if data is None else _up_runs(data)
+    processes = read_states(data / STATES) if runs and data is not None else {}
+    (flow, (waiting, oldest_s, pause, nats_problem), ports) = await asyncio.gather(
+        _database(config_path, data, now - since), _stream(config, data), _ports(config, processes)
+    )
     return Facts(
         now=now,
         begin=now - since,
@@ -133,7 +135,7 @@ async def _gathered(
         oldest_s=oldest_s,
         pause=pause.at(now),
         ports=ports,
-        processes=read_states(data / STATES) if runs and data is not None else {},
+        processes=processes,
         up_missing=str(data) if runs is False else "",
         missing=missing_files(config),
     )
@@ -203,13 +205,17 @@ async def _stream(config: Config, data: Path | None) -> "tuple[dict[str, Waiting
     return waiting, backlog.oldest_s, pause, ""
 
 
-async def _ports(config: Config) -> dict[str, Port]:
+async def _ports(config: Config, processes: dict[str, PartState]) -> dict[str, Port]:
+    """Return what the admin ports answer: those of the processes of `quantdrift up`, else the configured ones."""
     import aiohttp
 
-    addresses = {
+    configured = {
         "sidecar": config.sidecar.admin,
         "shadow": config.shadow.admin,
         "monitor": config.monitor.admin,
+    }
+    addresses = {
+        role: (processes[role].address if role in processes else "") or at for role, at in configured.items()
     }
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_PORT_S)) as client:
         found = await asyncio.gather(*(_port(client, role, at) for role, at in addresses.items()))
@@ -260,6 +266,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
         "since": facts.begin,
         "flows": not found,
         "blockers": found,
+        "notes": notes(config, facts),
         "models": [
             ModelStatus(
                 model=name,
@@ -322,8 +329,7 @@ def _not_accounted_for(facts: Facts, model: str | None = None) -> int | None:
 
 def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
     """Return the status as text: what blocks first, then the parts, then a table for each model."""
-    lines = ["Everything flows." if not found else "Blocked:", *(f"  - {one}" for one in found), ""]
-    lines += list(_part_lines(facts))
+    lines = [*_head_lines(found, notes(config, facts)), "", *_part_lines(facts)]
     rows: list[tuple[str, ...]] = []
     for name in models_of(config, facts.flow, facts.waiting):
         rows += [("", "", "", ""), (f"model {name}", "", "", "")]
@@ -342,6 +348,18 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         "last",
     )
     return "\n".join([*lines, "", columns(head, rows)])
+
+
+def _head_lines(found: tuple[str, ...], noted: tuple[str, ...]) -> Iterator[str]:
+    if found:
+        yield from ("Blocked:", *(f"  - {one}" for one in found))
+    if noted:
+        yield from (
+            *(("", "Also:") if found else ("Nothing blocks, but:",)),
+            *(f"  - {one}" for one in noted),
+        )
+    if not found and not noted:
+        yield "Everything flows."
 
 
 def _part_lines(facts: Facts) -> Iterator[str]:
@@ -380,10 +398,7 @@ def _model_rows(
         yield _row("captured", model.captured, facts)
         if model.thinned.total:
             yield _row("left out by the second draw", model.thinned, facts)
-        for reason, step in model.lost.items():
-            yield _row(f"lost: {reason}", step, facts)
-        if model.expired.total or model.expired.recent:
-            yield _row("lost: expired in the stream", model.expired, facts)
+        yield from _lost_rows(model, facts, is_configured=is_configured)
     if waiting is not None:
         yield ("  waiting in the stream", "", f"{waiting.n_messages:>{_WIDTH},}", _read(waiting, facts))
     if model is not None:
@@ -401,6 +416,21 @@ def _verdict_rows(model: "ModelFlow") -> Iterator[tuple[str, ...]]:
         verdicts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(model.verdicts.items()))
         why = f" (all: {model.reason})" if model.reason else ""
         yield (f"  slices: {verdicts}{why}", "", "", "")
+
+
+def _lost_rows(model: "ModelFlow", facts: Facts, *, is_configured: bool) -> Iterator[tuple[str, ...]]:
+    for reason, step in model.lost.items():
+        yield _row(f"{_what_of(reason)}: {reason}", step, facts)
+    for reason, step in (nameless(model, facts.flow) if is_configured else {}).items():
+        yield _row(f"{_what_of(reason)}, model not known: {reason}", step, facts)
+    if model.unknown.total:
+        yield _row("named where it was not configured", model.unknown, facts)
+    if model.expired.total or model.expired.recent:
+        yield _row("lost: expired in the stream", model.expired, facts)
+
+
+def _what_of(reason: str) -> str:
+    return "no answer" if reason in UNANSWERED else "lost"
 
 
 def _took(latency: "Latency", accepted: Budget) -> str:

@@ -291,6 +291,12 @@ class _Supervisor:
         self._choose_addresses()
         self._steps: list[_Process] = []  # what is done once and ends
         self._names = [name for name in _ROLES if not only or name in only]
+        admin = {
+            "sidecar": config.sidecar.admin,
+            "shadow": config.shadow.admin,
+            "monitor": config.monitor.admin,
+        }
+        self._admin = {name: admin[name] for name in self._names}
         self._has_page = bool(config.web.listen) and (not only or _PAGE in only)
         self._roles: dict[str, _Process] = {}
         self._states: dict[str, PartState] = {}
@@ -450,14 +456,10 @@ class _Supervisor:
 
     async def _watch(self) -> None:
         """Check which processes are ready, and print the addresses once all of them are."""
-        admin = {
-            "sidecar": self._config.sidecar.admin,
-            "shadow": self._config.shadow.admin,
-            "monitor": self._config.monitor.admin,
-            _PAGE: self._config.web.listen,
-        }
-        started = (*self._names, *([_PAGE] if self._has_page else []))
-        urls = {name: f"http://{read_address(admin[name]).dialled}" for name in started}
+        addresses = dict(self._admin)
+        if self._has_page:
+            addresses[_PAGE] = self._config.web.listen
+        urls = {name: f"http://{read_address(address).dialled}" for name, address in addresses.items()}
         is_up = is_shown = False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
             while True:
@@ -487,7 +489,10 @@ class _Supervisor:
 
     def _write_states(self) -> None:
         """Write the states of all processes to the data directory if one has changed; `quantdrift status` reads them."""
-        states = {part.name: part.state for part in (*self._servers, *self._steps, *self._roles.values())}
+        states = {
+            part.name: msgspec.structs.replace(part.state, address=self._admin.get(part.name, ""))
+            for part in (*self._servers, *self._steps, *self._roles.values())
+        }
         if states != self._states:
             self._states = states
             _write(self._data / STATES, msgspec.json.encode(states).decode())

@@ -90,7 +90,7 @@ class Loss(StrEnum):
     """
 
     HELD_BYTES = "held_bytes"  # relay: it would exceed the memory limit
-    TRUNCATED = "truncated"  # relay: a peer closed the connection during it
+    TRUNCATED = "truncated"  # relay: the connection ended during it, not by the client
     OBSERVER_ERROR = "observer_error"  # relay: the observer raised an error and dropped it
     CAPTURE_DOWN = "capture_down"  # relay: there was no capture process
     CAPTURE_BEHIND = "capture_behind"  # relay: the capture process is too slow
@@ -115,6 +115,11 @@ class Loss(StrEnum):
     TOO_COSTLY = "too_costly"  # capture: decoding it takes too much processor time
     UNOBSERVED = "unobserved"  # relay: its connection was not observed; how many there were is an estimate
     NO_KEY = "no_key"  # capture: it must be encrypted, and the key cannot be read
+    CLIENT_ABORT = "client_abort"  # relay: the client left before the answer was complete
+
+
+UNANSWERED: Final = frozenset((Loss.ERROR_STATUS, Loss.CLIENT_ABORT))
+"""Reasons of requests that got no answer to compare: counted, and no loss of the model's answers."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,8 +425,11 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
     thinned
         Of the taken, left out by the second phase.
     unknown
-        Exchanges that named this model, which is not configured: a part of the stratum's `unknown_model`, not of
+        Exchanges that named this model while it was not configured: a part of the stratum's `unknown_model`, not of
         `taken` here. Counted since the capture process started, and for a bounded number of names.
+    configured
+        Whether the sidecar is configured to capture it, or was since its start: what it loses without a model may be of
+        this one. False: it is not, or the sidecar is older than this field.
     """
 
     taken: int
@@ -431,6 +439,7 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
     numbered: int = 0
     thinned: int = 0
     unknown: int = 0
+    configured: bool = False
 
 
 class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -451,7 +460,8 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
     lost
         Taken requests that were lost, by reason. `taken = thinned + published + sum(lost) + still in flight`.
     models
-        Taken and lost requests whose model is known, by model.
+        Taken and lost requests whose model is known, by model. Where requests were taken whose model is not known, each
+        configured model has an entry.
     """
 
     stratum: str

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.recheck_mark import HEADER
@@ -28,6 +30,30 @@ from quantdrift.sidecar.state.pause import Paused
 from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory
 
 _LOG = logging.getLogger(__name__)
+
+
+class _End(msgspec.Struct, kw_only=True):
+    """What becomes of an exchange, as far as it is known; without any of these it is left out by the second draw.
+
+    Parameters
+    ----------
+    model
+        The model that it names: losses are counted by model. Empty until it is known.
+    refusal
+        The limit because of which it is not decoded.
+    loss
+        Why it is lost.
+    no_traffic
+        The counter of what is no traffic.
+    exchange
+        The record.
+    """
+
+    model: str = ""
+    refusal: Loss | None = None
+    loss: Loss | None = None
+    no_traffic: Gauge | None = None
+    exchange: Exchange | None = None
 
 
 class Pipeline:
@@ -92,44 +118,53 @@ class Pipeline:
         if self.paused.everything:
             self._slot.add(meta.stratum, Count.THINNED)
             return
-        exchange = loss = refusal = no_traffic = None
-        model = ""  # until a step knows it: losses are counted by model
+        end = _End()
         try:
             with cost.limited():
-                heads = self._recorder.read_heads(meta, request, response)
-                model = heads.model_name
-                if model and not meta.origin.allows(model):
-                    no_traffic = self._deny(meta, model)
-                else:
-                    refusal = self._refusal(meta, heads)
-                if no_traffic is None and refusal is None and model not in self.paused.models:
-                    asked = self._recorder.read_request(meta, heads, request)
-                    model = asked.model.name
-                    no_traffic = self._no_traffic(meta, asked)
-                    if no_traffic is None and model not in self.paused.models:
-                        exchange = self._recorder.record(meta, asked, response)
+                self._read(meta, request, response, end)
         except LostError as error:
-            loss = self._reason(meta, error)
+            self._lose(meta, end, error)
         except Exception:  # noqa: BLE001 - one bad exchange must not end the process
             self._log_error(meta)
-            loss, no_traffic = Loss.CAPTURE_ERROR, None
-        if no_traffic is not None:
-            self._leave_out(meta, no_traffic)
+            end.loss, end.no_traffic = Loss.CAPTURE_ERROR, None
+        if end.no_traffic is not None:
+            self._leave_out(meta, end.no_traffic)
             return
-        self._end(meta, model, refusal, loss, exchange)
-
-    def _end(
-        self, meta: RawMeta, model: str, refusal: Loss | None, loss: Loss | None, exchange: Exchange | None
-    ) -> None:
-        row = self._row(meta.stratum, model)
-        if refusal is not None:
-            self._publisher.refuse(row, refusal)
-        elif loss is not None:
-            self._publisher.lose(row, model, loss)
-        elif exchange is None:
+        row = self._row(meta.stratum, end.model)
+        if end.refusal is not None:
+            self._publisher.refuse(row, end.refusal)
+        elif end.loss is not None:
+            self._publisher.lose(row, end.model, end.loss)
+        elif end.exchange is None:
             self._slot.add(row, Count.THINNED)
         else:
-            self._publish(meta, exchange, row)
+            self._publish(meta, end.exchange, row)
+
+    def _read(self, meta: RawMeta, request: memoryview, response: memoryview, end: "_End") -> None:
+        """Note in `end` what becomes of an exchange, step by step: an error may end it at each.
+
+        Raises
+        ------
+        LostError
+            It cannot be used.
+        """
+        heads = self._recorder.read_heads(meta, request, response)
+        end.model = heads.model_name
+        if end.model and not meta.origin.allows(end.model):
+            end.no_traffic = self._deny(meta, end.model)
+            return
+        if heads.lost is None:
+            end.refusal = self._refusal(meta, heads)
+        if end.refusal is not None or end.model in self.paused.models:
+            return
+        if heads.lost is not None and end.model:
+            end.loss = heads.lost
+            return
+        asked = self._recorder.read_request(meta, heads, request)
+        end.model = asked.model.name
+        end.no_traffic = self._no_traffic(meta, asked)
+        if end.no_traffic is None and end.model not in self.paused.models:
+            end.exchange = self._recorder.record(meta, asked, response)
 
     def _leave_out(self, meta: RawMeta, gauge: Gauge) -> None:
         """Take a request out of the counts of its row, and count it under `gauge`."""
@@ -171,12 +206,15 @@ class Pipeline:
             )
         return Gauge.MODEL_DENIED
 
-    def _reason(self, meta: RawMeta, error: LostError) -> Loss:
-        """Return why an exchange is lost; report a model that is not configured."""
+    def _lose(self, meta: RawMeta, end: _End, error: LostError) -> None:
+        """Note why an exchange is lost; report a model that is not configured, if its sender may report on it."""
         _LOG.debug("exchange %s is lost: %s", meta.id, error)
         if isinstance(error, UnknownModelError):
+            if not meta.origin.allows(error.model):
+                end.no_traffic = self._deny(meta, error.model)
+                return
             self._on_unknown(error.model, self._rows[meta.stratum].stratum)
-        return error.loss
+        end.loss = error.loss
 
     def _refusal(self, meta: RawMeta, heads: ExchangeHeads) -> Loss | None:
         """Return why an exchange that would be kept cannot be published, else None.

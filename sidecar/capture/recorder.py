@@ -3,7 +3,8 @@
 No I/O.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import Enum, auto
 from urllib.parse import unquote
@@ -15,7 +16,7 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.config.strata import MODEL
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.recheck_mark import HEADER, RecheckMarks
-from quantdrift.core.records import Exchange, Latency, Loss, Policy, Sampling, Way
+from quantdrift.core.records import UNANSWERED, Exchange, Latency, Loss, Policy, Sampling, Way
 from quantdrift.core.slices import time_attributes
 from quantdrift.core.text import traceparent
 from quantdrift.sidecar.capture.attributes import Attributes, KeyedHash, cut
@@ -33,6 +34,7 @@ from quantdrift.sidecar.state.routes import Route, Routes
 
 UNVERSIONED = "unversioned"
 _VERSION_BYTES = 128
+_NO_RESPONSE = Head(start=("", "", ""), headers={})
 _BYTES_PER_VALUE = 8  # of the longest exchange, for each value that JSON may hold
 
 
@@ -83,12 +85,15 @@ class ExchangeHeads(msgspec.Struct, frozen=True, kw_only=True):
         What method and path of the request say.
     model
         The model, if the path names it.
+    lost
+        Why there is no answer to compare; None: there is one.
     """
 
     request: Head
     response: Head
     route: Route
     model: Model | None
+    lost: Loss | None = None
 
     @property
     def model_name(self) -> str:
@@ -170,7 +175,7 @@ class Recorder:
     def read_heads(
         self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
     ) -> ExchangeHeads:
-        """Return the heads of an exchange.
+        """Return the heads of an exchange, whether or not it has an answer to compare.
 
         Parameters
         ----------
@@ -184,15 +189,19 @@ class Recorder:
         LostError
             The exchange cannot be used; the error has the reason.
         """
-        response_head = parse_head(bytes(response[: meta.response_head_bytes]))
-        if not 200 <= response_head.status < 300:
-            raise LostError(Loss.ERROR_STATUS, f"status {response_head.status}")
-        request_head = parse_head(bytes(request[: meta.request_head_bytes]))
-        route = self._routes.route(request_head.method, request_head.path)
-        if route is None:
-            raise LostError(Loss.DECODE, "not an inference request")
-        model = self._model(unquote(route.model)) if route.model else None
-        return ExchangeHeads(request=request_head, response=response_head, route=route, model=model)
+        lost, response_head = meta.lost, _NO_RESPONSE
+        if lost is None:
+            response_head = parse_head(bytes(response[: meta.response_head_bytes]))
+            lost = None if 200 <= response_head.status < 300 else Loss.ERROR_STATUS
+        with _lost_before(lost):
+            request_head = parse_head(bytes(request[: meta.request_head_bytes]))
+            route = self._routes.route(request_head.method, request_head.path)
+            if route is None:
+                raise LostError(Loss.DECODE, "not an inference request")
+            model = self._model(unquote(route.model)) if route.model else None
+        return ExchangeHeads(
+            request=request_head, response=response_head, route=route, model=model, lost=lost
+        )
 
     def surely_keeps(self, meta: RawMeta, heads: ExchangeHeads) -> bool:
         """Return whether `record` would return a record, if decoding succeeds.
@@ -222,9 +231,10 @@ class Recorder:
             model=named,
             adapter=self._adapters.get(named.name) if named else None,
         )
-        content = read_body(heads.request, bytes(request[meta.request_head_bytes :]), self._limit)
-        query = DECODERS[heads.route.protocol].request(heads.request, content, wire)
-        model = named or self._model(query.model)
+        with _lost_before(heads.lost):
+            content = read_body(heads.request, bytes(request[meta.request_head_bytes :]), self._limit)
+            query = DECODERS[heads.route.protocol].request(heads.request, content, wire)
+            model = named or self._model(query.model)
         return ExchangeRequest(
             heads=heads,
             model=model,
@@ -252,6 +262,8 @@ class Recorder:
             The exchange cannot be used; the error has the reason.
         """
         heads, model, query, attributes = asked.heads, asked.model, asked.query, asked.attributes
+        if heads.lost is not None:
+            raise LostError(heads.lost, "there is no answer")
         cost.check()
         content = read_body(
             heads.response, bytes(response[meta.response_head_bytes :]), self._limit - asked.n_bytes
@@ -321,6 +333,20 @@ class Recorder:
         value = request_head.headers.get(name.lower()) if name else None
         # Without a value there is no group: the relay drew for this exchange alone.
         return self._group_hash(value) if value else ""
+
+
+@contextmanager
+def _lost_before(lost: Loss | None) -> Iterator[None]:
+    """Give an error in the request of an exchange that is lost already the reason of that loss.
+
+    What is lost of a model that is not configured stays that, unless there was no answer: it is no loss of another model.
+    """
+    try:
+        yield
+    except LostError as error:
+        if lost is None or (isinstance(error, UnknownModelError) and lost not in UNANSWERED):
+            raise
+        raise LostError(lost, error.detail) from error
 
 
 def latency_of(meta: RawMeta, reply: DecodedResponse) -> Latency | None:

@@ -94,9 +94,9 @@ class Tallies:
 
     def _with_unknown(self, count: StratumCount) -> StratumCount:
         named = {
-            name: ModelCount(taken=0, unknown=n)
+            name: msgspec.structs.replace(count.models.get(name) or ModelCount(taken=0), unknown=n)
             for (stratum, name), n in self._unknown.items()
-            if stratum == count.stratum and name not in count.models
+            if stratum == count.stratum
         }
         return msgspec.structs.replace(count, models=count.models | named) if named else count
 

@@ -86,6 +86,8 @@ class UnknownModels:
             Names of the configured models.
         """
         now_s = self._clock.monotonic_s()
+        for name in self._seen.keys() & set(configured):  # corrected meanwhile
+            del self._seen[name]
         if not self._seen or (self._logged_s is not None and now_s - self._logged_s < LOG_INTERVAL_S):
             return
         seen = sorted(self._seen.items(), key=lambda item: -item[1])

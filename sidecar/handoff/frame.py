@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.config.schema import KIB
-from quantdrift.core.records import Way
+from quantdrift.core.records import Loss, Way
 
 _HEAD = struct.Struct("!II")
 _INTRODUCTION = struct.Struct("!III")
@@ -77,6 +77,9 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     latency_s, first_byte_s
         Seconds from the end of the request to the last byte of the response, and to the first byte of its content, as the relay
         measured them. None: it did not, as for every other way in, or the answer began before the request was complete.
+    lost
+        Why the exchange is lost already. Only its request is in the frame, whose body names the model that loses it. None:
+        it is whole.
     """
 
     id: str
@@ -92,6 +95,7 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     origin: Origin = RELAYED
     latency_s: float | None = None
     first_byte_s: float | None = None
+    lost: Loss | None = None
 
 
 _ENCODER = msgspec.msgpack.Encoder()

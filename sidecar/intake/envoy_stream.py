@@ -252,7 +252,8 @@ class Stream:
     def _lose(self, loss: Loss) -> bool:
         """Count the exchange as lost if there is one; return False, since no more messages are needed."""
         if self._sampled is not None:
-            self._gateway.lose(self._sampled, loss)
+            is_whole = self._request.state is _State.ENDED
+            self._gateway.lose(self._sampled, loss, b"".join(self._request.pieces) if is_whole else None)
             self._sampled = None
         self._release()
         return False

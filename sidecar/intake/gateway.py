@@ -148,7 +148,7 @@ class Gateway:
         """
         head, answer = sampled.head, response_head(status, _encode_headers(headers or {}), version)
         if len(head) + len(request) + len(answer) + len(response) > self._scope.max_exchange_bytes:
-            self.lose(sampled, Loss.HELD_BYTES)
+            self.lose(sampled, Loss.HELD_BYTES, request)
             return
         at = captured_at or self._scope.clock.now()
         meta = RawMeta(
@@ -294,9 +294,27 @@ class Gateway:
         """Add `n_bytes`, which may be negative, to the buffered bytes of incomplete exchanges."""
         self._scope.add_held_bytes(n_bytes)
 
-    def lose(self, sampled: SampledRequest, loss: Loss) -> None:
-        """Count an exchange that cannot be handed over."""
-        self._scope.slot.lose(sampled.draw.stratum, loss)
+    def lose(self, sampled: SampledRequest, loss: Loss, request: bytes | None = None) -> None:
+        """Count an exchange that cannot be handed over.
+
+        Parameters
+        ----------
+        sampled
+            The result of `sample` for its request.
+        loss
+            Why it is lost.
+        request
+            The whole content of the request, which may name the model; None: it is not there.
+        """
+        scope, draw, head = self._scope, sampled.draw, sampled.head
+        if (
+            request is None
+            or draw.stratum not in scope.sampler.nameless_rows
+            or len(head) + len(request) > scope.max_exchange_bytes
+        ):
+            scope.slot.lose(draw.stratum, loss)
+        else:
+            scope.send_lost(draw, loss, [head, request], len(head), origin=sampled.origin)
 
 
 def _encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

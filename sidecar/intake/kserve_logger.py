@@ -93,14 +93,14 @@ class KserveLogger:
         if pair is not None:
             self._complete(pair)
         for dropped in lost:
-            self._gateway.lose(dropped.sampled, Loss.UNPAIRED)
+            self._gateway.lose(dropped.sampled, Loss.UNPAIRED, dropped.body)
         self.tick()
 
     def tick(self) -> None:
         """Drop halves that have waited too long. Called about once a second."""
         other_bytes = self._gateway.held_bytes - self._counted_bytes + self._reading_bytes
         for dropped in self._pairs.expire(asyncio.get_running_loop().time(), other_bytes):
-            self._gateway.lose(dropped.sampled, Loss.UNPAIRED)
+            self._gateway.lose(dropped.sampled, Loss.UNPAIRED, dropped.body)
         held_bytes = self._pairs.held_bytes + self._reading_bytes
         self._gateway.add_held_bytes(held_bytes - self._counted_bytes)
         self._counted_bytes = held_bytes
@@ -108,7 +108,7 @@ class KserveLogger:
     def close(self) -> None:
         """Drop everything."""
         for dropped in self._pairs.expire(float("inf")):
-            self._gateway.lose(dropped.sampled, Loss.TRUNCATED)
+            self._gateway.lose(dropped.sampled, Loss.TRUNCATED, dropped.body)
 
     def _sample(self, event: Event, body: bytes | None, origin: Origin) -> PendingRequest | None:
         if body is None:
@@ -134,7 +134,7 @@ class KserveLogger:
         # part.
         headers = _with_json_length({_TYPE: pair.request.kind}, pair.response)
         if headers is None:
-            self._gateway.lose(pair.request.sampled, Loss.DECODE)
+            self._gateway.lose(pair.request.sampled, Loss.DECODE, pair.request.body)
         else:
             self._gateway.hand_over(pair.request.sampled, pair.request.body, pair.response, headers=headers)
 

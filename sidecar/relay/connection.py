@@ -462,6 +462,7 @@ class Connection:
         "_is_corking",
         "_is_draining",
         "_is_patient",
+        "_is_without_client",
         "_last_activity",
         "_observer",
         "_quiet_since_s",
@@ -479,6 +480,7 @@ class Connection:
         self._connecting: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_draining = self._is_patient = self._is_corking = False
+        self._is_without_client = False  # the client ended first: it does not want the rest of an answer
         self._reported_bytes = 0
         self._last_activity: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
@@ -512,6 +514,7 @@ class Connection:
     def eof_received(self, end: ConnectionEnd) -> None:
         """Pass the end of file of `end` on; close once both ends have sent theirs."""
         end.has_ended = True
+        self._note_end(end)
         if end is self.backend and self._observer is not None:
             self._guard(self._observer.response_eof)
         self.other(end).send_eof()
@@ -520,8 +523,10 @@ class Connection:
 
     def lost(self, end: ConnectionEnd, error: Exception | None) -> None:
         """Close the other end in the same way as `end`: orderly, or with a reset."""
-        if self._observer is not None:
-            self._guard(self._observer.close)
+        self._note_end(end)
+        if (observer := self._observer) is not None:
+            loss = Loss.CLIENT_ABORT if self._is_without_client else Loss.TRUNCATED
+            self._guard(lambda: observer.close(loss))
             self._detach_observer()
         other = self.other(end)
         if other.transport is None and self._connecting is not None:
@@ -533,6 +538,11 @@ class Connection:
         if other.is_lost or other.transport is None:
             other.mark_drained()
             self._relay.closed(self)
+
+    def _note_end(self, end: ConnectionEnd) -> None:
+        """Note whether the client is the first to end, and not the backend or the relay itself."""
+        if end is self.client and not (self.backend.has_ended or self.backend.is_lost or self._is_closing):
+            self._is_without_client = True
 
     def drain(self, *, patient: bool) -> None:
         """Close after the next response, or in a pause. Where exchanges are not known, the connection stays open.

@@ -164,6 +164,8 @@ class Sampler:
     ----------
     names : frozenset of bytes
         Lower-case names of the header fields that a draw needs.
+    nameless_rows : frozenset of int
+        Rows of requests whose path names no configured model: only the body may name it.
     """
 
     def __init__(
@@ -194,6 +196,7 @@ class Sampler:
         self._salt = b""
         strata = self._policy_history.at(now_s).header_strata
         self._rows = {"": tuple(range(len(strata)))} if rows is None else dict(rows)
+        self.nameless_rows = frozenset(self._rows[""])
         self._paused = False
         self._rates = [0.0] * (1 + max(max(rows) for rows in self._rows.values()))
         self._rules = _compile(strata)

@@ -259,8 +259,8 @@ class _Total:
 
     def add(self, model: str, row: int, counts: list[int]) -> None:
         self._sums = [total + count for total, count in zip(self._sums, counts, strict=True)]
-        lost = _lost(counts)
-        if model and (counts[Count.TAKEN] or lost):
+        if model:
+            lost = _lost(counts)
             self._models[model] = ModelCount(
                 taken=counts[Count.TAKEN],
                 lost=lost,
@@ -268,9 +268,12 @@ class _Total:
                 row=row if counts[Count.NUMBERED] else -1,
                 numbered=counts[Count.NUMBERED],
                 thinned=counts[Count.THINNED],
+                configured=True,
             )
 
     def count(self, stratum: str) -> StratumCount:
+        # The others have not lost anything, unless it is among what was taken without a model.
+        all_named = self._sums[Count.TAKEN] == sum(one.taken for one in self._models.values())
         return StratumCount(
             stratum=stratum,
             offered=self._sums[Count.OFFERED],
@@ -278,7 +281,9 @@ class _Total:
             thinned=self._sums[Count.THINNED],
             published=self._sums[Count.PUBLISHED],
             lost=_lost(self._sums),
-            models=self._models,
+            models={
+                model: one for model, one in self._models.items() if one.taken or one.lost or not all_named
+            },
         )
 
 

@@ -1,6 +1,7 @@
 """How far exchanges came: per model, the counts and last times of each step that the database knows."""
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -117,8 +118,11 @@ _UNREFERENCED: Final = text("""
     from batch b cross join lateral unnest(b.unreferenced) one join model_version v on v.id = one
     where b.stored_at >= :begin order by 1, 2
 """)
+# The lossy slices of a model have the same reason, of which the figures may differ.
 _VERDICTS: Final = text("""
-    select w.model, v.verdict, count(*) as n, max(v.reason) filter (where s.predicate = 'true') as reason
+    select w.model, v.verdict, count(*) as n, max(v.reason) filter (where s.predicate = 'true') as reason,
+        count(*) filter (where v.verdict = 'unknown' and v.reason like 'loss: %') as n_lossy,
+        max(v.reason) filter (where v.verdict = 'unknown' and v.reason like 'loss: %') as loss
     from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
     where v.last_at >= :begin group by 1, 2
 """)
@@ -147,6 +151,49 @@ _LEARNED_LATENCY: Final = text("""
         and s.predicate = 'true'
     order by v.model, v.first_seen_at desc, b.id desc
 """)
+# How many exchanges a second come into the stream: the counts of each start of a sidecar grow between two tallies.
+_COMING: Final = text("""
+    with seen as (
+        select m.key as model, (m.value ->> 'published')::bigint as published, t.at, t.source, t.boot, t.stratum
+        from tally t cross join lateral jsonb_each(t.models) m where t.at > :since
+    ), grown as (
+        select model, max(published) - min(published) as n, extract(epoch from max(at) - min(at)) as s
+        from seen group by model, source, boot, stratum
+    )
+    select model, sum(n / s)::float as per_s from grown where s > 0 group by model
+""")
+# How many a second leave it: they were compared or quarantined since the first batch of the time.
+_LEAVING: Final = text("""
+    with stored as (
+        select id, captured_from, captured_to, stored_at from batch where stored_at > :since and kind = 'comparison'
+    ), finished as (
+        select v.model, count(distinct c.exchange_id) as n, min(w.stored_at) as first
+        from stored w join comparison c on c.batch_id = w.id
+            and c.captured_at between (select min(captured_from) from stored) and (select max(captured_to) from stored)
+        join model_version v on v.id = c.model_version_id group by 1
+        union all
+        select model, count(*), min(quarantined_at) from quarantine where quarantined_at > :since group by 1
+    )
+    select model, (sum(n) / greatest(extract(epoch from now() - min(first)), 1))::float as per_s from finished group by 1
+""")
+# What a reference's outputs contradict, of the references that versions of the period have.
+_CONTRADICTIONS: Final = text("""
+    select d.model, array_agg(distinct d.doubt order by d.doubt) as doubts from doubt d
+    where d.doubt <> '' and exists (
+        select from model_version v where v.model = d.model and v.reference_digest = d.reference_digest
+            and (v.first_seen_at >= :begin or exists (
+                select from verdict one where one.model_version_id = v.id and one.last_at >= :begin
+            ))
+    ) group by 1
+""")
+_LED: Final = text("""
+    select exists (
+        select from pg_locks where relation = to_regclass('leader_lock') and mode = 'ExclusiveLock' and granted
+            and database = (select oid from pg_database where datname = current_database())
+    )
+""")
+RATE_TIME: Final = timedelta(minutes=2)
+"""Time over which it is measured how many exchanges come and leave."""
 _FOLD: Final = text("select folded_at, fold_seq from fold where fold_seq > 0")
 _OUTBOX: Final = text("""
     select count(*) as n, min(created_at) as since, (array_agg(last_error order by id))[1] as error
@@ -169,6 +216,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     total: int = 0
     last: datetime | None = None
 
+    def __add__(self, other: "Step") -> "Step":
+        """Return the exchanges of both."""
+        last = max((one for one in (self.last, other.last) if one is not None), default=None)
+        return Step(recent=self.recent + other.recent, total=self.total + other.total, last=last)
+
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """How long the candidate takes for an exchange, as the relay saw it; estimates of the traffic.
@@ -189,6 +241,13 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     learned_s: float | None = None
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Exchanges a second that came into the stream in the last two minutes, and that were compared or quarantined."""
+
+    coming: float = 0.0
+    leaving: float = 0.0
+
+
 class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     """The exchanges of one model, step by step.
 
@@ -202,7 +261,9 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     thinned
         Of these, left out by the second phase on purpose.
     lost, quarantined
-        By reason.
+        By reason. A request that got no answer to compare has its reason in `lost`, and counts for no verdict.
+    nameless
+        Lost without a model, by reason: these count for each model that their sidecar captures.
     expired
         Left in the stream for too long.
     compared
@@ -214,7 +275,7 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     n_items, n_unmeasured
         Answers that were folded in the hours of the period, and those of them that nothing was measured of.
     unknown
-        Requests that named this model, which no sidecar's configuration has.
+        Requests that named this model at a sidecar whose configuration did not have it.
     details
         The last detail of each reason in `quarantined`.
     unreferenced
@@ -223,6 +284,12 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
         Number of slices by verdict.
     reason
         Why the verdict on all its traffic is `unknown`, else empty.
+    n_lossy, loss
+        Slices that are `unknown` because too much was lost, and the reason of one of them.
+    rates
+        How fast its exchanges come and leave.
+    contradictions
+        What the outputs of its references contradict in the configuration, and what to set.
     latency
         None: no exchange of the period has a time.
     """
@@ -232,6 +299,7 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     captured: Step = Step()
     thinned: Step = Step()
     lost: dict[str, Step] = {}
+    nameless: dict[str, Step] = {}
     expired: Step = Step()
     compared: Step = Step()
     quarantined: dict[str, Step] = {}
@@ -244,7 +312,11 @@ class ModelFlow(msgspec.Struct, frozen=True, kw_only=True):
     unreferenced: tuple[str, ...] = ()
     verdicts: dict[str, int] = {}
     reason: str = ""
+    n_lossy: int = 0
+    loss: str = ""
     latency: Latency | None = None
+    rates: Rates = Rates()
+    contradictions: tuple[str, ...] = ()
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,8 +330,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         Of all sidecars together, exact.
     n_sidecars, tallied_at
         Sidecars that ever sent counts, and when the newest counts were read; None: none were stored.
-    folded_at
-        When the monitor last folded; None: never.
+    folded_at, is_led
+        When the monitor last folded, None: never; and whether a monitor leads now.
     n_unsent, unsent_since, unsent_error
         Events that wait for the collector.
     accounts
@@ -274,6 +346,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     n_sidecars: int = 0
     tallied_at: datetime | None = None
     folded_at: datetime | None = None
+    is_led: bool = False
     n_unsent: int = 0
     unsent_since: datetime | None = None
     unsent_error: str = ""
@@ -303,10 +376,8 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         found.measured[row["model"]] = row["n_items"], row["n_unmeasured"]
     for row in await _rows(connection, _UNREFERENCED, begin=begin):
         found.unreferenced.setdefault(row["model"], []).append(row["version"])
-    for row in await _rows(connection, _VERDICTS, begin=begin):
-        found.verdicts.setdefault(row["model"], {})[row["verdict"]] = row["n"]
-        if row["verdict"] == "unknown" and row["reason"]:
-            found.reasons[row["model"]] = row["reason"]
+    await _read_verdicts(connection, found, begin)
+    await _read_rates(connection, found)
     learned_s = {row["model"]: row["learned_s"] for row in await _rows(connection, _LEARNED_LATENCY)}
     for row in await _rows(connection, _LATENCY, begin=begin):
         found.latencies[row["model"]] = Latency(
@@ -321,6 +392,7 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         n_sidecars=len({row["source"] for row in totals}),
         tallied_at=max((row["at"] for row in totals), default=None),
         folded_at=fold["folded_at"] if fold else None,
+        is_led=bool(await connection.scalar(_LED)),
         n_unsent=outbox["n"],
         unsent_since=outbox["since"],
         unsent_error=outbox["error"] or "",
@@ -346,6 +418,29 @@ async def _read_tallies(connection: AsyncConnection, found: "_Found", begin: dat
     return totals
 
 
+async def _read_verdicts(connection: AsyncConnection, found: "_Found", begin: datetime) -> None:
+    """Add the verdicts, and what makes them doubtful."""
+    for row in await _rows(connection, _VERDICTS, begin=begin):
+        found.verdicts.setdefault(row["model"], {})[row["verdict"]] = row["n"]
+        if row["verdict"] == "unknown" and row["reason"]:
+            found.reasons[row["model"]] = row["reason"]
+        if row["n_lossy"]:
+            found.losses[row["model"]] = (row["n_lossy"], row["loss"])
+    for row in await _rows(connection, _CONTRADICTIONS, begin=begin):
+        found.contradictions[row["model"]] = tuple(row["doubts"])
+
+
+async def _read_rates(connection: AsyncConnection, found: "_Found") -> None:
+    """Add how fast exchanges come and leave at present."""
+    now = await connection.scalar(text("select now()"))
+    coming, leaving = [
+        {row["model"]: row["per_s"] for row in await _rows(connection, statement, since=now - RATE_TIME)}
+        for statement in (_COMING, _LEAVING)
+    ]
+    for model in {*coming, *leaving}:
+        found.rates[model] = Rates(coming=coming.get(model, 0.0), leaving=leaving.get(model, 0.0))
+
+
 class _Found:
     """The figures that were read, by model and step."""
 
@@ -355,6 +450,9 @@ class _Found:
         self.unreferenced: dict[str, list[str]] = {}
         self.verdicts: dict[str, dict[str, int]] = {}
         self.reasons: dict[str, str] = {}
+        self.losses: dict[str, tuple[int, str]] = {}
+        self.contradictions: dict[str, tuple[str, ...]] = {}
+        self.rates: dict[str, Rates] = {}
         self.latencies: dict[str, Latency] = {}
         self.measured: dict[str, tuple[int, int]] = {}
 
@@ -391,8 +489,13 @@ class _Found:
                 self.add(name, f"lost {reason}", period, n - lost_then.get(reason, 0))
                 rest[reason] = rest.get(reason, 0) - n + lost_then.get(reason, 0)
             rest["unknown_model"] = rest.get("unknown_model", 0) - unknown
+        captured = [name for name, of in row["models"].items() if _is_captured(of)]
         for reason, n in rest.items():
             self.add("", f"lost {reason}", period, max(n, 0))
+            for name in captured:
+                self.add(name, f"nameless {reason}", period, max(n, 0))
+            if not captured:
+                self.add("", f"nameless {reason}", period, max(n, 0))
         n_named = sum(named.values())
         for name, n in named.items():
             if n > 0:
@@ -413,8 +516,10 @@ class _Found:
     def _model(self, name: str) -> ModelFlow:
         compared, folded, unfolded = (self.step(name, one) for one in ("compared", "folded", "unfolded"))
         last_lost = self.step(name, "lost").last
+        last_nameless = self.step("", "lost").last
         captured = self.step(name, "taken")
         n_items, n_unmeasured = self.measured.get(name, (0, 0))
+        n_lossy, loss = self.losses.get(name, (0, ""))
         return ModelFlow(
             model=name,
             offered=msgspec.structs.replace(self.step(name, "offered"), last=captured.last),
@@ -423,6 +528,10 @@ class _Found:
             lost={
                 reason: msgspec.structs.replace(step, last=last_lost if step.recent else None)
                 for reason, step in self._by_reason(name, "lost ").items()
+            },
+            nameless={
+                reason: msgspec.structs.replace(step, last=last_nameless if step.recent else None)
+                for reason, step in self._by_reason(name, "nameless ").items()
             },
             expired=self.step(name, "expired"),
             compared=msgspec.structs.replace(
@@ -438,6 +547,10 @@ class _Found:
             unreferenced=tuple(self.unreferenced.get(name, ())),
             verdicts=self.verdicts.get(name, {}),
             reason=self.reasons.get(name, ""),
+            n_lossy=n_lossy,
+            loss=loss,
+            rates=self.rates.get(name, Rates()),
+            contradictions=self.contradictions.get(name, ()),
             latency=self.latencies.get(name),
         )
 
@@ -446,6 +559,11 @@ class _Found:
         found = {name.removeprefix(prefix): self.step(model, name) for name in names}
         ordered = sorted(found.items(), key=lambda item: (-item[1].recent, -item[1].total, item[0]))
         return {reason: step for reason, step in ordered if step.total or step.recent}
+
+
+def _is_captured(model: Mapping[str, Any]) -> bool:
+    """Return whether a sidecar captures a model of its tally: what it lost without a model counts for each of these."""
+    return bool(model["taken"] or model["lost"] or model.get("configured"))
 
 
 async def _rows(connection: AsyncConnection, statement: TextClause, **parameters: Any) -> list[RowMapping]:

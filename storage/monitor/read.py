@@ -6,14 +6,14 @@ first, so that a leader that lost its lock without noticing cannot fold at the s
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.records import Policy, Predicate, Verdict
+from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
 from quantdrift.storage.monitor.discovery_log import follow, followed, lapsed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
 from quantdrift.storage.monitor.rows import (
@@ -64,7 +64,7 @@ _COMPARISONS: Final = text("""
 """)
 _TALLY: Final = """
     t.source, t.boot::text, t.stratum, t.sequence, least(t.at, b.stored_at) as at, t.offered, t.taken,
-    t.thinned, t.published, t.final, t.models, coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
+    t.thinned, t.published, t.final, t.models, t.lost
 """
 _TALLIES: Final = text(f"""
     select t.batch_id, {_TALLY} from tally t join batch b on b.id = t.batch_id
@@ -374,15 +374,38 @@ def comparison_row(row: RowMapping) -> ComparisonRow:
 
 
 def _tally(row: RowMapping) -> TallyRow:
-    kept = {name: row[name] for name in TallyRow.__struct_fields__ if name not in {"at_us", "models", "open"}}
-    models = {name: (of["taken"], sum(of["lost"].values())) for name, of in row["models"].items()}
-    left = {
-        name: of["taken"] - of.get("thinned", 0) - of.get("published", 0) - models[name][1]
-        for name, of in row["models"].items()
+    named: dict[str, Any] = row["models"]
+    open_of = {
+        name: of["taken"] - of.get("thinned", 0) - of.get("published", 0) - sum(of["lost"].values())
+        for name, of in named.items()
     }
-    left[""] = row["taken"] - row["thinned"] - row["published"] - row["lost"] - sum(left.values())
-    still = {name: n for name, n in left.items() if n}
-    return TallyRow(**kept, at_us=to_us(row["at"]), models=models, open=still)
+    n_open = row["taken"] - row["thinned"] - row["published"] - sum(row["lost"].values())
+    open_of[""] = n_open - sum(open_of.values())
+    taken, lost = _answered(row["taken"], row["lost"])
+    return TallyRow(
+        source=row["source"],
+        boot=row["boot"],
+        stratum=row["stratum"],
+        sequence=row["sequence"],
+        at_us=to_us(row["at"]),
+        offered=row["offered"],
+        taken=taken,
+        lost=lost,
+        models={
+            name: _answered(of["taken"], of["lost"])
+            for name, of in named.items()
+            if of["taken"] or of["lost"] or of.get("configured")
+        },
+        unknown={name: n for name, of in named.items() if (n := of.get("unknown"))},
+        final=row["final"],
+        open={name: n for name, n in open_of.items() if n},
+    )
+
+
+def _answered(taken: int, lost: Mapping[str, int]) -> tuple[int, int]:
+    """Return how many requests were taken and lost, without those that are no loss of the answers of a configured model."""
+    apart = sum(lost.get(reason, 0) for reason in (*UNANSWERED, Loss.UNKNOWN_MODEL))
+    return taken - apart, sum(lost.values()) - apart
 
 
 def _expiry(row: RowMapping) -> ExpiryRow:

@@ -61,6 +61,10 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
 class TallyRow(_Row, frozen=True, kw_only=True):
     """Cumulative counts of one header stratum of one sidecar: `lost` over all reasons, `models` taken and lost by model.
 
+    In `taken` and `lost`, in all and by model, are neither requests that got no answer to compare nor those that named a
+    model which was not configured: these are in `unknown`, by that name. `models` has all models that the sidecar is known
+    to capture, also without a count.
+
     `at_us` is not later than the time of storing: the counts of a clock that is ahead must not stay recent for ever.
     `final` says that it is the last one of its start. `open` has what was taken and had no other count yet, by model; under
     the empty name are requests whose model was not known.
@@ -75,6 +79,7 @@ class TallyRow(_Row, frozen=True, kw_only=True):
     taken: int
     lost: int
     models: dict[str, tuple[int, int]] = {}
+    unknown: dict[str, int] = {}
     final: bool = False
     open: dict[str, int] = {}
 

@@ -548,6 +548,7 @@ def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> li
                     "thinned": model.thinned,
                 }
                 | ({"unknown": model.unknown} if model.unknown else {})
+                | ({"configured": True} if model.configured else {})
                 for name, model in stratum.models.items()
             },
             "blind_connections": tally.blind_connections,

@@ -133,7 +133,7 @@ async def test_a_call_that_its_client_cancels_is_lost_alone(server: tuple[Doubli
             await asyncio.to_thread(stub.ModelInfer, asked(), timeout=DEADLINE_S)
         await at.quiet()
     assert bench.slot.gauge(Gauge.CONNECTIONS) == 1
-    assert (bench.lost(Loss.TRUNCATED), len(bench.taken)) == (1, 1)
+    assert (bench.lost(Loss.CLIENT_ABORT), len(bench.taken)) == (1, 1)
     assert bench.balance() == bench.slot.gauge(Gauge.BLIND) == 0
 
 

@@ -175,7 +175,8 @@ def test_frames_become_exchanges_and_tallies(capture: Capture) -> None:
         wait(lambda: capture.slot.gauge(Gauge.SEQUENCE) >= 2)
         capture.process.send_signal(signal.SIGINT)  # the terminal's Ctrl-C is for the supervisor
         send(second, 1, stratum=1, status="500 Oops")
-        wait(lambda: capture.slot.lost_count(1, Loss.ERROR_STATUS) == 1)
+        digits = capture.rows.index(Row("default", "digits"))  # the path names it
+        wait(lambda: capture.slot.lost_count(digits, Loss.ERROR_STATUS) == 1)
         capture.process.send_signal(signal.SIGTERM)
         assert capture.process.wait(10) == 0
     exchanges, tallies = stored(capture.stream)

@@ -107,6 +107,27 @@ async def test_two_monitors_at_the_very_first_fold_do_not_both_fold(
     assert await record.fetchval("select fold_seq from fold") == 10
 
 
+async def test_requests_without_an_answer_are_no_losses(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Errors, aborts and names that are not configured are neither taken nor lost; the counts that are open stay whole."""
+    await store_batch(record, _tally(1, BEGIN_US, stored_us=BEGIN_US))
+    await record.execute(
+        "update tally set taken = 200, thinned = 3, published = 100, lost = $1, models = $2",
+        '{"error_status": 20, "client_abort": 30, "unknown_model": 7, "decode": 5, "held_bytes": 4}',
+        '{"digits": {"taken": 100, "published": 60, "lost": {"client_abort": 30, "decode": 5}},'
+        ' "idle": {"taken": 0, "published": 0, "lost": {}, "configured": true},'
+        ' "digit": {"taken": 0, "published": 0, "lost": {}, "unknown": 7}}',
+    )
+    async with database.begin() as connection:
+        await resume(connection)
+        (found,) = await claim(connection, 0, 1)
+    (row,) = found.tallies
+    assert (row.taken, row.lost) == (143, 9)
+    assert row.models == {"digits": (70, 5), "idle": (0, 0)}
+    assert (row.unknown, row.open) == ({"digit": 7}, {"digits": 5, "": 26})
+
+
 async def test_a_sidecar_that_was_silent_for_days_is_measured_against_its_last_tally(
     database: Database, record: asyncpg.Connection
 ) -> None:

@@ -10,6 +10,7 @@ import struct
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Callable
+from enum import StrEnum, auto
 
 import aiohttp
 import pytest
@@ -427,7 +428,56 @@ async def test_a_client_that_gives_up_takes_the_backend_with_it() -> None:
             await gone.wait()
         await end(writer)
         await at.quiet()
-    assert bench.lost(Loss.TRUNCATED) + bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.lost(Loss.CLIENT_ABORT) + bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.balance() == 0
+
+
+class _Ender(StrEnum):
+    """Who ends a connection in the middle of an answer."""
+
+    CLIENT = auto()
+    CLIENT_FIRST = auto()  # the server hears of it, and closes before the client's end is seen
+    SERVER = auto()
+    RELAY = auto()
+
+
+@pytest.mark.parametrize("ender", _Ender)
+@on_both_loops
+async def test_who_ends_an_answer_first_says_why_it_is_lost(ender: _Ender) -> None:
+    """A client that leaves is no loss of the server's answers. The capture process gets the request, which names the model."""
+    left = asyncio.Event()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await writer.drain()
+        if ender is not _Ender.SERVER:
+            assert await reader.read() == b""
+            left.set()
+            while ender is _Ender.CLIENT:  # until the end of the client is seen by writing to it
+                writer.write(b"1\r\n!\r\n")
+                await writer.drain()
+
+    asked = post(b'{"model": "m"}', b"/v1/chat/completions")
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        writer.write(asked)
+        await reader.readuntil(b"hello\r\n")
+        if ender is _Ender.RELAY:
+            at.relay.abort()
+        elif ender is _Ender.CLIENT:
+            await end(writer)
+        elif ender is _Ender.CLIENT_FIRST:
+            writer.write_eof()
+            await left.wait()
+        assert ender is _Ender.CLIENT or await reader.read() == b""
+        await end(writer)
+        await at.quiet()
+    (lost,) = bench.lost_requests
+    by_client = ender in (_Ender.CLIENT, _Ender.CLIENT_FIRST)
+    assert lost.meta.lost is (Loss.CLIENT_ABORT if by_client else Loss.TRUNCATED)
+    assert (lost.request, lost.response) == (asked, b"")
     assert bench.balance() == 0
 
 

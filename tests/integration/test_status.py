@@ -1,11 +1,14 @@
 """`quantdrift status` on real servers: what it counts, what it says blocks, and how it ends."""
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
 import subprocess
-from collections.abc import Callable
+import threading
+import tomllib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,22 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Stream
+from quantdrift.core.process.admin import Admin
 from quantdrift.core.records import Loss, ModelCount, StratumCount, Tally
+from quantdrift.core.stream.backlog import read_waiting
 from quantdrift.core.stream.connection import Queue
 from quantdrift.storage.database import Database
-from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.leader import Leadership
+from quantdrift.storage.shadow.rows import ConfigWarningRow
+from quantdrift.storage.shadow.writer import Writer, write_doubts
 from tests.support.commands import invoked
 from tests.support.sidecar.relay_process import free_port
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 pytestmark = pytest.mark.integration
+
+
+_ROLES = ("sidecar", "shadow", "monitor")
 
 
 @pytest.fixture
@@ -63,15 +73,15 @@ async def _store(dsn: str, *counts: tuple[timedelta, StratumCount]) -> None:
             await writer.store_tallies("w", [tally])
 
 
-async def _compare(dsn: str, n: int, *, folded: bool) -> None:
-    """Store comparisons of model `wines`, folded or waiting for five minutes."""
+async def _compare(dsn: str, n: int, *, folded: bool, before: timedelta = timedelta(minutes=5)) -> None:
+    """Store comparisons of model `wines` so long ago, folded or waiting since then."""
     db = await asyncpg.connect(dsn)
     try:
         version = await db.fetchval(
             "insert into model_version (model, candidate_version, reference_digest) values ('wines', '1', 'd')"
             " on conflict (model, candidate_version, reference_digest) do update set model = 'wines' returning id"
         )
-        at = datetime.now(UTC) - timedelta(minutes=5)
+        at = datetime.now(UTC) - before
         batch = await db.fetchval(
             "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, fold_seq)"
             " values ('comparison', 'w', $1, $1, $1, $2, $3) returning id",
@@ -105,8 +115,147 @@ def _count(offered: int, **models: ModelCount) -> StratumCount:
     )
 
 
-def test_everything_flows_ends_with_0(
+def _options(directory: Path) -> dict[str, Any]:
+    return tomllib.loads((directory / "config.toml").read_text())
+
+
+@contextlib.contextmanager
+def _beside(work: Callable[[], contextlib.AbstractAsyncContextManager[None]]) -> Iterator[None]:
+    """Enter `work` on an event loop in another thread: commands run outside of any loop."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def call(step: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result()
+
+    entered = work()
+    try:
+        call(entered.__aenter__())
+        try:
+            yield
+        finally:
+            call(entered.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextlib.asynccontextmanager
+async def _answering(directory: Path) -> AsyncIterator[None]:
+    """Open the admin port of each role, whose process is ready."""
+    addresses = {role: _options(directory)[role]["admin"] for role in _ROLES}
+    ports = [Admin(f"{role}.admin", address, lambda: True) for role, address in addresses.items()]
+    for port in ports:
+        await port.start()
+    yield
+    for port in ports:
+        await port.stop()
+
+
+@contextlib.asynccontextmanager
+async def _working(directory: Path, dsn: str, nats_url: str) -> AsyncIterator[None]:
+    """Lead as a monitor does, and ask for exchanges of `wines` as a shadow worker does."""
+    leadership = Leadership(dsn)
+    stream = Stream(url=nats_url, name=_options(directory)["stream"]["name"])
+    queue = await Queue.connect(stream, client_name="test")
+    try:
+        assert await leadership.acquire()
+        consumer = await queue.consumer("exchange", ack_wait_s=60, model="wines")
+        reading = asyncio.create_task(consumer.fetch(1, max_bytes=1000, timeout_s=600))
+        while not (await read_waiting(queue, ["wines"]))["wines"].is_read:
+            await asyncio.sleep(0.02)
+        yield
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    finally:
+        await leadership.release()
+        await queue.close()
+
+
+def test_parts_that_work_and_do_not_answer_here_are_noted(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, nats_url: str, tmp_path: Path
+) -> None:
+    """Whoever leads, reads from NATS or sends counts works; where nothing shows that, the part is missing."""
+    asyncio.run(_store(postgres_dsn, (timedelta(seconds=20), _count(1_500, wines=ModelCount(taken=130)))))
+    asyncio.run(_compare(postgres_dsn, 28, folded=True))
+    at = {role: _options(tmp_path)[role]["admin"] for role in _ROLES}
+    signs = ("counts of a sidecar come", "a shadow worker reads from NATS", "a monitor leads")
+    noted = [
+        f"  - the {role} does not answer at {at[role]} ({role}.admin), and {sign}: it runs elsewhere, or has another address"
+        for role, sign in zip(_ROLES, signs, strict=True)
+    ]
+    with _beside(lambda: _working(tmp_path, postgres_dsn, nats_url)):
+        done = status()
+    head = done.stdout.partition("\n\n")[0].splitlines()
+    assert (done.returncode, head) == (0, ["Nothing blocks, but:", *noted])
+    done = status()
+    blocked, _, rest = done.stdout.partition("\n\nAlso:\n")
+    assert (done.returncode, blocked.splitlines()) == (
+        1,
+        [
+            "Blocked:",
+            *(
+                f"  - no {role} answers at {at[role]} ({role}.admin), and {sign}: start `quantdrift {role}`"
+                for role, sign in (("shadow", "none reads from NATS"), ("monitor", "none leads"))
+            ),
+        ],
+    )
+    assert rest.partition("\n\n")[0].splitlines() == noted[:1]
+
+
+def test_what_the_shadow_found_to_contradict_is_shown(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Of references in use alone, until a worker has checked again and found nothing."""
+
+    async def found(digest: str, doubt: str) -> None:
+        async with Database(postgres_dsn) as database, database.begin() as connection:
+            row = ConfigWarningRow(
+                model="wines", reference_digest=digest, option="models.output_kind", doubt=doubt
+            )
+            await write_doubts(connection, [row], datetime.now(UTC))
+
+    asyncio.run(_store(postgres_dsn, (timedelta(seconds=20), _count(1_500, wines=ModelCount(taken=130)))))
+    asyncio.run(_compare(postgres_dsn, 28, folded=True))
+    asyncio.run(found("of another", "not in use"))
+    with _beside(lambda: _answering(tmp_path)):
+        assert status().stdout.startswith("Everything flows.\n")
+        asyncio.run(found("d", "its outputs look like probabilities: set models.output_kind"))
+        done = status()
+        assert (done.returncode, done.stdout.partition("\n\n")[0].splitlines()) == (
+            0,
+            [
+                "Nothing blocks, but:",
+                "  - figures of model `wines` may mislead: its outputs look like probabilities: set models.output_kind",
+            ],
+        )
+        asyncio.run(found("d", ""))
+        assert status().stdout.startswith("Everything flows.\n")
+
+
+def test_how_fast_exchanges_come_and_leave_is_measured(
     status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str
+) -> None:
+    """Over two minutes: from the counts of the sidecars, and from what was stored."""
+    asyncio.run(
+        _store(
+            postgres_dsn,
+            (timedelta(seconds=600), _count(9, wines=ModelCount(taken=9, published=9))),
+            (timedelta(seconds=60), _count(9, wines=ModelCount(taken=1_000, published=1_000))),
+            (timedelta(seconds=10), _count(9, wines=ModelCount(taken=3_400, published=3_400))),
+        )
+    )
+    asyncio.run(_compare(postgres_dsn, 500, folded=False, before=timedelta(seconds=10)))
+    (wines,) = json.loads(status("--json").stdout)["models"]
+    rates = wines["steps"]["rates"]
+    assert rates["coming"] == pytest.approx(48.0, rel=1e-3)
+    assert 0 < rates["leaving"] <= 500 / 10
+
+
+def test_everything_flows_ends_with_0(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, tmp_path: Path
 ) -> None:
     """Counts before the period are in the total alone; what was compared and folded is counted too."""
     before = _count(1_000, wines=ModelCount(taken=100))
@@ -118,9 +267,10 @@ def test_everything_flows_ends_with_0(
         )
     )
     asyncio.run(_compare(postgres_dsn, 28, folded=True))
-    done = status("--json")
+    with _beside(lambda: _answering(tmp_path)):
+        done, text = status("--json"), status().stdout
     found: dict[str, Any] = json.loads(done.stdout)
-    assert (done.returncode, found["blockers"]) == (0, []), done.stdout
+    assert (done.returncode, found["blockers"], found["notes"]) == (0, [], []), done.stdout
     (wines,) = found["models"]
     steps = wines["steps"]
     assert [steps[name]["recent"] for name in ("offered", "captured", "thinned", "compared", "folded")] == [
@@ -132,7 +282,6 @@ def test_everything_flows_ends_with_0(
     ]
     assert (steps["offered"]["total"], steps["captured"]["total"]) == (1_500, 130)
     assert wines["waiting"] == {"n_messages": 0, "n_delivered": 0, "is_read": False, "read_at": None}
-    text = status().stdout
     assert text.startswith("Everything flows.\n")
     assert re.search(r"^  captured +30 +130  +\d+ s ago$", text, re.MULTILINE)
     assert re.search(r"^  replayed and compared +28 +28 ", text, re.MULTILINE)

@@ -113,7 +113,8 @@ def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
 def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
     """SIGTERM ends every role and server with exit code 0; no secret was in the environment of a process that it started.
 
-    `quantdrift status` meanwhile says that every process works, and what is missing.
+    `quantdrift status` meanwhile says that every process works, and what is missing. It asks the ports that the processes
+    have, whatever its own configuration says.
     """
     given = {
         "QUANTDRIFT_HMAC_KEY": "canary-of-hashes",
@@ -143,7 +144,8 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
             assert part in names
         assert (memory_path / "data" / "dsn").stat().st_mode & 0o077 == 0
         config = str(memory_path / "config.toml")
-        done = invoked("status", "-c", config, "--data", "data", "--json", directory=memory_path)
+        other = {f"QUANTDRIFT__{role}__ADMIN": "127.0.0.1:1" for role in ("SIDECAR", "SHADOW", "MONITOR")}
+        done = invoked("status", "-c", config, "--data", "data", "--json", directory=memory_path, **other)
         found = json.loads(done.stdout)
         assert done.returncode == 1
         assert {name for name, state in found["processes"].items() if state["works"]} == {

@@ -1,16 +1,18 @@
 """What `quantdrift status` says blocks the way of the exchanges."""
 
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
-from quantdrift.cli.blockers import Facts, Port, ago, blockers
-from quantdrift.core.config.schema import Config, Model, Reference, Telemetry
+from quantdrift.cli.blockers import Facts, Port, ago, blockers, notes
+from quantdrift.core.config.schema import Config, Model, Reference, Sidecar, Telemetry
 from quantdrift.core.process.states import PartState
 from quantdrift.core.sampling.pause import Order, Pause
 from quantdrift.core.stream.backlog import Waiting
-from quantdrift.storage.commands.flow import Flow, ModelFlow, Step
+from quantdrift.storage.commands.flow import Flow, ModelFlow, Rates, Step
 
 pytestmark = pytest.mark.unit
 
@@ -52,6 +54,16 @@ def _facts(**changes: Any) -> Facts:
         "ports": UP,
     }
     return Facts(now=NOW, begin=_ago(60), span="1h", **(known | changes))
+
+
+def _late(*, coming: float, leaving: float) -> dict[str, Any]:
+    """Return the facts of a stream that is read, and whose oldest exchange has waited for four minutes."""
+    rates = Rates(coming=coming, leaving=leaving)
+    return {
+        "flow": _flow(_wines(rates=rates)),
+        "waiting": {"wines": Waiting(n_messages=6322, n_delivered=64, is_read=True)},
+        "oldest_s": 245.0,
+    }
 
 
 def test_nothing_blocks_where_everything_flows() -> None:
@@ -169,6 +181,63 @@ def test_nothing_blocks_where_everything_flows() -> None:
                 " (models.references.path)"
             ),
         ),
+        (
+            _late(coming=24.0, leaving=7.0),
+            (
+                "6,322 exchanges of `wines` wait in the stream, the oldest for 4 min: 7 a second are compared, 24 a second"
+                " come. They become more, and expire after stream.max_age_s: start more shadow workers, lower sampling.rate,"
+                " or set sampling.replays_per_s, by which the monitor lowers the rates itself"
+            ),
+        ),
+        (
+            _late(coming=2.0, leaving=7.0),
+            (
+                "6,322 exchanges of `wines` wait in the stream, the oldest for 4 min: 7 a second are compared, 2 a second"
+                " come. None is left in some 21 min; until then verdicts are late"
+            ),
+        ),
+        (
+            _late(coming=2.0, leaving=0.0),
+            (
+                "6,322 exchanges of `wines` wait in the stream, the oldest for 4 min, and none was compared in the last 2"
+                " min: see the log of the shadow"
+            ),
+        ),
+        (
+            {
+                "flow": _flow(
+                    _wines(
+                        lost={"truncated": _step(30), "client_abort": _step(9), "decode": Step(total=3)},
+                        nameless={"held_bytes": _step(4)},
+                        verdicts={"ok": 2, "unknown": 3},
+                        n_lossy=2,
+                        loss="loss: too many of its samples were lost: see `quantdrift status`",
+                    ),
+                    ModelFlow(model="", nameless={"held_bytes": _step(40), "error_status": _step(99)}),
+                )
+            },
+            (
+                "2 of 5 slices of model `wines` are `unknown`: loss: too many of its samples were lost. Of the last 1h: 44"
+                " held_bytes (model not known), 30 truncated; raise sidecar.max_held_bytes, or sample less"
+            ),
+        ),
+        (
+            {"flow": _flow(_wines(unknown=_step(20, minutes=0.1)))},
+            (
+                "a sidecar saw model `wines` 20 times in the last 1h, the last time 6 s ago, while its own configuration did"
+                " not have it: if this goes on, give all sidecars the same [[models]]"
+            ),
+        ),
+        (
+            {"ports": UP | {"shadow": Port(address="127.0.0.1:9465")}, "waiting": {"wines": Waiting()}},
+            (
+                "no shadow answers at 127.0.0.1:9465 (shadow.admin), and none reads from NATS: start `quantdrift shadow`"
+            ),
+        ),
+        (
+            {"ports": UP | {"monitor": Port(address="127.0.0.1:9466")}},
+            "no monitor answers at 127.0.0.1:9466 (monitor.admin), and none leads: start `quantdrift monitor`",
+        ),
     ],
 )
 def test_each_block_is_said_in_words(changes: dict[str, Any], said: str) -> None:
@@ -208,6 +277,58 @@ def test_a_sidecar_without_predictions_says_what_it_saw_instead(counts: dict[str
     ports = {"sidecar": Port(address="a", answers=True, ready=True, counts=counts)}
     flow = _flow(_wines(captured=Step()), offered=Step(), captured=Step(), tallied_at=None)
     assert said in blockers(CONFIG, _facts(flow=flow, ports=ports))[0]
+
+
+def test_what_blocks_nothing_is_noted() -> None:
+    """Parts that work and do not answer here, parts that are not ready, and what the shadow found to contradict."""
+    silent = {role: Port(address=f"127.0.0.1:{role}") for role in ("sidecar", "shadow", "monitor")}
+    flow = _flow(_wines(contradictions=("models.output_kind: set it to `probabilities`",)), is_led=True)
+    facts = _facts(flow=flow, ports=silent)
+    assert blockers(CONFIG, facts) == ()
+    elsewhere = "it runs elsewhere, or has another address"
+    assert notes(CONFIG, facts) == (
+        (
+            "the sidecar does not answer at 127.0.0.1:sidecar (sidecar.admin), and counts of a sidecar come:"
+            f" {elsewhere}"
+        ),
+        (
+            "the shadow does not answer at 127.0.0.1:shadow (shadow.admin), and a shadow worker reads from NATS:"
+            f" {elsewhere}"
+        ),
+        f"the monitor does not answer at 127.0.0.1:monitor (monitor.admin), and a monitor leads: {elsewhere}",
+        "figures of model `wines` may mislead: models.output_kind: set it to `probabilities`",
+    )
+    ports = UP | {"monitor": Port(address="127.0.0.1:9466", answers=True)}
+    assert notes(CONFIG, _facts(ports=ports)) == (
+        "the monitor at 127.0.0.1:9466 answers, but is not ready: see its log",
+    )
+    assert notes(CONFIG, _facts()) == ()
+
+
+def test_a_part_that_does_not_answer_is_never_beside_everything_flows() -> None:
+    """Whatever else is known: it is a line of what blocks, or a note."""
+    config = msgspec.structs.replace(CONFIG, sidecar=Sidecar(tally_interval_s=60.0))
+    ports = {role: Port(address=role, answers=True, ready=True) for role in ("sidecar", "shadow", "monitor")}
+    for role, tallied, read, led, waits in itertools.product(
+        ports, (0, 3, 7), (None, 1, 9), (True, False), (0, 5)
+    ):
+        flow = _flow(
+            _wines(unfolded=_step(waits, minutes=9)), tallied_at=_ago(tallied), is_led=led, folded_at=_ago(9)
+        )
+        facts = _facts(
+            flow=flow,
+            ports=ports | {role: Port(address=role)},
+            waiting={"wines": Waiting(n_messages=waits, read_at=None if read is None else _ago(read))},
+        )
+        assert blockers(config, facts) or notes(config, facts), (role, tallied, read, led, waits)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"oldest_s": 119.0}, {"waiting": {"wines": Waiting(is_read=True)}, "oldest_s": 500.0}]
+)
+def test_what_waits_for_seconds_or_not_at_all_blocks_nothing(changes: dict[str, Any]) -> None:
+    """A shadow worker that keeps up takes seconds."""
+    assert blockers(CONFIG, _facts(**(_late(coming=1.0, leaving=9.0) | changes))) == ()
 
 
 def test_what_a_reader_has_in_hand_does_not_wait() -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,13 +12,14 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
-from quantdrift.core.records import Loss, ModelCount
+from quantdrift.core.records import Loss, ModelCount, Way
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.sidecar.capture.pipeline import CaptureService, Pipeline
 from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.capture.tallies import Tallies
+from quantdrift.sidecar.handoff.frame import Origin
 from quantdrift.sidecar.protocols import cost
 from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, write_live_config
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
@@ -223,14 +225,81 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     assert (count.taken, count.thinned) == (5, 1)
     assert count.lost == {Loss.ERROR_STATUS: 1, Loss.UNKNOWN_MODEL: 1, Loss.DECODE: 2}
     assert count.models == {
-        "digits": ModelCount(taken=2, lost={Loss.ERROR_STATUS: 1, Loss.DECODE: 1}),
-        "words": ModelCount(taken=2, lost={Loss.DECODE: 1}, thinned=1),
+        "digits": ModelCount(taken=2, lost={Loss.ERROR_STATUS: 1, Loss.DECODE: 1}, configured=True),
+        "words": ModelCount(taken=2, lost={Loss.DECODE: 1}, thinned=1, configured=True),
     }
     slot.lose_unfinished(
         len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH
     )
     (count,) = counters.strata(settled.rows)
     assert Loss.PUBLISH not in count.lost
+
+
+@pytest.mark.unit
+def test_what_has_no_answer_is_lost_by_the_model_that_its_body_names() -> None:
+    """Errors, aborts and what the relay lost; where the body names none it stays without a model, unless it is another's."""
+    settled = LiveConfig.of(Config(models=(Model(name="words"), Model(name="idle"))))
+    counters = Counters.create(2, len(settled.rows))
+    slot = counters.slot(1)
+    recorder = Recorder(settled, identity_of(SECRETS, "b" * 32, {}))
+    unknown: list[str] = []
+    desk = Pipeline(
+        recorder,
+        Publisher(settled.config, slot, CLOCK),
+        slot,
+        settled.rows,
+        lambda name, _: unknown.append(name),
+    )
+    counters.slot(0).add(0, Count.TAKEN, 11)
+    words: dict[str, Any] = {
+        "path": "/v1/chat/completions",
+        "request": {"model": "words", "messages": [{"content": "a"}]},
+    }
+    handle(desk, status="429 Too Many", **words)
+    handle(desk, status="500 Oops", **words)
+    handle(desk, 3, lost=Loss.CLIENT_ABORT, **words)
+    handle(desk, lost=Loss.HELD_BYTES, **words)
+    for lost in (Loss.CLIENT_ABORT, Loss.TRUNCATED):
+        handle(desk, lost=lost, path="/v1/completions", request=b"{")
+        handle(desk, lost=lost, path="/v1/completions", request={"model": "other", "prompt": "a"})
+    handle(desk, status="404 No", path="/v2/models/other/infer")
+    (count,) = counters.strata(settled.rows)
+    assert count.lost == {
+        Loss.HELD_BYTES: 1,
+        Loss.TRUNCATED: 1,
+        Loss.ERROR_STATUS: 3,
+        Loss.UNKNOWN_MODEL: 1,
+        Loss.CLIENT_ABORT: 5,
+    }
+    of_words = {Loss.HELD_BYTES: 1, Loss.ERROR_STATUS: 2, Loss.CLIENT_ABORT: 3}
+    assert count.models == {
+        "words": ModelCount(taken=6, lost=of_words, configured=True),
+        "idle": ModelCount(taken=0, configured=True),
+    }
+    assert unknown == ["other"]
+    assert count.taken - sum(count.lost.values()) == 0
+
+
+@pytest.mark.unit
+def test_a_paused_model_loses_nothing_and_a_sender_reports_on_its_own_models_alone() -> None:
+    """What is paused is left out, and what a sender says of another's model is no traffic, whether or not it is configured."""
+    settled = LiveConfig.of(Config(models=(Model(name="words"),)))
+    counters = Counters.create(2, len(settled.rows))
+    slot = counters.slot(1)
+    recorder = Recorder(settled, identity_of(SECRETS, "b" * 32, {}))
+    desk = Pipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
+    counters.slot(0).add(0, Count.TAKEN, 3)
+    desk.paused = Paused(models=frozenset({"words"}))
+    handle(desk, lost=Loss.TRUNCATED, path="/v1/completions", request={"model": "words", "prompt": "a"})
+    mine = Origin(way=Way.INTAKE, caller="team-a", models=("a-*",))
+    for name in ("words", "other"):
+        meta, request, _ = raw_exchange(
+            lost=Loss.UNPAIRED, path="/v1/completions", request={"model": name, "prompt": "a"}
+        )
+        desk.handle(msgspec.structs.replace(meta, origin=mine), memoryview(request), memoryview(b""))
+    (count,) = counters.strata(settled.rows)
+    assert (count.taken, count.thinned, count.lost) == (1, 1, {})
+    assert slot.gauge(Gauge.MODEL_DENIED) == 2
 
 
 @pytest.mark.unit

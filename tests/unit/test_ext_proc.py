@@ -200,11 +200,13 @@ def test_an_order_that_cannot_be_is_lost(told: Told, messages: list[bytes]) -> N
 
 
 def test_a_stream_that_ends_early_is_lost_as_truncated(told: Told) -> None:
-    """Wherever it ends."""
+    """Wherever it ends; a whole request goes to the capture process, where its body may name the model."""
     messages = exchange()
     for n_messages in range(1, len(messages)):
         told.tell(messages[:n_messages])
         assert told.bench.lost(Loss.TRUNCATED) == n_messages
+        assert len(told.bench.lost_requests) == n_messages - 1
+    assert all(one.request.endswith(b"\r\n\r\n" + ASKED) for one in told.bench.lost_requests)
     assert (told.bench.taken, told.bench.balance(), told.held_bytes) == ([], 0, 0)
 
 

@@ -36,7 +36,7 @@ def test_counts_of_the_recent_hour_come_from_cumulative_tallies() -> None:
 
 
 def test_losses_of_one_model_do_not_count_for_another() -> None:
-    """What told no model may be anybody's; a tally of an older sidecar tells none."""
+    """What names no model may be of any that its sidecar captures, and of no other; a tally without names is anybody's."""
 
     def tally(sequence: int, **models: tuple[int, int]) -> TallyRow:
         return TallyRow(
@@ -55,9 +55,45 @@ def test_losses_of_one_model_do_not_count_for_another() -> None:
     ledger.add(tally(3, bad=(8, 8), good=(10, 0)))
     assert ledger.recent(["default"], "bad") == RecentCounts(offered=200, taken=10, lost=10)
     assert ledger.recent(["default"], "good") == RecentCounts(offered=200, taken=12, lost=2)
-    assert ledger.recent(["default"], "new") == RecentCounts(offered=200, taken=2, lost=2)
+    assert ledger.recent(["default"], "new") == RecentCounts(offered=0, taken=0, lost=0)
+    ledger.add(tally(4, bad=(8, 8), good=(10, 0), new=(0, 0)))
+    assert ledger.recent(["default"], "new") == RecentCounts(offered=100, taken=10, lost=5)
+    assert ledger.recent(["default"], "good") == RecentCounts(offered=300, taken=22, lost=7)
     ledger.forget(BEGIN_US + RECENT_US)
     assert ledger.recent(["default"], "bad") == RecentCounts(offered=0, taken=0, lost=0)
+
+
+def test_what_was_named_where_it_is_not_configured_counts_once_the_model_is_known() -> None:
+    """Only what came wholly after the first comparison; a capture process that starts again counts from zero."""
+
+    def tally(sequence: int, at_s: int, unknown: int, **models: tuple[int, int]) -> TallyRow:
+        return TallyRow(
+            source="pod",
+            boot="a",
+            stratum="default",
+            sequence=sequence,
+            at_us=BEGIN_US + at_s * SECOND_US,
+            offered=0,
+            taken=sum(taken for taken, _ in models.values()),
+            lost=0,
+            models=models,
+            unknown={"credit": unknown},
+        )
+
+    ledger = LossCounts()
+    ledger.add(tally(1, 0, 100))
+    ledger.add(tally(2, 10, 300))
+    ledger.add(tally(3, 20, 400, credit=(50, 0)))  # corrected in this time
+    ledger.add(tally(4, 30, 400, credit=(90, 0)))
+    known_us = BEGIN_US + 15 * SECOND_US
+    assert ledger.recent(["default"], "credit", known_us) == RecentCounts(offered=0, taken=90, lost=0)
+    assert ledger.recent(["default"], "credit") == RecentCounts(offered=0, taken=90, lost=0)
+    ledger.add(tally(5, 40, 430, credit=(90, 0)))  # another sidecar's configuration would do the same
+    ledger.add(tally(6, 50, 7, credit=(90, 0)))
+    assert ledger.recent(["default"], "credit", known_us) == RecentCounts(offered=0, taken=127, lost=37)
+    assert ledger.recent(["faint"], "credit", known_us) == RecentCounts(offered=0, taken=0, lost=0)
+    ledger.forget(BEGIN_US + 40 * SECOND_US + RECENT_US)
+    assert ledger.recent(["default"], "credit", known_us) == RecentCounts(offered=0, taken=7, lost=7)
 
 
 def test_the_strata_of_a_slice_are_those_its_items_may_fall_into() -> None:
@@ -121,7 +157,7 @@ def test_what_a_sidecar_had_that_ended_without_its_last_counts_is_unaccounted_fo
     for counts in (LossCounts(tallies=rows), LossCounts(rows), LossCounts(tallies=reversed(rows))):
         assert unaccounted(counts, silent_us - 1) == 0
         assert unaccounted(counts, silent_us) == 9
-        assert unaccounted(counts, silent_us, "other") == 5
+        assert unaccounted(counts, silent_us, "other") == 3
         assert unaccounted(counts, over_us - 1) == 9
         assert counts.recent(["default"], "digits").missing == 9
         assert unaccounted(counts, over_us) == 0

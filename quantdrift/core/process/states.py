@@ -18,13 +18,15 @@ STATES_FILE: Final = "QUANTDRIFT_PROCESSES"
 class PartState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a process works; `since` and `why` say when and why it went down, if it did.
 
-    `restarts` is how often it was started again, by reason: `exit_1`, the name of a signal, or `not_started`.
+    `restarts` is how often it was started again, by reason: `exit_1`, the name of a signal, or `not_started`. `address` is
+    that of its admin port, HOST:PORT; empty: it has none.
     """
 
     works: bool
     since: datetime | None = None
     why: str = ""
     restarts: dict[str, int] = {}
+    address: str = ""
 
 
 def read_states(file: Path) -> dict[str, PartState]:

@@ -3,6 +3,10 @@
 The first three come from the sidecars' cumulative tallies, the fourth from what was found missing in the stream. What a
 sidecar had in memory at a tally is unaccounted if no other tally follows and this one is not the last: it ended with its
 machine, or its counts were lost.
+
+A loss counts for its model. One that names no model counts for each model that its sidecar captures, and for no other; for
+all models only where the sidecar, one of a release before, names none at all. What a sidecar lost because its configuration
+does not have the model counts for that model once the model is known, and not before.
 """
 
 import heapq
@@ -18,7 +22,9 @@ KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted
 SILENT_US = 300_000_000
 """A sidecar that sent no tally for so long has ended."""
 
+_Models = tuple[str, ...]  # those that counts are for; the empty name: for all
 _Grown = tuple[int, int, int, int]  # offered, taken, lost, expired
+_Unknown = tuple[int, int, int]  # time, time of the tally before, number
 
 
 class RecentCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +72,9 @@ class LossCounts:
         self._silent: dict[tuple[str, str, str], TallyRow] = {}
         for tally in baselines:
             self._follow(tally)
-        self._entries: list[tuple[int, str, str, _Grown]] = []  # a heap by time
+        self._entries: list[tuple[int, str, _Models, _Grown]] = []  # a heap by time
+        self._captured: dict[_Models, _Models] = {}  # each once, however many entries have it
+        self._unknown: dict[tuple[str, str], list[_Unknown]] = {}  # heaps by time
         self._sums: dict[tuple[str, str], list[int]] = {}
         for tally in tallies:
             self.add(tally)
@@ -79,21 +87,33 @@ class LossCounts:
         if last is not None and tally.sequence <= last.sequence:
             return
         self._follow(tally)
-        before = _by_model(last) if last is not None else {}
-        for model, counts in _by_model(tally).items():
-            first = before.get(model, (0, 0, 0))
-            grown = (counts[0] - first[0], counts[1] - first[1], counts[2] - first[2], 0)
-            self._enter(tally.at_us, tally.stratum, model, grown)
+        before = last or _NOTHING
+        for model, (taken, lost) in tally.models.items():
+            first = before.models.get(model, (0, 0))
+            self._enter(tally.at_us, tally.stratum, (model,), (0, taken - first[0], lost - first[1], 0))
+        captured = tuple(tally.models) or ("",)
+        captured = self._captured.setdefault(captured, captured)
+        taken, lost = _nameless(tally)
+        first = _nameless(before)
+        grown = (tally.offered - before.offered, taken - first[0], lost - first[1], 0)
+        self._enter(tally.at_us, tally.stratum, captured, grown)
+        if last is not None:
+            self._add_unknown(tally, last)
 
     def expire(self, expiry: ExpiryRow) -> None:
         """Count what was found to have expired."""
-        self._enter(expiry.at_us, expiry.stratum, expiry.model, (0, 0, 0, expiry.n))
+        self._enter(expiry.at_us, expiry.stratum, (expiry.model,), (0, 0, 0, expiry.n))
 
     def forget(self, now_us: int) -> None:
         """Let go of what is older than an hour before `now_us`."""
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
-            _, stratum, model, grown = heapq.heappop(self._entries)
-            self._count((stratum, model), grown, -1)
+            _, stratum, models, grown = heapq.heappop(self._entries)
+            self._count(stratum, models, grown, -1)
+        for name, entries in list(self._unknown.items()):
+            while entries and entries[0][0] <= now_us - RECENT_US:
+                heapq.heappop(entries)
+            if not entries:
+                del self._unknown[name]
         while self._expected and self._expected[0][0] <= now_us:
             _, key, sequence = heapq.heappop(self._expected)
             if (newest := self._newest.get(key)) is not None and newest.sequence == sequence:
@@ -107,38 +127,56 @@ class LossCounts:
         self._newest = {key: tally for key, tally in self._newest.items() if tally.at_us > now_us - KEPT_US}
 
     def recent(
-        self, strata: Iterable[str], model: str, n_quarantined: int = 0, quarantined_for: str = ""
+        self,
+        strata: Iterable[str],
+        model: str,
+        known_us: int | None = None,
+        n_quarantined: int = 0,
+        quarantined_for: str = "",
     ) -> RecentCounts:
-        """Return the counts of a model in `strata` together, and of what had not told its model: it may be the same.
+        """Return the counts of a model in `strata` together.
 
         Parameters
         ----------
+        known_us
+            When the model was first compared: what named it before that, where it was not configured, does not count. None:
+            it never was.
         n_quarantined, quarantined_for
             What was quarantined of the model in the last hour, in all strata, and the most frequent reason. The strata have the
             part of it that they have of the model's samples.
         """
+        strata = set(strata)
         if n_quarantined:
             taken = {stratum: sums[1] for (stratum, one), sums in self._sums.items() if one == model}
             of_all = sum(taken.values())
             here = sum(taken.get(stratum, 0) for stratum in strata)
             n_quarantined = round(n_quarantined * here / of_all) if of_all > 0 else n_quarantined
         sums = [self._sums.get((name, one), (0, 0, 0, 0)) for name in strata for one in {model, ""}]
+        named = [entry for stratum in strata for entry in self._unknown.get((stratum, model), ())]
+        n_unknown = sum(n for _, begin_us, n in named if known_us is not None and begin_us >= known_us)
         return RecentCounts(
             offered=sum(entry[0] for entry in sums),
-            taken=sum(entry[1] for entry in sums),
-            lost=sum(entry[2] for entry in sums),
+            taken=sum(entry[1] for entry in sums) + n_unknown,
+            lost=sum(entry[2] for entry in sums) + n_unknown,
             expired=max(sum(entry[3] for entry in sums), 0),
             unaccounted=self._unaccounted(strata, model),
             quarantined=n_quarantined,
             quarantined_for=quarantined_for,
         )
 
-    def _unaccounted(self, strata: Iterable[str], model: str) -> int:
-        if not self._silent:
-            return 0
-        wanted = set(strata)
-        silent = [tally for tally in self._silent.values() if tally.stratum in wanted]
-        return max(sum(tally.open.get(one, 0) for tally in silent for one in {model, ""}), 0)
+    def _add_unknown(self, tally: TallyRow, last: TallyRow) -> None:
+        for model, n in tally.unknown.items():
+            before = last.unknown.get(model, 0)
+            # It is counted from zero where the capture process has started again.
+            if grown := n - before if n >= before else n:
+                entries = self._unknown.setdefault((tally.stratum, model), [])
+                heapq.heappush(entries, (tally.at_us, last.at_us, grown))
+
+    def _unaccounted(self, strata: set[str], model: str) -> int:
+        silent = [tally for tally in self._silent.values() if tally.stratum in strata]
+        of_model = sum(tally.open.get(model, 0) for tally in silent)
+        rest = sum(tally.open.get("", 0) for tally in silent if model in tally.models or not tally.models)
+        return max(of_model + rest, 0)
 
     def _follow(self, tally: TallyRow) -> None:
         """Take a tally as the newest of its start, and expect another one unless it is the last."""
@@ -148,24 +186,26 @@ class LossCounts:
         if tally.open and not tally.final:
             heapq.heappush(self._expected, (tally.at_us + SILENT_US, key, tally.sequence))
 
-    def _enter(self, at_us: int, stratum: str, model: str, grown: _Grown) -> None:
+    def _enter(self, at_us: int, stratum: str, models: _Models, grown: _Grown) -> None:
         if any(grown):
-            heapq.heappush(self._entries, (at_us, stratum, model, grown))
-            self._count((stratum, model), grown, 1)
+            heapq.heappush(self._entries, (at_us, stratum, models, grown))
+            self._count(stratum, models, grown, 1)
 
-    def _count(self, key: tuple[str, str], grown: _Grown, sign: int) -> None:
-        sums = self._sums.setdefault(key, [0, 0, 0, 0])
-        for index, value in enumerate(grown):
-            sums[index] += sign * value
+    def _count(self, stratum: str, models: _Models, grown: _Grown, sign: int) -> None:
+        for model in models:
+            sums = self._sums.setdefault((stratum, model), [0, 0, 0, 0])
+            for index, value in enumerate(grown):
+                sums[index] += sign * value
 
 
 def _key(tally: TallyRow) -> tuple[str, str, str]:
     return tally.source, tally.boot, tally.stratum
 
 
-def _by_model(tally: TallyRow) -> dict[str, tuple[int, int, int]]:
-    """Return offered, taken and lost by model; what is offered has told its model to nobody, nor has the rest."""
-    found = {model: (0, taken, lost) for model, (taken, lost) in tally.models.items()}
-    taken = tally.taken - sum(counts[1] for counts in found.values())
-    lost = tally.lost - sum(counts[2] for counts in found.values())
-    return {**found, "": (tally.offered, taken, lost)}
+_NOTHING = TallyRow(source="", boot="", stratum="", sequence=0, at_us=0, offered=0, taken=0, lost=0)
+
+
+def _nameless(tally: TallyRow) -> tuple[int, int]:
+    """Return how many requests without a model were taken and lost."""
+    named = tally.models.values()
+    return tally.taken - sum(taken for taken, _ in named), tally.lost - sum(lost for _, lost in named)

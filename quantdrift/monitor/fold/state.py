@@ -382,7 +382,9 @@ class FoldState:
         if found is None:
             quarantined = self.circumstances.quarantined.get(model)
             n, reason = (0, "") if quarantined is None else (quarantined.n, quarantined.reason)
-            found = self._counts[strata, model] = self.losses.recent(strata, model, n, reason)
+            seen_us = [of.first_seen_us for of in self.catalog.versions.values() if of.model == model]
+            known_us = min(seen_us, default=None)
+            found = self._counts[strata, model] = self.losses.recent(strata, model, known_us, n, reason)
         return found
 
     def count_class(self, slice_id: int, version_id: int, policy_id: int) -> int:

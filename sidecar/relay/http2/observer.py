@@ -122,7 +122,7 @@ class Http2Observer(ExchangeObserver):
             on_block=self._request_block,
             on_piece=self._request_piece,
             on_end=self._request_end,
-            on_reset=self._reset,
+            on_reset=self._cancel,
             on_goaway=lambda _: None,  # it concerns streams that the backend opens, which are not observed
             on_frame_bytes=self._set_client_frame_bytes,
             max_header_bytes=limit,
@@ -300,9 +300,12 @@ class Http2Observer(ExchangeObserver):
         if buffer is not None:
             self._hand_over(buffer)
 
-    def _reset(self, stream: int) -> None:
+    def _cancel(self, stream: int) -> None:
+        self._reset(stream, Loss.CLIENT_ABORT)
+
+    def _reset(self, stream: int, loss: Loss = Loss.TRUNCATED) -> None:
         if self._open.pop(stream, None) is not None:
-            self._lose(stream, Loss.TRUNCATED)
+            self._lose(stream, loss)
 
     def _goaway(self, last: int) -> None:
         """Drop the streams after `last`.

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.handoff.frame import PIECE_BYTES, RawMeta, frame
+from quantdrift.sidecar.handoff.frame import PIECE_BYTES, RELAYED, Origin, RawMeta, frame
 from quantdrift.sidecar.relay.observing.head_cache import FieldCache, HeadCache, remember
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, ResponseHead
 from quantdrift.sidecar.relay.observing.memory import BYTES_PER_CONNECTION, ObserverMemory
@@ -199,6 +199,43 @@ class CaptureScope:
         self.slot.lose(stratum, loss)
         return True
 
+    def send_lost(
+        self,
+        draw: Draw,
+        loss: Loss,
+        request: Sequence[bytes | memoryview],
+        head_bytes: int,
+        origin: Origin = RELAYED,
+    ) -> None:
+        """Send the request of a lost exchange to the capture process, which counts it for the model that the body names.
+
+        Parameters
+        ----------
+        draw
+            The first phase's decision.
+        loss
+            Why it is lost.
+        request, head_bytes
+            The whole request, and the length of its head.
+        origin
+            How it came in.
+        """
+        meta = RawMeta(
+            id=draw.id,
+            stratum=draw.stratum,
+            pi1=draw.pi1,
+            u1=draw.u1,
+            epoch=draw.epoch,
+            captured_at_ns=(self.clock.now() - _EPOCH) // _MICROSECOND * 1000,
+            request_head_bytes=head_bytes,
+            request_bytes=sum(map(len, request)),
+            response_head_bytes=0,
+            response_bytes=0,
+            origin=origin,
+            lost=loss,
+        )
+        self.send_frame(draw.stratum, frame(meta, request))
+
     def add_held_bytes(self, n_bytes: int) -> None:
         """Add `n_bytes`, which may be negative, to the buffered bytes."""
         self.held_bytes += n_bytes
@@ -355,9 +392,9 @@ class ExchangeObserver(ABC):
     def response_eof(self) -> None:
         """Handle the end of file of the backend."""
 
-    def close(self) -> None:
-        """Handle the end of the connection: unfinished exchanges are lost."""
-        self.abandon(Loss.TRUNCATED)
+    def close(self, loss: Loss = Loss.TRUNCATED) -> None:
+        """Handle the end of the connection: unfinished exchanges are lost, and counted under `loss`."""
+        self.abandon(loss)
 
     def abandon(self, loss: Loss) -> None:
         """Drop all buffered exchanges, counted under `loss`, and stop observing."""
@@ -430,7 +467,16 @@ class ExchangeObserver(ABC):
         buffer.captured_at_ns = (clock.now() - _EPOCH) // _MICROSECOND * 1000
 
     def _drop(self, buffer: CaptureBuffer, loss: Loss) -> None:
-        self._scope.slot.lose(buffer.draw.stratum, loss)
+        """Count an exchange as lost; where only its body names the model, the capture process does, which reads it."""
+        draw = buffer.draw
+        if (
+            loss is Loss.OBSERVER_ERROR  # it may have been the hand-off that failed
+            or buffer.asked_s is None
+            or draw.stratum not in self._scope.sampler.nameless_rows
+        ):
+            self._scope.slot.lose(draw.stratum, loss)
+        else:
+            self._scope.send_lost(draw, loss, buffer.request, buffer.request_head_bytes)
         self._release(buffer)
 
     def _release(self, buffer: CaptureBuffer) -> None:

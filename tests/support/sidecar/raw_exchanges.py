@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from quantdrift.core.records import Exchange
+from quantdrift.core.records import Exchange, Loss
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.handoff.frame import RawMeta
 
@@ -37,12 +37,13 @@ def raw_exchange(
     stratum: int = 0,
     epoch: str = "e1",
     pi1: float = 0.5,
+    lost: Loss | None = None,
 ) -> tuple[RawMeta, bytes, bytes]:
-    """Return meta, request and response; bodies that are not bytes are sent as JSON."""
+    """Return meta, request and response; bodies that are not bytes are sent as JSON. What is lost already has no response."""
     sent = request if isinstance(request, bytes) else json.dumps(request).encode()
     got = response if isinstance(response, bytes) else json.dumps(response).encode()
     raw_request, request_head = message(f"POST {path} HTTP/1.1", sent, headers)
-    raw_response, response_head = message(f"HTTP/1.1 {status}", got, response_headers)
+    raw_response, response_head = (b"", 0) if lost else message(f"HTTP/1.1 {status}", got, response_headers)
     meta = RawMeta(
         id=exchange_id,
         stratum=stratum,
@@ -54,6 +55,7 @@ def raw_exchange(
         request_bytes=len(raw_request),
         response_head_bytes=response_head,
         response_bytes=len(raw_response),
+        lost=lost,
     )
     return meta, raw_request, raw_response
 

@@ -38,7 +38,7 @@ class Taken(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """A scope whose exchanges are collected in `taken`."""
+    """A scope whose exchanges are collected in `taken`, and the requests of lost ones in `lost_requests`."""
 
     def __init__(
         self, sampling: Sampling | None = None, send_frame: SendFrame | None = None, **bounds: Any
@@ -47,6 +47,7 @@ class Bench:
         self.counters = Counters.create(1, len(sampling.header_strata) + 1)
         self.slot: Slot = self.counters.slot(0)
         self.taken: list[Taken] = []
+        self.lost_requests: list[Taken] = []
         self.sidecar = msgspec.structs.replace(Sidecar(), **bounds)
         self.scope = CaptureScope(
             self.sidecar,
@@ -63,20 +64,22 @@ class Bench:
         return [(taken.request, taken.response) for taken in self.taken]
 
     def lost(self, loss: Loss) -> int:
-        """Return how many exchanges of the first stratum were lost for this reason."""
-        return self.slot.lost_count(0, loss)
+        """Return how many exchanges of the first stratum were lost for this reason, here or at the capture process."""
+        handed_over = sum(one.meta.lost is loss and not one.meta.stratum for one in self.lost_requests)
+        return self.slot.lost_count(0, loss) + handed_over
 
     def balance(self) -> int:
         """Return how many of the first stratum were taken, and neither handed over nor lost."""
         return (
             self.slot.count(0, Count.TAKEN)
-            - sum(taken.meta.stratum == 0 for taken in self.taken)
+            - sum(taken.meta.stratum == 0 for taken in (*self.taken, *self.lost_requests))
             - sum(self.slot.lost_count(0, loss) for loss in Loss)
         )
 
     def _collect(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
-        self.taken.append(unframe(b"".join(buffers)))
-        assert self.taken[-1].meta.stratum == stratum
+        taken = unframe(b"".join(buffers))
+        assert taken.meta.stratum == stratum
+        (self.taken if taken.meta.lost is None else self.lost_requests).append(taken)
 
 
 class Rig:
