@@ -24,7 +24,7 @@ import msgspec
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process.shared_memory import SHARED_MEMORY, user_directory
+from quantdrift.core.process import shared_memory
 from quantdrift.core.records import Tally
 from quantdrift.sidecar.state.counters import COLUMNS, MAX_ROWS, N_GAUGES, Counters, Gauge, Row, sum_strata
 
@@ -95,7 +95,7 @@ class CountsFile:
             rows=rows,
         )
         try:
-            directory = user_directory(make=True)
+            directory = shared_memory.user_directory(make=True)
             _remove_oldest(directory)
             path = directory / f"{_key(stream)}-{boot}{_TABLE}"
             counters = _create_table(path, description)
@@ -103,7 +103,7 @@ class CountsFile:
             _LOG.warning(
                 "the counts cannot be kept in %s (%s): if the sidecar's supervisor is killed, what it counted since its"
                 " last tally is not reported. Mount a writable /dev/shm",
-                SHARED_MEMORY,
+                shared_memory.SHARED_MEMORY,
                 error,
             )
             return cls(Counters.create(n_slots, MAX_ROWS), None, description)
@@ -213,7 +213,7 @@ def remove(path: Path) -> None:
 def ended(stream: Stream) -> Iterator[EndedCounts]:
     """Yield the counts of each start that is over and published to `stream`, the oldest first; one at a time is locked."""
     try:
-        paths = _tables(user_directory(), f"{_key(stream)}-")
+        paths = _tables(shared_memory.user_directory(), f"{_key(stream)}-")
     except OSError:
         return
     for path in paths:

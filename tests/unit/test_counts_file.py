@@ -11,6 +11,7 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.process import shared_memory
 from quantdrift.core.records import Loss, Tally
 from quantdrift.sidecar.state import counts_file
 from quantdrift.sidecar.state.counters import COLUMNS, Count, Gauge, Row
@@ -27,7 +28,7 @@ CLOCK = ManualClock(datetime(2026, 11, 22, tzinfo=UTC))
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Keep the files in a directory of the test's own."""
-    monkeypatch.setattr(counts_file, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
     return tmp_path / f"quantdrift-{os.geteuid()}"
 
 
@@ -133,7 +134,7 @@ def test_without_shared_memory_counts_work_as_before_and_the_log_says_so(
 ) -> None:
     """No directory, no room in it, or one that others can write to."""
     if fault == "missing":
-        monkeypatch.setattr(counts_file, "SHARED_MEMORY", memory / "none")
+        monkeypatch.setattr(shared_memory, "SHARED_MEMORY", memory / "none")
     elif fault == "foreign":
         memory.mkdir()
         memory.chmod(0o777)
