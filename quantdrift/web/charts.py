@@ -148,7 +148,7 @@ def _pair(
 def strip(
     changes: Sequence[tuple[datetime, str, str]],
     now_verdict: str,
-    since: datetime | None,
+    known_from: datetime,
     period: tuple[datetime, datetime],
     *,
     n: int = 90,
@@ -159,15 +159,14 @@ def strip(
     ----------
     changes
         When, verdict before, verdict after; in order.
-    since
-        When the present verdict began, for a slice without a change in that time; None: not known.
+    known_from
+        Since when anything is known: there is no cell before it.
     """
     begin, end = period
     width = (end - begin) / n
     level = [-1] * n
     first = changes[0][1] if changes else now_verdict
-    known_from = begin if changes or since is None or since <= begin else since
-    runs = [(known_from, first), *((max(at, begin), after) for at, _, after in changes)]
+    runs = [(max(begin, known_from), first), *((max(at, begin), after) for at, _, after in changes)]
     for index, (at, verdict) in enumerate(runs):
         until = runs[index + 1][0] if index + 1 < len(runs) else end
         low = max(0, int((at - begin) / width))
@@ -201,7 +200,7 @@ def _marks(marks: Sequence[Mark], x: Callable[[datetime], float]) -> str:
         )
         wide = _LETTER_WIDTH * len(mark.text)
         is_left = at + wide > _WIDTH
-        if (at - wide if is_left else at) > last_x and not (is_left and at < wide):
+        if (at - wide if is_left else at) > last_x + _LETTER_WIDTH and not (is_left and at < wide):
             anchor = "end" if is_left else "start"
             parts.append(f'<text class="mark-text" x="{at}" y="11" text-anchor="{anchor}">{text}</text>')
             last_x = at if is_left else at + wide

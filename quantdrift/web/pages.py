@@ -50,6 +50,9 @@ _MOST_ID: Final = 2**31 - 1
 _SPANS: Final = {"1d": _DAY, "7d": 7 * _DAY, "30d": 30 * _DAY, "90d": 90 * _DAY}
 _WIDTHS: Final = {"1d": timedelta(hours=1), "7d": timedelta(hours=6), "30d": _DAY, "90d": _DAY}
 _FEWEST_POINTS: Final = 3
+_MOST_POINTS: Final = 60
+_FINE: Final = tuple(timedelta(seconds=seconds) for seconds in (10, 30, 60, 120, 300, 600, 900, 1800))
+"""Widths of the points of less than a day."""
 _MARGIN_BARS: Final = 20  # as in the query
 _MOST_FOLLOWERS: Final = 64
 _POLL_S: Final = 2.0
@@ -202,7 +205,8 @@ async def overview(request: web.Request) -> web.Response:
                 steps = [
                     (change.at, change.before, change.after) for change in changes.get(each.slice_id, [])
                 ]
-                strips[each.slice_id] = charts.strip(steps, each.verdict, each.since, (end - _HISTORY, end))
+                known_from = max(end - _HISTORY, shown.now.first_at)
+                strips[each.slice_id] = charts.strip(steps, each.verdict, known_from, (end - _HISTORY, end))
         models = [
             await _with_facts(connection, one, [each.slice_id for each in slices] if one is shown else [])
             for one in models
@@ -239,11 +243,7 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     span: str
     begin: datetime
     end: datetime
-
-    @property
-    def width(self) -> timedelta:
-        """Of the points of its plots."""
-        return _WIDTHS[self.span]
+    width: timedelta
 
 
 class ChosenSlice(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,13 +268,46 @@ async def _chosen_slice(request: web.Request, connection: present.Connection) ->
     entry = next((one for one in every if one.slice_id == slice_id), None)
     if version is None or entry is None:
         raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
-    end = (entry.last_at or datetime.now(UTC)) + timedelta(hours=1)
+    last_at = entry.last_at or datetime.now(UTC)
+    if asked in {"", "1d"} and timedelta() <= last_at - version.first_at < _DAY:
+        cap = request.app[CONFIG].budget(version.model).cap
+        young = await _young(
+            connection, (version_id, slice_id), (version.first_at, entry.onset_at, last_at), cap
+        )
+        if young is not None:
+            return ChosenSlice(
+                versions=versions, version=version, entry=entry, period=young[0], history=young[1]
+            )
+    end = last_at + timedelta(hours=1)
     for span in (asked if asked in _SPANS else "7d", "1d"):
-        period = Period(span=span, begin=end - _SPANS[span], end=end)
+        period = Period(span=span, begin=end - _SPANS[span], end=end, width=_WIDTHS[span])
         history = await past.history(connection, version_id, slice_id, period.begin, end, width=period.width)
         if asked or len(history) >= _FEWEST_POINTS:  # else it is young: a day shows it better
             break
     return ChosenSlice(versions=versions, version=version, entry=entry, period=period, history=history)
+
+
+async def _young(
+    connection: present.Connection,
+    ids: tuple[int, int],
+    times: tuple[datetime, datetime | None, datetime],
+    cap: float,
+) -> tuple[Period, list[past.Sums]] | None:
+    """Return less than a day in points of minutes or seconds, which the onset divides; None: too many exchanges, or deleted ones.
+
+    Parameters
+    ----------
+    ids
+        Version and slice.
+    times
+        First exchange, onset if there is one, and last exchange.
+    """
+    first, onset, last = times
+    width = next((width for width in _FINE if (last - first) / width <= _MOST_POINTS), _FINE[-1])
+    period = Period(span="1d", begin=first - width, end=last + width, width=width)
+    base = onset or period.begin
+    history = await past.minutes(connection, *ids, (period.begin, base, period.end), width=width, cap=cap)
+    return (period, history) if history else None
 
 
 async def slice_page(request: web.Request) -> web.Response:
@@ -283,8 +316,15 @@ async def slice_page(request: web.Request) -> web.Response:
         chosen = await _chosen_slice(request, connection)
         version, entry, period = chosen.version, chosen.entry, chosen.period
         ids, begin, end = (version.id, entry.slice_id), period.begin, period.end
+        config = request.app[CONFIG]
         others = (
-            await past.history(connection, version.id, version.all_id, begin, end, width=period.width)
+            await _history(
+                connection,
+                (version.id, version.all_id),
+                period,
+                entry.onset_at,
+                config.budget(version.model).cap,
+            )
             if version.all_id and version.all_id != entry.slice_id
             else []
         )
@@ -295,7 +335,6 @@ async def slice_page(request: web.Request) -> web.Response:
         before, after = await past.bins(connection, *ids, of_bars)
         traffic = (await present.traffic(connection, version, end - _DAY)).get(entry.slice_id)
         people, _ = await present.affected(connection, version, [entry.slice_id])
-        config = request.app[CONFIG]
         budget = config.budget(version.model)
         singles = await past.singles(connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s)
         happened = await past.happenings(connection, *ids, begin, end)
@@ -319,21 +358,21 @@ async def slice_page(request: web.Request) -> web.Response:
         traffic=traffic,
         people=None if people is None else people.get(entry.slice_id, 0),
         flips=charts.line(
-            _points(chosen.history, "flip"),
+            _points(chosen.history, "flip", period.width, entry.last_at),
             begin,
             end,
             title=f"Changed answers in {plain(name)} over time",
-            others=_points(others, "flip"),
+            others=_points(others, "flip", period.width, entry.last_at),
             budget=entry.flip_budget,
             baseline=levels.get("flip"),
             marks=[_mark(one) for one in events],
         ),
         divergences=charts.line(
-            _points(chosen.history, "divergence"),
+            _points(chosen.history, "divergence", period.width, entry.last_at),
             begin,
             end,
             title=f"Mean divergence in {plain(name)} over time",
-            others=_points(others, "divergence"),
+            others=_points(others, "divergence", period.width, entry.last_at),
             budget=entry.divergence_budget,
             baseline=None if divergence_level is None else cap * divergence_level,
             marks=[_mark(one) for one in events],
@@ -362,7 +401,11 @@ async def slice_page(request: web.Request) -> web.Response:
         latency_growth=budget.latency_growth,
         now=datetime.now(UTC),
         sql=_sql(
-            chosen, of_bars, singles.begin or end - timedelta(hours=2), latency_budget_s=budget.latency_p99_s
+            chosen,
+            of_bars,
+            singles.begin or end - timedelta(hours=2),
+            cap=cap,
+            latency_budget_s=budget.latency_p99_s,
         ),
         notebook=_link(f"{request.path}/notebook", {"span": period.span}),
         link=lambda **more: _link(request.path, {"span": period.span} | more),
@@ -382,7 +425,7 @@ async def slice_notebook(request: web.Request) -> web.Response:
             begin=period.begin,
             end=period.end,
             step="hour" if period.width < _DAY else "day",
-            margins=_sql(chosen, (period.begin, period.begin, period.end), period.begin)["margins"],
+            margins=_sql(chosen, (period.begin, period.begin, period.end), period.begin, cap=1.0)["margins"],
         )
     )
     name = f"quantdrift-slice-{version.id}-{entry.slice_id}.ipynb"
@@ -448,10 +491,22 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         actions = await actions_of(connection, found.id)
         findings = (await findings_of(connection, [found.id])).get(found.id, [])
         version = next(one for one in await present.versions(connection) if one.id == found.version_id)
-        end = (found.resolved_at or version.last_at or datetime.now(UTC)) + timedelta(hours=1)
+        last_at = found.resolved_at or version.last_at or datetime.now(UTC)
+        end = last_at + timedelta(hours=1)
         begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
-        width = timedelta(hours=1) if end - begin <= 4 * _DAY else _DAY
-        history = await past.history(connection, found.version_id, found.slice_id, begin, end, width=width)
+        ids, config = (found.version_id, found.slice_id), request.app[CONFIG]
+        cap = config.budget(found.model).cap
+        period = Period(
+            span="", begin=begin, end=end, width=timedelta(hours=1) if end - begin <= 4 * _DAY else _DAY
+        )
+        first = max(version.first_at, begin) if version.first_at <= found.onset_at else begin
+        young = (
+            await _young(connection, ids, (first, found.onset_at, last_at), cap)
+            if timedelta() <= last_at - first < _DAY
+            else None
+        )
+        period, history = young or (period, await _history(connection, ids, period, None, cap))
+        begin, end = period.begin, period.end
         traffic = (await present.traffic(connection, version, end - _DAY - timedelta(hours=1))).get(
             found.slice_id
         )
@@ -466,7 +521,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
         charts.Mark(at=found.opened_at, kind="alert", text="alert"),
     ]
-    person, config = request.get(PERSON), request.app[CONFIG]
+    person = request.get(PERSON)
     return render(
         request,
         "alert.html",
@@ -492,14 +547,14 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         traffic=traffic,
         people=people,
         chart=charts.line(
-            _points(history, "flip"),
+            _points(history, "flip", period.width, last_at),
             begin,
             end,
             title="Changed answers before and since the alert",
             budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
             marks=marks,
         ),
-        sql=_history_sql(width, version=found.version_id, slice=found.slice_id, begin=begin, end=end),
+        sql=_history_sql(period, cap, found.onset_at, version=found.version_id, slice=found.slice_id),
         event=event,
         trace_url=config.telemetry.trace_url,
         now=datetime.now(UTC),
@@ -693,8 +748,24 @@ async def events(request: web.Request) -> web.StreamResponse:
 FEED: Final = web.AppKey("feed", Feed)
 
 
-def _points(history: list[past.Sums], metric: str) -> list[charts.Point]:
-    """Return the means with their intervals."""
+async def _history(
+    connection: present.Connection,
+    ids: tuple[int, int],
+    period: Period,
+    base: datetime | None,
+    cap: float,
+) -> list[past.Sums]:
+    """Return a slice over a period, in points of its width."""
+    if period.width < timedelta(hours=1):
+        times = period.begin, base or period.begin, period.end
+        return await past.minutes(connection, *ids, times, width=period.width, cap=cap) or []
+    return await past.history(connection, *ids, period.begin, period.end, width=period.width)
+
+
+def _points(
+    history: list[past.Sums], metric: str, width: timedelta, last_at: datetime | None
+) -> list[charts.Point]:
+    """Return the means with their intervals, each in the middle of its time, and none after the last exchange."""
     points = []
     for sums in history:
         total, weight = getattr(sums, metric), getattr(sums, f"{metric}_weight")
@@ -705,7 +776,8 @@ def _points(history: list[past.Sums], metric: str) -> list[charts.Point]:
             low, high = charts.wilson(mean, sums.n_effective)
         else:  # of the sums alone, no variance of the divergence is known
             low = high = mean
-        points.append(charts.Point(sums.at, mean, low, high))
+        until = sums.at + width if last_at is None else max(min(sums.at + width, last_at), sums.at)
+        points.append(charts.Point(sums.at + (until - sums.at) / 2, mean, low, high))
     return points
 
 
@@ -778,10 +850,15 @@ def _margins(found: Iterable[past.MarginBar]) -> Markup | str:
     )
 
 
-def _history_sql(width: timedelta, **values: int | datetime) -> str:
-    """Return the query of a slice over time, in points of a width."""
+def _history_sql(period: Period, cap: float, base: datetime | None, **ids: int) -> str:
+    """Return the query of a slice over a period, in points of its width."""
+    values: dict[str, float | datetime] = {**ids, "begin": period.begin, "end": period.end}
+    width = period.width
     if width >= _DAY:
         return queries.filled(queries.DAYS, **values)
+    if width < timedelta(hours=1):
+        values |= {"cap": cap, "base": base or period.begin, "width": width.total_seconds()}
+        return queries.filled(queries.MINUTES, **values)
     return queries.filled(queries.HOURS, width=int(width / timedelta(hours=1)), **values)
 
 
@@ -790,6 +867,7 @@ def _sql(
     of_bars: tuple[datetime, datetime, datetime],
     looked_from: datetime,
     *,
+    cap: float,
     latency_budget_s: float = 0.0,
 ) -> dict[str, str]:
     """Return, by the name of each plot and table, the query that gives its rows.
@@ -806,7 +884,7 @@ def _sql(
     shown: dict[str, int | datetime] = {**ids, "begin": period.begin, "end": period.end}
     single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
     begin, split, end = of_bars
-    history = _history_sql(period.width, **shown)
+    history = _history_sql(period, cap, chosen.entry.onset_at, **ids)
     return {
         "state": queries.filled(queries.STATE, **ids),
         "history": history,

@@ -6,12 +6,12 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import text
+from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
-from quantdrift.storage.page.now import Fact, in_time, rows
+from quantdrift.storage.page.now import PATIENCE_S, Fact, in_time, rows
 from quantdrift.storage.worst import worst_keys
 
 _FactT = TypeVar("_FactT", bound=Fact)
@@ -30,6 +30,17 @@ _HOURS: Final = text(
     group by 1 order by 1
 """.replace("::", "\\:\\:")  # noqa: S608 - constants
 )
+_MINUTES: Final = text(queries.MINUTES.replace("::", "\\:\\:").rstrip("; \n"))
+_SPLIT: Final = text("""
+    select captured_at < :split as is_before, width_bucket(divergence, cast(:edges as double precision[])) as bin,
+        sum(weight) as weight
+    from item
+    where model_version_id = :version and slice_id = :slice and slice_ids @> array[cast(:slice as integer)]
+        and captured_at >= :hour and captured_at < cast(:hour as timestamptz) + interval '1 hour' and divergence <> 'NaN'
+    group by 1, 2
+""")
+EDGES: Final = tuple(1e-6 * 10 ** (7 * n / 64) for n in range(1, 64))
+"""Between the bins of a roll-up's histogram of the divergence."""
 _DAYS: Final = text(
     f"""
     select day as at, {_COLUMNS}
@@ -39,7 +50,7 @@ _DAYS: Final = text(
 )
 _BINS: Final = text("""
     select hour < :split as is_before, divergence_bins as bins from rollup_hour
-    where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end
+    where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end and hour <> :hour
 """)
 _WORST: Final = """
     with {keys}
@@ -296,6 +307,30 @@ async def history(
     return await rows(connection, Sums, _DAYS, **parameters)
 
 
+async def minutes(
+    connection: AsyncConnection,
+    version_id: int,
+    slice_id: int,
+    times: tuple[datetime, datetime, datetime],
+    *,
+    width: timedelta,
+    cap: float,
+) -> list[Sums] | None:
+    """Return a slice over a time that is shorter than roll-ups can show, from single exchanges; None: too many to read.
+
+    Parameters
+    ----------
+    times
+        Begin, a time at which one bucket ends and the next begins, and end.
+    cap
+        Of the divergence.
+    """
+    begin, base, end = times
+    parameters = {"version": version_id, "slice": slice_id, "begin": begin, "end": end, "base": base}
+    read = partial(rows, connection, Sums, _MINUTES, width=width.total_seconds(), cap=cap, **parameters)
+    return await in_time(connection, read, PATIENCE_S)
+
+
 async def bins(
     connection: AsyncConnection, version_id: int, slice_id: int, times: tuple[datetime, datetime, datetime]
 ) -> tuple[list[float], list[float]]:
@@ -304,14 +339,25 @@ async def bins(
     Parameters
     ----------
     times
-        Begin, the time that separates the two, and end.
+        Begin, the time that separates the two, and end. The hour around it is divided by its exchanges, or left out where these
+        are too many to read.
     """
     begin, split, end = times
     found: tuple[list[float], list[float]] = ([], [])
+    hour = split.replace(minute=0, second=0, microsecond=0)
     parameters = {"version": version_id, "slice": slice_id, "begin": begin, "split": split, "end": end}
-    for row in (await connection.execute(_BINS, parameters)).mappings():
+    for row in (await connection.execute(_BINS, {**parameters, "hour": hour})).mappings():
         sums = found[0 if row["is_before"] else 1]
         sums[:] = [a + b for a, b in zip(sums or [0.0] * 64, row["bins"], strict=True)]
+    divided = {"version": version_id, "slice": slice_id, "split": split, "hour": hour, "edges": list(EDGES)}
+
+    async def read() -> list[RowMapping]:
+        return list((await connection.execute(_SPLIT, divided)).mappings())
+
+    for row in await in_time(connection, read, PATIENCE_S) or ():
+        sums = found[0 if row["is_before"] else 1]
+        sums[:] = sums or [0.0] * 64
+        sums[row["bin"]] += row["weight"]
     return found
 
 

@@ -36,6 +36,24 @@ where model_version_id = :version and slice_id = :slice
 group by at
 order by at;
 """
+MINUTES: Final = """
+with exchange as (
+  select captured_at, exchange_id, sum(weight) as weight, sum(weight * flip::int) as flip,
+    sum(weight) filter (where flip is not null) as flip_weight,
+    sum(weight * least(divergence, :cap)) filter (where divergence <> 'NaN') as divergence,
+    sum(weight) filter (where divergence <> 'NaN') as divergence_weight
+  from item
+  where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
+    and captured_at >= :begin and captured_at < :end
+  group by captured_at, exchange_id
+)
+select date_bin(make_interval(secs => :width), captured_at, :base) as at, count(*) as n, sum(weight) as weight,
+  sum(weight * weight) as weight_sq, coalesce(sum(flip), 0) as flip, coalesce(sum(flip_weight), 0) as flip_weight,
+  coalesce(sum(divergence), 0) as divergence, coalesce(sum(divergence_weight), 0) as divergence_weight, null as tie
+from exchange
+group by at
+order by at;
+"""
 DAYS: Final = """
 select day as at, n_groups, flip, flip_low, flip_high, flip_budget, divergence, divergence_budget, all_flip, all_divergence
 from slice_day
@@ -182,11 +200,11 @@ limit 50;
 _NAME: Final = re.compile(r"(?<!:):([a-z]+)")
 
 
-def filled(query: str, **values: int | datetime) -> str:
+def filled(query: str, **values: float | datetime) -> str:
     """Return a query with its values, as somebody types it."""
 
     def written(found: re.Match[str]) -> str:
         value = values[found[1]]
-        return f"'{value.astimezone(UTC).isoformat()}'" if isinstance(value, datetime) else str(int(value))
+        return f"'{value.astimezone(UTC).isoformat()}'" if isinstance(value, datetime) else f"{value:.15g}"
 
     return _NAME.sub(written, query.strip())

@@ -140,11 +140,11 @@ def test_forms_of_other_sites_and_other_people_are_refused() -> None:
 
 
 def test_a_strip_shows_the_worst_verdict_of_each_day() -> None:
-    """Nothing before the slice was known, then one path for each verdict: the last day is the worst."""
+    """Nothing before anything was known, then one path for each verdict: the last day is the worst."""
     begin = NOW - timedelta(days=10)
     changes = [(NOW - timedelta(days=5), "unknown", "ok"), (NOW - timedelta(hours=1), "ok", "firing")]
-    drawn = strip(changes, "firing", None, (begin, NOW), n=10)
-    assert 'class="unknown" d="M0 6h5v6h-5z"' in drawn
+    drawn = strip(changes, "firing", NOW - timedelta(days=8), (begin, NOW), n=10)
+    assert 'class="unknown" d="M2 6h3v6h-3z"' in drawn
     assert 'class="ok" d="M5 8h4v4h-4z"' in drawn
     assert 'class="firing" d="M9 0h1v12h-1z"' in drawn
 

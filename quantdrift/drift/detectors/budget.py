@@ -30,6 +30,7 @@ from quantdrift.drift.evidence import recovery as resolve
 from quantdrift.drift.evidence import run as path
 from quantdrift.drift.evidence.header import (
     ALERTING,
+    CREATED_AT,
     HEADER,
     N_TOTAL,
     PAGE_MASS,
@@ -223,7 +224,7 @@ class BudgetDetector:
         w, x = float(state[FLOOR_W][bet]), float(state[FLOOR_X][bet])
         w_after, x_after = float(state[W]) - w, float(state[X]) - x
         return Onset(
-            onset_us=int(state[FLOOR_AT][bet]),
+            onset_us=int(max(state[FLOOR_AT][bet], state[CREATED_AT])),
             before=scale * x / w if w > 0 else None,
             after=scale * x_after / w_after if w_after > 0 else None,
             n_after=int(state[N] - state[FLOOR_N][bet]),

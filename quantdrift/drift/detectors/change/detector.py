@@ -62,6 +62,7 @@ from quantdrift.drift.detectors.change.run import (
 from quantdrift.drift.evidence import header, interval, onset, window
 from quantdrift.drift.evidence.header import (
     ALERTING,
+    CREATED_AT,
     LAST_AT,
     PAGE_MASS,
     PAGING,
@@ -284,7 +285,7 @@ class ChangeDetector:
         )
         scale = float(state[SCALE])
         return Onset(
-            onset_us=int(state[FLOOR_AT][bet]),
+            onset_us=int(max(state[FLOOR_AT][bet], state[CREATED_AT])),
             before=scale * max(float(x_before), 0.0) / float(n_before) if n_before > 0 else None,
             after=scale * x_after / n_after if n_after > 0 else None,
             n_after=int(n_after),

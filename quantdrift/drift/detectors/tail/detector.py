@@ -71,6 +71,7 @@ from quantdrift.drift.evidence import run as path
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.header import (
     ALERTING,
+    CREATED_AT,
     LAST_AT,
     N_TOTAL,
     PAGE_MASS,
@@ -267,7 +268,7 @@ class TailDetector:
         scale = float(state[SCALE])
         before, after = (quantile.point(one[2:], one[0], SHOWN) for one in (state[FLOOR], since))
         return Onset(
-            onset_us=int(state[FLOOR][1]),
+            onset_us=int(max(state[FLOOR][1], state[CREATED_AT])),
             before=None if before is None else scale * before,
             after=None if after is None else scale * after,
             n_after=int(since[0]),

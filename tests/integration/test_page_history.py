@@ -1,0 +1,59 @@
+"""What the slice page shows before and since an onset: the onset divides its hour, and its bucket of minutes."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from quantdrift.storage.database import Database
+from quantdrift.storage.page import history
+from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+
+pytestmark = pytest.mark.integration
+BEGIN = datetime(2031, 6, 15, 12, 5, tzinfo=UTC)
+ONSET = BEGIN + timedelta(minutes=20)
+END = BEGIN + timedelta(minutes=40)
+
+
+async def _stored(record: asyncpg.Connection) -> tuple[int, int]:
+    """Store an exchange each ten seconds, which differs from the onset on; return version and slice."""
+    await store_catalog(record)
+    await make_partitions(record, [BEGIN.date()])
+    n = int((END - BEGIN) / timedelta(seconds=10))
+    times = [BEGIN + timedelta(seconds=10 * number) for number in range(n)]
+    await store_comparisons(
+        record,
+        [
+            Comparison(
+                captured_at=at,
+                exchange_id=UUID(int=number),
+                batch_id=1,
+                model_version_id=1,
+                slice_ids=(FAINT_ID,),
+                flip=at >= ONSET,
+                divergence=0.5 if at >= ONSET else 1e-5,
+            )
+            for number, at in enumerate(times)
+        ],
+    )
+    return 1, FAINT_ID
+
+
+async def test_no_damage_is_drawn_before_the_onset(database: Database, record: asyncpg.Connection) -> None:
+    """Neither in the histograms nor in the line, although all of it lies in one hour."""
+    version, slice_id = await _stored(record)
+    async with database.begin() as connection:
+        before, after = await history.bins(connection, version, slice_id, (BEGIN, ONSET, END))
+        points = await history.minutes(
+            connection, version, slice_id, (BEGIN, ONSET, END), width=timedelta(minutes=7), cap=1.0
+        )
+    damaged = [place for place, edge in enumerate(history.EDGES, start=1) if edge >= 0.1]
+    assert sum(before) == sum(after) == 120
+    assert not any(before[place] for place in damaged)
+    assert sum(after[place] for place in damaged) == 120
+    assert points is not None
+    assert {point.flip / point.flip_weight for point in points if point.at < ONSET} == {0.0}
+    assert {point.flip / point.flip_weight for point in points if point.at >= ONSET} == {1.0}
+    assert sum(point.n for point in points) == 240
