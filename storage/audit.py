@@ -73,6 +73,7 @@ class Action(StrEnum):
     ALERT_ACK = "alert ack"
     ALERT_UNACK = "alert unack"
     ALERT_NOTE = "alert note"
+    GATE = "gate"  # the verdict of a gate on live traffic; the database's function `gate_end` adds it
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,7 @@ REDACTED: Final = (
     "discovery_change",
     "doubt",
     "gate_run",
+    "gate_verdict",
     "model_version",
     "noise_change",
     "outbox",

@@ -23,6 +23,11 @@ READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
 AUDIT_ADD: Final = "audit_add(text, text, text, jsonb, jsonb, text)"
 """Adds an entry to the audit. Nobody may write its table: who and when come from the server, not from the caller."""
+GATE_FUNCTIONS: Final = (
+    "gate_progress(bigint, bigint, jsonb)",
+    "gate_end(bigint, text, bigint, jsonb, jsonb, text)",
+)
+"""Record what a gate finds while it runs, and its verdict: once, for the user who began it, with an entry in the audit."""
 OPERATOR: Final = "quantdrift_operator"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR)
 # Of the users that people log in as: they cannot change the first one, and must not use up the server's connections. The
@@ -302,7 +307,9 @@ def _operator() -> list[str]:
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant insert, update on label to {OPERATOR}",
-        f"grant insert (model, candidate, alpha), update (verdict, more, answers, checked_at, ended_at) on gate_run to {OPERATOR}",
+        # What a gate finds is written by functions, for the user who began it: nobody turns another one's verdict.
+        f"grant insert (model, candidate, alpha) on gate_run to {OPERATOR}",
+        f"grant execute on function {', '.join(GATE_FUNCTIONS)} to {OPERATOR}",
         f"grant execute on function {AUDIT_ADD} to {OPERATOR}",
     ]
 
