@@ -46,7 +46,7 @@ async def serve(child: ChildProcess, stop: Stop) -> int:
         lambda: [(float(n), {"child": name, "reason": reason}) for name, reason, n in restarts.read()],
     )
     telemetry.observe(RELOADS, lambda: _reloads(counters))
-    switch = PauseSwitch(child.start.directory, config.sidecar.pause_file)
+    switch = PauseSwitch(child.start.directory, config.sidecar.pause_file, config.sidecar.admin)
     telemetry.observe(PAUSED, switch.gauge)
     if states := os.environ.get(STATES_FILE):
         observe_states(telemetry, Path(states))

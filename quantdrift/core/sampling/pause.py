@@ -45,6 +45,22 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return self.until is None or now < self.until
 
 
+class LocalPause(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of one sidecar: to pause, or to resume.
+
+    Parameters
+    ----------
+    model
+        Model; empty: everything.
+    until, reason
+        As of `Order`; for a pause only.
+    """
+
+    model: str = ""
+    until: _Aware | None = None
+    reason: str = ""
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """All pauses.
 
