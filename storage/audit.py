@@ -54,7 +54,7 @@ class Action(StrEnum):
     PAUSE_SEEN = (
         "pause seen"  # a pause or its end that the monitor found in NATS, without an entry of its command
     )
-    PAUSE_LOCAL = "pause local"  # at one process, by its admin port or its file; it reported so itself
+    PAUSE_LOCAL = "pause local"  # at one process, by its socket or its file; it reported so itself
     BASELINE_ACCEPT = "baseline accept"
     BASELINE_FREEZE = "baseline freeze"
     BASELINE_KEEP = "baseline keep"
@@ -73,6 +73,7 @@ class Action(StrEnum):
     ALERT_ACK = "alert ack"
     ALERT_UNACK = "alert unack"
     ALERT_NOTE = "alert note"
+    GATE = "gate"  # the verdict of a gate on live traffic; the database's function `gate_end` adds it
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

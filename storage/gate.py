@@ -1,5 +1,6 @@
 """Gates in the database: a candidate's digest before its first exchange, and the verdict on it."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -14,12 +15,18 @@ from quantdrift.storage.database import Database
 _BEGIN: Final = text("""
     insert into gate_run (model, candidate, alpha) values (:model, :candidate, :alpha) returning id, begun_at
 """)
-_RECORD: Final = text("""
-    update gate_run set verdict = :verdict, more = :more, answers = cast(:answers as jsonb), checked_at = now(),
-        ended_at = case when :ended then now() end
-    where id = :id
+# Rows of gates are written by these functions alone, and only for the user that began the gate. The second one adds to the audit.
+_PROGRESS: Final = text("select gate_progress(:id, :more, cast(:answers as jsonb))")
+_END: Final = text(
+    "select gate_end(:id, :verdict, :more, cast(:answers as jsonb), cast(:configuration as jsonb), :slice)"
+)
+_READ: Final = text("""
+    select r.id, r.model, r.candidate, r.made_by, r.begun_at, r.checked_at, r.ended_at, r.more, r.answers,
+        coalesce(v.verdict, 'insufficient') as verdict, coalesce(v.slice, '') as slice,
+        coalesce(v.configuration, '{}') as configuration,
+        coalesce(extract(epoch from now() - v.made_at), 0) as age_s
+    from gate_run r left join gate_verdict v on v.gate_id = r.id where r.id = :id
 """)
-_READ: Final = text("select * from gate_run where id = :id")
 # A slice of which nothing was compared in the last day has no traffic, and would never pass.
 _WATCHED: Final = text("""
     select s.name, s.predicate, s.definition -> 'where' as conditions from slice s
@@ -59,19 +66,31 @@ class TrueLabel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GateRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A gate as it is stored; fields as the columns of `gate_run`."""
+    """A gate as it is stored.
+
+    Parameters
+    ----------
+    id, model, candidate, made_by, begun_at, checked_at, ended_at, more, answers
+        The columns of `gate_run`.
+    verdict, slice, configuration
+        The columns of `gate_verdict`; `insufficient` and empty while there is no verdict.
+    age_s
+        Time since the verdict, by the clock of the database.
+    """
 
     id: int
     model: str
     candidate: str
     made_by: str
-    alpha: float
     begun_at: datetime
     checked_at: datetime | None
     ended_at: datetime | None
-    verdict: str
     more: int | None
     answers: list[dict[str, Any]]
+    verdict: str
+    slice: str
+    configuration: dict[str, Any]
+    age_s: float
 
 
 async def begin(database: Database, *, model: str, candidate: str, alpha: float) -> Begun:
@@ -88,26 +107,58 @@ async def begin(database: Database, *, model: str, candidate: str, alpha: float)
     return Begun(id=row.id, at=row.begun_at)
 
 
-async def record(
-    database: Database, number: int, *, verdict: str, more: int | None, answers: bytes, ended: bool
+async def progress(database: Database, number: int, *, more: int | None, answers: bytes) -> None:
+    """Record what is known of a gate that runs; `answers` is a JSON list.
+
+    Raises
+    ------
+    OperatorError
+        The gate has ended, or another user of the database began it.
+    OperatorError, RetryError
+        As `Database.begin`.
+    """
+    async with database.begin() as connection:
+        await connection.execute(_PROGRESS, {"id": number, "more": more, "answers": answers.decode()})
+
+
+async def end(
+    database: Database,
+    number: int,
+    *,
+    verdict: str,
+    more: int | None,
+    answers: bytes,
+    configuration: Mapping[str, Any],
+    only: str,
 ) -> None:
-    """Record what is known of a gate now; `answers` is a JSON list. Errors as `begin`."""
+    """Record the verdict of a gate, once and for all, and add it to the audit. Errors as `progress`.
+
+    Parameters
+    ----------
+    answers
+        A JSON list.
+    configuration
+        Options by which it was judged, as of `judged_by`.
+    only
+        Slice that was judged alone, beside all traffic; empty: every slice.
+    """
     values = {
         "id": number,
         "verdict": verdict,
         "more": more,
         "answers": answers.decode(),
-        "ended": ended,
+        "configuration": msgspec.json.encode(configuration).decode(),
+        "slice": only,
     }
     async with database.begin() as connection:
-        await connection.execute(_RECORD, values)
+        await connection.execute(_END, values)
 
 
 async def read(database: Database, number: int) -> GateRun | None:
     """Return a gate, or None. Errors as `begin`."""
     async with database.begin() as connection:
         row = (await connection.execute(_READ, {"id": number})).mappings().one_or_none()
-    return None if row is None else GateRun(**row)
+    return None if row is None else GateRun(**{**row, "age_s": float(row["age_s"])})
 
 
 async def labels_of(

@@ -46,6 +46,7 @@ REDACTED: Final = (
     "discovery_change",
     "doubt",
     "gate_run",
+    "gate_verdict",
     "model_version",
     "noise_change",
     "outbox",
@@ -110,11 +111,10 @@ _SHORT: Final = 4
 _ID: Final = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
 _FIELD: Final = re.compile(r"[a-z_]+")
 _ITEMS: Final = msgspec.msgpack.Decoder(list[ComparisonRow])
-_DELETE_COMPARISONS: Final = """
-    delete from comparison where (captured_at, exchange_id) in (
-        select * from unnest(cast(:times as timestamptz[]), cast(:ids as uuid[]))
-    )
+_ERASE_COMPARISONS: Final = """
+    select comparison_erase(cast(:times as timestamptz[]), cast(:ids as uuid[]))
 """
+"""Runs with the rights of a role that may delete comparisons and nothing else: the table belongs to another role than the schema."""
 _QUARANTINE: Final = """
     select id, exchange_id, quarantined_at, detail, payload from quarantine where id > :last order by id limit 100
 """
@@ -342,9 +342,7 @@ class Search:
     async def _delete_comparisons(self, rows: Sequence[tuple[datetime, str]]) -> None:
         for first in range(0, len(rows), _IDS):
             chunk = rows[first : first + _IDS]
-            await self._rows(
-                _DELETE_COMPARISONS, times=[at for at, _ in chunk], ids=[one for _, one in chunk]
-            )
+            await self._rows(_ERASE_COMPARISONS, times=[at for at, _ in chunk], ids=[one for _, one in chunk])
 
     async def _by_id(self, table: str, *, erase: bool) -> Place:
         found = Place(place=table, n=0)

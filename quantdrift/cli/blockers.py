@@ -280,7 +280,7 @@ def _sidecars(config: Config, facts: Facts) -> Iterator[str]:
     flow, port = facts.flow, facts.ports.get("sidecar")
     for source, order in () if flow is None else flow.paused_here:
         yield (
-            f"sampling is paused at sidecar {source} alone, {order.in_words()}: POST /resume to its admin port, or remove its"
+            f"sampling is paused at sidecar {source} alone, {order.in_words()}: `quantdrift resume --local` in its container, or remove its"
             " sidecar.pause_file"
         )
     answers = port is not None and port.answers

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlencode
 from xml.etree import ElementTree as ET
 
 import click
@@ -172,7 +173,7 @@ def gate(
     discovered slices are judged, too, where the command can read the database; else it says that they are not.
 
     With --live it records the candidate in the database, and judges it on samples that are captured from then on. It is compared with
-    what was served, too. `GET /gate/ID` at the monitor's admin port has the verdict.
+    what was served, too. `/gate/ID` at the monitor's admin port has the verdict, for a day.
 
     Exit code 0 if every slice passes, 3 if one fails, 4 if there is not enough evidence, with how many inputs are missing; 1 and 2 are
     errors, 130 Ctrl-C and 143 SIGTERM: no verdict.
@@ -415,6 +416,9 @@ def _show(found: "Followed", *, as_json: bool) -> None:
         if found.forgotten:
             click.echo(f"{found.forgotten:,} were forgotten before they had a label: load labels more often")
         click.echo(text_of(found.decision, found.elapsed_s))
+        if found.decision.verdict.value == "pass":
+            asked = urlencode({"candidate": found.decision.candidate}, safe=":=", quote_via=quote)
+            click.echo(f"In a rollout: POST /gate/{found.id}/promote?{asked}")
         if found.interrupted:
             click.echo(f"Interrupted: gate {found.id} has ended without a verdict.")
 

@@ -1,6 +1,7 @@
 """The commands `quantdrift pause` and `quantdrift resume`."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,18 +15,25 @@ import msgspec
 
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, emit, span_of
+from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
-from quantdrift.core.sampling.pause import KEY, Order, Pause, PauseError, decode, encode
+from quantdrift.core.sampling.pause import KEY, LocalPause, Order, Pause, PauseError, decode, encode
 from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
     from quantdrift.core.stream.keyvalue import KeyValue
 
+_LOCAL_S: Final = 10.0
 _AUDIT_S: Final = 5.0
 """Longest wait for Postgres; then the pause takes effect without an entry of this command."""
 _SEED: Final = re.compile(rb"SU[A-Z2-7]{56}")
+_LOCAL = click.option(
+    "--local",
+    is_flag=True,
+    help="Only the sidecar in this container or on this host, without NATS: run it there, as the user of the sidecar.",
+)
 _MODEL = click.option("--model", help="Only this model, as named in [[models]].")
 _NATS = click.option(
     "--data",
@@ -39,6 +47,7 @@ _NATS = click.option(
 @CONFIG
 @_NATS
 @_MODEL
+@_LOCAL
 @click.option(
     "--for", "span", help="Duration, after which sampling resumes: 30m, 2h, 1d.  [default: until resumed]"
 )
@@ -50,6 +59,7 @@ def pause(
     *,
     data: Path | None,
     model: str | None,
+    local: bool,
     span: str | None,
     reason: str,
     show: bool,
@@ -58,7 +68,8 @@ def pause(
     """Pause sampling in the whole fleet, for all models or for one.
 
     Sidecars stop sampling within five seconds; they keep relaying and counting requests. A sidecar that cannot reach
-    NATS does not notice the pause: send POST /pause to its admin port from inside the pod, or use sidecar.pause_file.
+    NATS does not notice the pause: give --local in its container, or use sidecar.pause_file. The monitor adds an entry to the audit
+    about a local pause that a sidecar reports.
 
     The entry in the audit is written with your own user of Postgres (QUANTDRIFT_DSN, storage.dsn_file or --data). Without
     Postgres the pause takes effect as well; the monitor adds an entry about what it sees in NATS.
@@ -68,14 +79,22 @@ def pause(
       quantdrift pause --for 2h --reason "load test"
       quantdrift pause --model digits
       quantdrift resume
+      quantdrift pause --local --reason "NATS is away"
     """
-    config = at_data(load(config_path), data)
+    config = load(config_path)
+    now = datetime.now(UTC)
+    until = None if span is None else now + span_of("--for", span)
+    if local:
+        if not show:
+            _check(config, model)
+        asked = None if show else LocalPause(model=model or "", until=until, reason=reason)
+        _print_pause(_asked_here(config, "/pause", asked), as_json=as_json)
+        return
+    config = at_data(config, data)
     if show:
         _print_pause(_shown(config), as_json=as_json)
         return
     _check(config, model)
-    now = datetime.now(UTC)
-    until = None if span is None else now + span_of("--for", span)
 
     def change(current: Pause, by: str) -> Pause:
         return current.at(now).paused(Order(by=by, at=now, until=until, reason=reason), model)
@@ -88,18 +107,26 @@ def pause(
 @CONFIG
 @_NATS
 @_MODEL
+@_LOCAL
 @REASON
 @JSON
-def resume(config_path: Path, *, data: Path | None, model: str | None, reason: str, as_json: bool) -> None:
+def resume(
+    config_path: Path, *, data: Path | None, model: str | None, local: bool, reason: str, as_json: bool
+) -> None:
     """Resume sampling, of everything or of one model that was paused by name.
 
-    It does not end a pause that was set at one sidecar, by its admin port or its pause_file.
+    It does not end a pause that was set at one sidecar: with --local it ends the one of that sidecar, but not a pause_file.
 
     \b
     Example:
       quantdrift resume --model digits
     """
-    config = at_data(load(config_path), data)
+    config = load(config_path)
+    if local:
+        asked = LocalPause(model=model or "")
+        _print_pause(_asked_here(config, "/resume", asked), as_json=as_json)
+        return
+    config = at_data(config, data)
     now = datetime.now(UTC)
 
     def change(current: Pause, _by: str) -> Pause:
@@ -140,6 +167,56 @@ def _shown(config: Config) -> Pause:
             return (await _current(bucket)).at(datetime.now(UTC))
 
     return asyncio.run(run())
+
+
+def _asked_here(config: Config, path: str, asked: LocalPause | None) -> Pause:
+    """Ask the sidecar of this host through its Unix socket, and return what is paused there; None: only show it."""
+    import aiohttp
+
+    admin = read_address(config.sidecar.admin).dialled
+    timeout = aiohttp.ClientTimeout(total=_LOCAL_S)
+
+    async def answer(method: str, url: str, connector: aiohttp.BaseConnector | None = None) -> _Here:
+        body = None if asked is None or connector is None else msgspec.json.encode(asked)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, connector=connector) as session,
+            session.request(method, url, data=body) as response,
+        ):
+            return msgspec.json.decode(await response.read(), type=_Here)
+
+    async def run() -> _Here:
+        here = await answer("GET", f"http://{admin}/pause")
+        _check_socket(here.socket, admin)
+        method = "GET" if asked is None else "POST"
+        return await answer(method, f"http://sidecar{path}", aiohttp.UnixConnector(here.socket))
+
+    try:
+        here = asyncio.run(run())
+    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError) as error:
+        raise RetryError(
+            f"no sidecar answers at {admin} (sidecar.admin): run this in its container, or on its host"
+        ) from error
+    if here.error:
+        raise OperatorError(here.error)
+    return here.here
+
+
+def _check_socket(socket: str, admin: Address) -> None:
+    path = Path(socket)
+    if path.parent.is_dir() and not os.access(path, os.W_OK):
+        raise OperatorError(f"the sidecar at {admin} belongs to another user: run this as that user")
+    if not path.is_socket():
+        raise OperatorError(
+            f"the sidecar at {admin} runs in another container: run this in it, such as by `kubectl exec POD -c quantdrift -- ...`"
+        )
+
+
+class _Here(msgspec.Struct, frozen=True):
+    """What a sidecar says of its own pauses."""
+
+    here: Pause = Pause()
+    socket: str = ""
+    error: str = ""
 
 
 def _changed(config: Config, data: Path | None, change: _Change) -> Pause:

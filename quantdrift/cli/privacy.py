@@ -252,11 +252,14 @@ async def _find(task: _Task, step: Callable[[str], None]) -> _Found:
     from quantdrift.core.stream.connection import Queue
     from quantdrift.storage.database import Database
     from quantdrift.storage.privacy import STATEMENT_TIMEOUT_S, Search
+    from quantdrift.storage.schema.unknown import refuse_unknown
 
     opened = _Opener(task.config)
     queue = await Queue.connect(task.config.stream, client_name="quantdrift privacy", role=NatsRole.ADMIN)
     try:
         async with Database(task.dsn, statement_timeout_s=STATEMENT_TIMEOUT_S) as database:
+            async with database.begin() as connection:
+                await refuse_unknown(connection)
             search = Search(database, task.wanted, opened=opened, progress=step)
             places = await _pass(queue, search, step, erase=False)
     finally:
@@ -275,6 +278,7 @@ async def _erase(
     from quantdrift.storage.audit import Action, add
     from quantdrift.storage.database import Database
     from quantdrift.storage.privacy import STATEMENT_TIMEOUT_S, Search, slices_wait
+    from quantdrift.storage.schema.unknown import refuse_unknown
 
     async def note(database: Database, **state: Any) -> None:
         async with database.begin() as connection:
@@ -292,6 +296,8 @@ async def _erase(
     queue = await Queue.connect(task.config.stream, client_name="quantdrift privacy", role=NatsRole.ADMIN)
     try:
         async with Database(task.dsn, statement_timeout_s=STATEMENT_TIMEOUT_S) as database:
+            async with database.begin() as connection:
+                await refuse_unknown(connection)
             search = Search(database, task.wanted, opened=opened, progress=step)
             # Nothing is erased without an entry, also if this process ends before the second one.
             await note(database, before={place.place: place.n for place in found}, after={"status": "begun"})

@@ -2,22 +2,32 @@
 
 | request | answer |
 |---|---|
-| `GET /gate/ID` | always 200, with the verdict: a program that takes any other status for a failure must not roll back for it |
-| `POST /gate/ID/promote` | 200 where the gate has passed, else 403 with the reason |
-| `POST /gate/ID/rollback` | 200 where the gate has failed, else 403 with the reason: there a 200 is the rollback |
+| `GET /gate/ID?candidate=sha256:...` | always 200, with the verdict: a program that takes any other status for a failure must not roll back for it |
+| `POST /gate/ID/promote?candidate=sha256:...` | 200 where the gate has passed, else 403 with the reason |
+| `POST /gate/ID/rollback?candidate=sha256:...` | 200 where the gate has failed, else 403 with the reason: there a 200 is the rollback |
 
-What cannot be told, an unknown number or a database that does not answer, is `insufficient`, never a verdict. Nothing is changed, and no
-body of a request is read.
+A verdict is the answer about the candidate that is rolled out, by the options that the monitor has, for a day. About another candidate, of
+other options, or later the answer is `insufficient`. So it is where something cannot be told: an unknown number, a database that does not
+answer, a caller without a token. Nothing is changed.
+
+The token is a bearer token. Flagger cannot send one, so both may be in the body of a POST, as Flagger writes it:
+`{"metadata": {"candidate": "sha256:...", "token": "..."}}`.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from aiohttp import web
 
+from quantdrift.core.config.address import is_loopback, read_address
+from quantdrift.core.config.callers import Caller, find_caller, read_callers
+from quantdrift.core.config.schema import Config
+from quantdrift.core.config.state import changed_options, judged_by
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.slices import ALL
 from quantdrift.storage.database import Database
@@ -62,29 +72,77 @@ class GateBody(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
 
 
-def gate_routes(database: Database) -> Iterable[web.AbstractRouteDef]:
-    """Return the routes; they read the gates from `database`."""
+class _Metadata(msgspec.Struct, frozen=True):
+    candidate: str = ""
+    token: str = ""
+
+
+class _Body(msgspec.Struct, frozen=True):
+    metadata: _Metadata | None = None
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks: the candidate that is rolled out, and the token of the program that rolls it out."""
+
+    candidate: str
+    token: str
+
+
+def gate_routes(database: Database, config: Config, token: str = "") -> Iterable[web.AbstractRouteDef]:
+    """Return the routes; they read the gates from `database`.
+
+    Parameters
+    ----------
+    config
+        What the monitor watches by. A verdict by other options is none.
+    token
+        Content of `monitor.gate_token_file` at the start; empty: there is no file.
+    """
+    callers = _Callers(config, token)
+
+    async def answer(request: web.Request) -> GateBody:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                asked = await _asked(request)
+                if why := callers.refusal(asked.token):
+                    return GateBody(verdict=_INSUFFICIENT, reason=why)
+                number = int(request.match_info["id"])
+                run = await read(database, number) if number <= _MOST_ID else None
+        except (RetryError, OperatorError, TimeoutError):
+            return GateBody(verdict=_INSUFFICIENT, reason="the database does not answer: ask again")
+        if run is None or not callers.may_ask(asked.token, run.model):
+            return GateBody(
+                verdict=_INSUFFICIENT,
+                reason=f"there is no gate {number}: `quantdrift gate --live` makes one",
+            )
+        return body_of(run, _unfit(run, asked.candidate, config))
 
     async def show(request: web.Request) -> web.Response:
-        return _response(200, await _found(database, request))
+        return _response(200, await answer(request))
 
     async def promote(request: web.Request) -> web.Response:
-        body = await _found(database, request)
+        body = await answer(request)
         return _response(200 if body.verdict == _PASS else 403, body)
 
     async def rollback(request: web.Request) -> web.Response:
-        body = await _found(database, request)
+        body = await answer(request)
         return _response(200 if body.verdict == _FAIL else 403, body)
 
     one = r"/gate/{id:\d{1,19}}"
     return [web.get(one, show), web.post(f"{one}/promote", promote), web.post(f"{one}/rollback", rollback)]
 
 
-def body_of(run: GateRun) -> GateBody:
-    """Return the answer about a gate."""
+def body_of(run: GateRun, unfit: str = "") -> GateBody:
+    """Return the answer about a gate.
+
+    Parameters
+    ----------
+    unfit
+        Why its verdict is not the answer to what was asked; empty: it is.
+    """
     return GateBody(
-        verdict=run.verdict,
-        reason=_reason(run),
+        verdict=_INSUFFICIENT if unfit else run.verdict,
+        reason=unfit or _reason(run),
         candidate=run.candidate,
         slices=run.answers,
         more=run.more,
@@ -93,18 +151,92 @@ def body_of(run: GateRun) -> GateBody:
     )
 
 
-async def _found(database: Database, request: web.Request) -> GateBody:
-    number = int(request.match_info["id"])
-    try:
-        async with asyncio.timeout(_ANSWER_S):
-            run = await read(database, number) if number <= _MOST_ID else None
-    except (RetryError, OperatorError, TimeoutError):
-        return GateBody(verdict=_INSUFFICIENT, reason="the database does not answer: ask again")
-    if run is None:
-        return GateBody(
-            verdict=_INSUFFICIENT, reason=f"there is no gate {number}: `quantdrift gate --live` makes one"
+class _Callers:
+    """The programs that may ask for verdicts: whoever has a token; without a file everybody on this machine."""
+
+    def __init__(self, config: Config, token: str) -> None:
+        self._file, self._token = config.monitor.gate_token_file, token
+        self._is_local = is_loopback(read_address(config.monitor.admin).host)
+
+    def refusal(self, token: str) -> str:
+        """Return why a token is refused, empty if it is not."""
+        if not self._token:
+            return (
+                ""
+                if self._is_local
+                else "this port can be reached by others, and nobody would be checked: set monitor.gate_token_file"
+            )
+        if self._find(token) is None:
+            return "the token is missing or wrong: send `Authorization: Bearer TOKEN` with one of monitor.gate_token_file"
+        return ""
+
+    def may_ask(self, token: str, model: str) -> bool:
+        """Return whether the program may ask for the gates of a model."""
+        caller = self._find(token) if self._token else None
+        return (
+            caller is None
+            or not caller.models
+            or any(fnmatchcase(model, pattern) for pattern in caller.models)
         )
-    return body_of(run)
+
+    def _find(self, token: str) -> Caller | None:
+        text = self._token
+        try:
+            text = Path(self._file).read_text(encoding="utf-8").strip() or text
+            callers = read_callers(text, "monitor.gate_token_file")
+        except OperatorError:
+            return None
+        except (OSError, UnicodeDecodeError):  # a mount that is being replaced
+            callers = read_callers(text, "monitor.gate_token_file")
+        return find_caller(callers, token, datetime.now(UTC)) if token else None
+
+
+async def _asked(request: web.Request) -> _Asked:
+    """Return what a request asks, by its address and header or else in its body."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    metadata = _Metadata()
+    if request.method == "POST":
+        try:
+            body = msgspec.json.decode(await request.read(), type=_Body)
+            metadata = body.metadata or metadata
+        except msgspec.DecodeError:
+            pass  # it is not Flagger's
+    return _Asked(
+        candidate=request.query.get("candidate", "") or metadata.candidate,
+        token=given.strip() if kind.lower() == "bearer" else metadata.token,
+    )
+
+
+def _unfit(run: GateRun, candidate: str, config: Config) -> str:
+    """Return why the verdict of a gate is no answer about a candidate that is rolled out now; empty: it is one."""
+    return next(_misfits(run, candidate, config), "")
+
+
+def _misfits(run: GateRun, candidate: str, config: Config) -> Iterator[str]:
+    if not candidate:
+        yield f"the candidate is missing: ask with ?candidate= and the digest of what is rolled out; gate {run.id} judges {run.candidate}"
+    if candidate != run.candidate:
+        yield f"gate {run.id} judges another candidate: {run.candidate}"
+    if run.verdict == _INSUFFICIENT:
+        return
+    if run.age_s > (longest_s := config.monitor.gate_max_age_s):
+        yield (
+            f"the verdict is {_span(run.age_s)} old, and monitor.gate_max_age_s allows {_span(longest_s)}: run the gate again"
+        )
+    if run.slice:
+        yield f"gate {run.id} judged {run.slice} alone: run it without --alert"
+    model = config.model(run.model)
+    if model is None:
+        yield f"the monitor's configuration has no model `{run.model}`: run the gate with the monitor's configuration"
+    elif changed := changed_options(run.configuration, judged_by(config, model)):
+        yield f"it was judged by other options than the monitor's ({', '.join(changed)}): run the gate again with the monitor's"
+
+
+def _span(seconds: float) -> str:
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length_s:
+            return f"{seconds / length_s:.3g} {unit}"
+    return f"{seconds:.3g} s"
 
 
 def _reason(run: GateRun) -> str:

@@ -98,7 +98,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 stop=stop,
             )
             admin = Admin(
-                "monitor.admin", config.monitor.admin, monitor.ready, gate_routes(database), live=monitor.live
+                "monitor.admin",
+                config.monitor.admin,
+                monitor.ready,
+                gate_routes(database, config, secrets.gate_token),
+                live=monitor.live,
             )
             await admin.start()
             try:

@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.address import read_address
+from quantdrift.core.config.address import host_of, is_own_host, read_address
 from quantdrift.core.config.callers import Caller, find_caller, read_callers
 from quantdrift.core.config.web import Web
 from quantdrift.core.errors import OperatorError
@@ -64,9 +64,9 @@ class Access:
         self._networks = [ipaddress.ip_network(proxy) for proxy in web.proxies]
         self._key = secrets.token_bytes(32)
         self._failures: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self._hosts = {read_address(web.listen).host.lower(), "localhost"}
+        self._hosts = {read_address(web.listen).host.lower()}
         if web.url:
-            self._hosts.add(_host_of(web.url.partition("://")[2]))
+            self._hosts.add(host_of(web.url.partition("://")[2]))
 
     @property
     def has_login(self) -> bool:
@@ -79,19 +79,8 @@ class Access:
         return self._web.url.startswith("https://")
 
     def allows_host(self, host: str) -> bool:
-        """Return whether a request's Host is a name of this page.
-
-        A page of somebody else whose name was made to point at this address (DNS rebinding) comes with its own name. An IP
-        address is no name that can be made to point elsewhere.
-        """
-        name = _host_of(host)
-        if name in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
+        """Return whether a request's Host is a name of this page."""
+        return is_own_host(host, self._hosts)
 
     def allows_origin(self, origin: str, host: str) -> bool:
         """Return whether a form was sent by a page of this server: its Origin has the same host and port."""
@@ -199,14 +188,6 @@ class Access:
         self._failures[name] = (since, n + 1)
         while len(self._failures) > _MOST_ADDRESSES:
             self._failures.popitem(last=False)
-
-
-def _host_of(host: str) -> str:
-    """Return the name in a Host header, without port and brackets."""
-    host = host.lower().partition("/")[0]
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 def _address_of(peer: str) -> str:

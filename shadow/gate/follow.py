@@ -11,6 +11,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.config.state import judged_by
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.process.run import Stop
@@ -228,10 +229,10 @@ class _Follower:
                 await self._take_labels(is_end=True)
                 self._gate.finish()
             found = msgspec.structs.replace(self._found(), interrupted=interrupted)
-            await self._record(found, ended=True)
+            await self._end(found, found.decision.verdict)
         except BaseException:
             with contextlib.suppress(OperatorError, RetryError):  # the first error is the one to tell
-                await self._record(self._found(), ended=True)
+                await self._end(self._found(), Outcome.INSUFFICIENT)  # an error is no verdict
             raise
         return found
 
@@ -248,7 +249,7 @@ class _Follower:
             if self._clock.monotonic_s() >= looks_s:
                 await self._take_labels()
                 found = self._found()
-                await self._record(found, ended=False)
+                await self._record(found)
                 look(found)
                 looks_s = self._clock.monotonic_s() + _LOOK_S
 
@@ -306,17 +307,21 @@ class _Follower:
             forgotten=self._gate.expected.forgotten,
         )
 
-    async def _record(self, found: Followed, *, ended: bool) -> None:
+    async def _record(self, found: Followed) -> None:
         made = found.decision
-        try:
-            await stored.record(
-                self._database,
-                found.id,
-                verdict=made.verdict.value,
-                more=made.more,
-                answers=msgspec.json.encode(made.slices),
-                ended=ended,
+        with contextlib.suppress(RetryError):  # the next look records it
+            await stored.progress(
+                self._database, found.id, more=made.more, answers=msgspec.json.encode(made.slices)
             )
-        except RetryError:
-            if ended:
-                raise  # a verdict that nobody can read is none; before the end the next look records it
+
+    async def _end(self, found: Followed, verdict: Outcome) -> None:
+        made, job = found.decision, self._job
+        await stored.end(
+            self._database,
+            found.id,
+            verdict=verdict.value,
+            more=made.more,
+            answers=msgspec.json.encode(made.slices),
+            configuration=judged_by(job.config, job.model),
+            only=job.only,
+        )

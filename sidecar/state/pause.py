@@ -1,7 +1,7 @@
-"""The pause of sampling in this sidecar: by the fleet's bucket in NATS, at the admin port, or by a file.
+"""The pause of sampling in this sidecar: by the fleet's bucket in NATS, through the socket of the switch, or by a file.
 
 Two files are in the directory of this sidecar, next to the hand-off socket: the capture process writes the
-fleet's pause, and the supervisor writes that of this sidecar (`pause_switch`). Every process reads both once
+fleet's pause, and the admin process writes that of this sidecar (`pause_switch`). Every process reads both once
 a second. Relay workers import this module, so it must stay light.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, encode
 from quantdrift.sidecar.state.state_file import StateFile
 
-_FILE_BYTES = MAX_BYTES // 2  # leaves space for what is paused at the admin port
+_FILE_BYTES = MAX_BYTES // 2  # leaves space for what is paused through the socket
 
 
 class PauseSource(StrEnum):

@@ -20,6 +20,7 @@ from quantdrift.storage.audit import Action, add, newest
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
 from quantdrift.storage.schema.revision import OLDEST, refusal
+from quantdrift.storage.schema.unknown import refuse_unknown, take_back
 
 # "quantdri" as a number: the advisory lock that lets one upgrade of a database run at a time.
 _LOCK: Final = 0x7175616E74647269
@@ -56,8 +57,8 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
     Raises
     ------
     OperatorError
-        Wrong address, password or rights, or the schema of a newer release that this one cannot work with. A newer schema
-        that it can work with is left as it is.
+        Wrong address, password or rights; a trigger, rule, function or owner that quantdrift did not make; or the schema of a
+        newer release that this one cannot work with. A newer schema that it can work with is left as it is.
     RetryError
         The server is unavailable, or another session locks a table for too long.
     """
@@ -70,9 +71,14 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
 
     async with _connected(dsn) as connection:
         await connection.execute(text(f"set lock_timeout = '{_TURN_TIMEOUT_S}s'"))
-        await connection.execute(text("select pg_advisory_lock(:key)"), {"key": _LOCK})
+        await connection.execute(
+            text("select pg_catalog.pg_advisory_lock(cast(:key as bigint))"), {"key": _LOCK}
+        )
         await connection.execute(text(f"set lock_timeout = '{_LOCK_TIMEOUT_S}s'"))
         await connection.execute(text(f"set statement_timeout = '{_STATEMENT_TIMEOUT_S}s'"))
+        await connection.commit()
+        await take_back(connection)
+        await refuse_unknown(connection)
         # Alembic opens a transaction per revision only where none is open yet.
         await connection.commit()
         progress(f"schema revision: {await connection.run_sync(_revision) or 'none'}, newest: {head()}")

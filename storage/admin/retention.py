@@ -327,6 +327,7 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "expiry": "with its batch",
         "fold": _NEVER_MORE,
         "gate_run": "history_days",
+        "gate_verdict": "with its gate",
         "label": "retention_days",
         "leader": _NEVER_MORE,
         "model_version": "history_days after it lost its place; those with a place are limited in number",

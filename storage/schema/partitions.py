@@ -1,7 +1,7 @@
 """Daily partitions of `comparison`: created ahead, dropped when old, without blocking readers or writers."""
 
 import re
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 from sqlalchemy import text
@@ -10,11 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.storage.locks import lock
 
 _NAME: Final = re.compile(r"comparison_(\d{8})")
-_OWNERS: Final = text("""
-    select pg_get_userbyid(relowner), current_user
-    from pg_class
-    where oid = 'comparison'::regclass
-""")
+_MAKE: Final = text("select partition_make(:day)")
+_DROP: Final = text("select partition_drop(:day)")
 _PARTITIONS: Final = text("""
     select child.relname
     from pg_inherits
@@ -47,30 +44,15 @@ async def ensure_partitions(connection: AsyncConnection, first: date, last: date
     """Create the missing partitions of the days `first` to `last`, both included, and return those days.
 
     Runs in the caller's transaction. Concurrent calls run one after the other, and find what the first one created:
-    the lock takes a right that readers do not have. Readers and writers do not wait: the table is created on its own and then attached, which, unlike
-    `create table ... partition of`, does not lock `comparison` against them.
+    the lock takes a right that readers do not have. Readers and writers do not wait. A function of the database makes each partition: it
+    belongs to a role that nobody logs in as, not to the caller.
     """
     await lock(connection, "partition_lock")
     existing = set(await partition_days(connection))
     days = (first + timedelta(days=n) for n in range((last - first).days + 1))
     missing = [day for day in days if day not in existing]
-    owner, user = (await connection.execute(_OWNERS)).one()
     for day in missing:
-        name = partition_name(day)
-        begin = datetime.combine(day, time(), UTC)
-        end = begin + timedelta(days=1)
-        await connection.execute(text(f"create table {name} (like comparison including all)"))
-        await connection.execute(
-            text(f"comment on table {name} is 'Comparisons captured on {day:%Y-%m-%d}, UTC.'")
-        )
-        await connection.execute(
-            text(
-                f"alter table comparison attach partition {name}"
-                f" for values from ('{begin.isoformat()}') to ('{end.isoformat()}')"
-            )
-        )
-        if owner != user:  # the role that drops it later must own it
-            await connection.execute(text(f'alter table {name} owner to "{owner}"'))
+        await connection.execute(_MAKE, {"day": day})
     return missing
 
 
@@ -85,4 +67,4 @@ async def drop_partition(connection: AsyncConnection, day: date, *, lock_timeout
     """
     await connection.execute(text(f"set local lock_timeout = {int(lock_timeout_s * 1000)}"))
     await lock(connection, "partition_lock")
-    await connection.execute(text(f"drop table if exists {partition_name(day)}"))
+    await connection.execute(_DROP, {"day": day})

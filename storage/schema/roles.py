@@ -16,6 +16,7 @@ from quantdrift.storage.address import Dsn
 from quantdrift.storage.audit import Action, add
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.tables import Base, Quarantine
+from quantdrift.storage.schema.unknown import ERASURE, PARTITIONS, refuse_unknown
 
 SHADOW: Final = "quantdrift_shadow"
 MONITOR: Final = "quantdrift_monitor"
@@ -23,8 +24,17 @@ READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
 AUDIT_ADD: Final = "audit_add(text, text, text, jsonb, jsonb, text)"
 """Adds an entry to the audit. Nobody may write its table: who and when come from the server, not from the caller."""
+GATE_FUNCTIONS: Final = (
+    "gate_progress(bigint, bigint, jsonb)",
+    "gate_end(bigint, text, bigint, jsonb, jsonb, text)",
+)
+"""Record what a gate finds while it runs, and its verdict: once, for the user who began it, with an entry in the audit."""
 OPERATOR: Final = "quantdrift_operator"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR)
+HOLDERS: Final = (PARTITIONS, ERASURE)
+"""Roles that nobody logs in as: their rights are used through functions."""
+PARTITION_FUNCTIONS: Final = ("partition_make(date)", "partition_drop(date)")
+ERASE_FUNCTION: Final = "comparison_erase(timestamptz[], uuid[])"
 # Of the users that people log in as: they cannot change the first one, and must not use up the server's connections. The
 # others are against mistakes, such as a transaction that somebody forgets and that holds back vacuum.
 _OF_PEOPLE: Final = "connection limit 10"
@@ -82,10 +92,39 @@ _VIEWS: Final = (
 )
 # Columns that readers cannot see.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
-_PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin
+_PARTITIONS_TO_HOLDER: Final = f"""do $$ declare part regclass; begin
     for part in select inhrelid::regclass from pg_inherits where inhparent = 'comparison'::regclass
-    loop execute format('alter table %s owner to {MONITOR}', part); end loop;
+    loop execute format('alter table %s owner to {PARTITIONS}', part); end loop;
 end $$"""  # noqa: S608 - a constant
+# The monitor owned `comparison` in releases before, and could give rights to it to anybody. To read it stays what it was.
+_ONLY_READING: Final = f"""do $$ declare held record; begin
+    for held in
+        select part, grantee, bool_or(privilege_type = 'SELECT') as reads
+        from (
+            select c.oid::regclass as part, acl.grantee, acl.privilege_type, c.relowner
+            from pg_class c, aclexplode(c.relacl) acl
+            union all
+            select c.oid::regclass, acl.grantee, acl.privilege_type, c.relowner
+            from pg_attribute a join pg_class c on c.oid = a.attrelid, aclexplode(a.attacl) acl
+        ) rights
+        where grantee <> relowner and pg_get_userbyid(grantee) <> all ('{{{", ".join((*ROLES, *HOLDERS))}}}') and (part = 'comparison'::regclass or exists (
+            select from pg_inherits where inhparent = 'comparison'::regclass and inhrelid = part
+        ))
+        group by part, grantee having bool_or(privilege_type <> 'SELECT')
+    loop
+        execute format('revoke all on %s from %s cascade', held.part,
+            case held.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(held.grantee)) end);
+        if held.reads then
+            execute format('grant select on %s to %s', held.part,
+                case held.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(held.grantee)) end);
+        end if;
+    end loop;
+end $$"""  # noqa: S608 - a constant
+_OPEN_SCHEMA: Final = text(f"""
+    select not has_schema_privilege('{PARTITIONS}', 'public', 'create')
+        or exists (select from pg_namespace, aclexplode(nspacl) acl
+            where nspname = 'public' and acl.grantee = 0 and acl.privilege_type = 'CREATE')
+""")  # noqa: S608 - a constant
 # A text that changes with every right, owner, role and membership, whatever the order in which they were granted. Each day
 # has another partition, whose rights count for nothing: those of `comparison` apply.
 _RIGHTS: Final = text("""
@@ -117,13 +156,13 @@ def statements() -> list[str]:
     """Return the SQL that creates the roles and gives them exactly their rights, without closing semicolons.
 
     Idempotent; run it again after every `db upgrade`. The roles cannot log in: create users `in role` one of them.
-    Needs an up-to-date schema, and a user that owns it and may create roles. The monitor becomes the owner of
-    `comparison`, because only an owner may create and drop its daily partitions.
+    Needs an up-to-date schema, and a user that owns it and may create roles. `comparison` belongs to a role of its own, because only an
+    owner may create and drop its daily partitions, and whoever owns a table can make others run code when they write to it.
     """
     return [
-        *(_create(role) for role in ROLES),
-        f"grant {', '.join(ROLES)} to current_user",
-        *_owner(),  # before the next one, which takes from an owner what it has by itself
+        *(_create(role) for role in (*ROLES, *HOLDERS)),
+        f"grant {', '.join((*ROLES, *HOLDERS))} to current_user",
+        *_holders(),
         f"revoke all on all tables in schema public from {', '.join(ROLES)}",
         f"grant usage on schema public to {', '.join(ROLES)}",
         *_shadow(),
@@ -160,10 +199,16 @@ async def apply(dsn: Dsn, passwords: Mapping[str, str] | None = None, *, is_star
     engine = make_engine(dsn, settings={"application_name": "quantdrift setup"}, poolclass=NullPool)
     try:
         async with translated(), engine.begin() as connection:
-            named = {"roles": [*ROLES, *(login_of(role) for role in passwords or {})]}
+            await refuse_unknown(connection)
+            named = {"roles": [*ROLES, *HOLDERS, *(login_of(role) for role in passwords or {})]}
             before = await connection.scalar(_RIGHTS, named)
             for statement in statements():
                 await _execute(connection, statement)
+            if await connection.scalar(_OPEN_SCHEMA):
+                raise OperatorError(
+                    "the schema `public` belongs to another user, so that everybody may create functions in it and this one may not say who:"
+                    " let a superuser run `alter schema public owner to` this user, and run this again"
+                )
             known = await _logins(connection)
             for role, password in (passwords or {}).items():
                 await _login(connection, role, password, exists=role in known)
@@ -261,11 +306,21 @@ def _shadow() -> list[str]:
     ]
 
 
-def _owner() -> list[str]:
+def _holders() -> list[str]:
     return [
-        f"grant create on schema public to {MONITOR}",
-        f"alter table comparison owner to {MONITOR}",
-        _PARTITIONS_TO_MONITOR,
+        f"revoke create on schema public from public, {MONITOR}",
+        f"grant usage, create on schema public to {PARTITIONS}",
+        f"alter table comparison owner to {PARTITIONS}",
+        f"grant all on comparison to {PARTITIONS}",  # its former owner had been left the right to read
+        _PARTITIONS_TO_HOLDER,
+        _ONLY_READING,
+        *(f"alter function {function} owner to {PARTITIONS}" for function in PARTITION_FUNCTIONS),
+        # Who gets a function must be allowed to create one, for a moment.
+        f"grant usage, create on schema public to {ERASURE}",
+        f"alter function {ERASE_FUNCTION} owner to {ERASURE}",
+        f"revoke create on schema public from {ERASURE}",
+        f"revoke all on comparison from {ERASURE}",
+        f"grant select (captured_at, exchange_id), delete on comparison to {ERASURE}",
     ]
 
 
@@ -285,7 +340,7 @@ def _monitor() -> list[str]:
         f"grant insert, delete on clustering to {MONITOR}",
         # Retention.
         f"grant delete on embedding, gate_run, label, report_run, slice, model_version, doubt to {MONITOR}",
-        f"grant execute on function {AUDIT_ADD} to {MONITOR}",
+        f"grant execute on function {', '.join((AUDIT_ADD, *PARTITION_FUNCTIONS))} to {MONITOR}",
     ]
 
 
@@ -302,7 +357,9 @@ def _operator() -> list[str]:
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant insert, update on label to {OPERATOR}",
-        f"grant insert (model, candidate, alpha), update (verdict, more, answers, checked_at, ended_at) on gate_run to {OPERATOR}",
+        # What a gate finds is written by functions, for the user who began it: nobody turns another one's verdict.
+        f"grant insert (model, candidate, alpha) on gate_run to {OPERATOR}",
+        f"grant execute on function {', '.join(GATE_FUNCTIONS)} to {OPERATOR}",
         f"grant execute on function {AUDIT_ADD} to {OPERATOR}",
     ]
 

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from quantdrift.storage.schema.audit_table import Audit
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
-from quantdrift.storage.schema.gate_table import GateRun
+from quantdrift.storage.schema.gate_table import GateRun, GateVerdict
 from quantdrift.storage.schema.label_table import Label
 from quantdrift.storage.schema.monitor_tables import (
     Alert,
@@ -70,6 +70,7 @@ __all__ = [
     "Expiry",
     "Fold",
     "GateRun",
+    "GateVerdict",
     "Label",
     "ModelVersion",
     "Noise",

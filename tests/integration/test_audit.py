@@ -136,7 +136,9 @@ async def test_no_role_can_write_change_or_remove_an_entry(login: Login, role: s
     await connection.close()
 
 
-async def test_who_and_when_come_from_the_server(login: Login, database: Database) -> None:
+async def test_who_and_when_come_from_the_server(
+    login: Login, database: Database, record: asyncpg.Connection
+) -> None:
     """A user cannot take another name by a role, a setting, a text, or tables and functions of the same name."""
     dsn = await login(MONITOR, "eve")
     connection = await asyncpg.connect(dsn)
@@ -145,6 +147,7 @@ async def test_who_and_when_come_from_the_server(login: Login, database: Databas
         await connection.execute("set session authorization quantdrift")
     await connection.execute(f"set role {MONITOR}")
     await connection.execute("set application_name = 'ada'")
+    await record.execute(f"grant create on schema public to {MONITOR}")  # as releases before did
     await connection.execute("""
         create function public.sha256(bytea) returns bytea language sql as $$ select ''::bytea $$;
         create function public.clock_timestamp() returns timestamptz language sql as $$ select '2000-01-01'::timestamptz $$;

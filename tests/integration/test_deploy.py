@@ -361,7 +361,7 @@ _OWN = {
     "sidecar": {"sidecar.nk", "hmac-key", "sampling-salt"},
     "intake": {"sidecar.nk", "hmac-key", "sampling-salt", "intake-token"},
     "shadow": {"shadow.nk", "shadow.dsn"},
-    "monitor": {"monitor.nk", "monitor.dsn"},
+    "monitor": {"monitor.nk", "monitor.dsn", "gate-token"},
     "report": {"report.dsn"},
     "web": {"reader.dsn"},
     "migrate": {"migrate.dsn", "admin.nk"},
@@ -394,7 +394,7 @@ def test_a_pod_has_the_secret_of_its_own_role_only(pod: Pod) -> None:
 
 
 def test_the_secrets_have_exactly_what_the_pods_read() -> None:
-    """Each in the namespace of its pods, from the files that the commands write."""
+    """Each in the namespace of its pods, from the files that the commands write; Argo Rollouts reads one beside its rollout."""
     (told,) = documents(DEPLOY / "secrets" / "kustomization.yaml")
     made = {
         (one["namespace"], one["name"], Path(file).name)
@@ -402,6 +402,9 @@ def test_the_secrets_have_exactly_what_the_pods_read() -> None:
         for file in one["files"]
     }
     read = {(pod.owner["metadata"]["namespace"], name, key) for pod in PODS for name, key in _secrets(pod)}
+    (argo,) = documents(DEPLOY.parent / "argo-rollouts" / "gate.yaml")
+    of_argo = [one["valueFrom"]["secretKeyRef"] for one in argo["spec"]["args"] if "valueFrom" in one]
+    read |= {("models", one["name"], one["key"]) for one in of_argo}
     assert made == read
     authorities = {(one["namespace"], one["name"], *one["files"]) for one in told["configMapGenerator"]}
     assert authorities == {(namespace, "quantdrift-ca", "ca.crt") for namespace in ("models", "quantdrift")}

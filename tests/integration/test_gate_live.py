@@ -24,7 +24,9 @@ import pytest
 
 from quantdrift.core.clusters import Anchors, Clustering, cluster_slice
 from quantdrift.core.codec import encode
+from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Budget, Config, Model, Reference, Stream
+from quantdrift.core.config.state import judged_by
 from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import Key, KeyRing, write_keys
 from quantdrift.core.records import Exchange, HeaderStratum, Policy, Predicate
@@ -74,6 +76,11 @@ name = "scanner"
 header = "x-scanner"
 """
 SLICE = "insert into slice (model, name, predicate, definition) values ('digits', $1, $2, $3) returning id"
+GATES = (
+    "select r.id, r.model, r.candidate, r.made_by, r.begun_at, r.checked_at, r.ended_at, r.more, r.answers,"
+    " coalesce(v.verdict, 'insufficient') as verdict, coalesce(v.slice, '') as slice, v.configuration, 0.0 as age_s"
+    " from gate_run r left join gate_verdict v on v.gate_id = r.id order by r.id"
+)
 SUMS = (
     "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight, weight_sq, flip, topk, js,"
     " divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
@@ -97,7 +104,7 @@ class Site:
         async def read() -> list[dict[str, Any]]:
             connection = await asyncpg.connect(self.dsn)
             try:
-                return [dict(row) for row in await connection.fetch("select * from gate_run order by id")]
+                return [dict(row) for row in await connection.fetch(GATES)]
             finally:
                 await connection.close()
 
@@ -207,6 +214,13 @@ def served(number: int, **changes: Any) -> Exchange:
     return msgspec.structs.replace(exchange, **changes)
 
 
+def run_of(row: dict[str, Any]) -> GateRun:
+    """Return a gate as the monitor reads it."""
+    return GateRun(
+        **{**row, "answers": json.loads(row["answers"]), "configuration": json.loads(row["configuration"])}
+    )
+
+
 def answers_of(row: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return the answers of a stored gate, by slice and question."""
     return {(one["slice"], one["question"]): one for one in json.loads(row["answers"])}
@@ -219,6 +233,8 @@ def test_a_candidate_that_decides_like_its_reference_passes_on_live_traffic(site
     assert done.returncode == 0, done.stderr
     printed, (row,) = json.loads(done.stdout), site.rows()
     assert (printed["verdict"], row["verdict"], printed["id"]) == ("pass", "pass", row["id"])
+    config = load(site.directory / "config.toml")
+    assert (row["slice"], json.loads(row["configuration"])) == ("", judged_by(config, config.models[0]))
     assert row["candidate"].startswith("sha256:")
     assert row["begun_at"] < row["checked_at"] == row["ended_at"]
     answers = answers_of(row)
@@ -342,8 +358,7 @@ def test_a_load_run_above_its_budget_fails_the_gate_on_live_traffic(site: Site) 
         0.02,
         0.01,
     )
-    run = GateRun(**{**row, "answers": json.loads(row["answers"])})
-    assert body_of(run).reason == "the load run does not keep its budget: latency"
+    assert body_of(run_of(row)).reason == "the load run does not keep its budget: latency"
 
 
 def test_an_alert_gives_the_gate_its_model_and_its_slice(site: Site) -> None:
@@ -376,7 +391,11 @@ def test_an_alert_gives_the_gate_its_model_and_its_slice(site: Site) -> None:
         done = site.gate("broken.onnx", "--alert", "1", "--wait", "2m")
         old = site.gate("broken.onnx", "--alert", "2", "--wait", "2m")
     assert done.returncode == 3, done.stderr
-    assert {name for name, _ in answers_of(site.rows()[0])} == {"all", "scanner=archive"}
+    (row,) = site.rows()
+    assert ({name for name, _ in answers_of(row)}, row["slice"]) == (
+        {"all", "scanner=archive"},
+        "scanner=archive",
+    )
     assert (old.returncode, "`scanner=old` cannot be judged on live traffic" in old.stderr) == (2, True)
 
 
@@ -438,7 +457,7 @@ def test_a_signal_ends_the_gate_without_a_verdict_and_its_row_says_so(
     assert "Interrupted: gate 1 has ended without a verdict." in printed
     (row,) = site.rows()
     assert (row["verdict"], row["ended_at"] is not None) == ("insufficient", True)
-    body = body_of(GateRun(**{**row, "answers": json.loads(row["answers"])}))
+    body = body_of(run_of(row))
     assert body.reason.endswith("; the gate has ended: start another one")
     assert body.ended_at == row["ended_at"]
     assert not (site.directory / "gate.xml").exists()

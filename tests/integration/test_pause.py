@@ -1,13 +1,15 @@
-"""Sampling that is stopped: in the fleet by a command, in a pod by its admin port or a file; requests go on."""
+"""Sampling that is stopped: in the fleet or in one sidecar by a command, in a pod by a file; requests go on."""
 
+import http.client
 import json
+import os
+import pwd
 import secrets
 import subprocess
+import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,12 +54,6 @@ class Pod:
     def quantdrift(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command against its stream."""
         return invoked(*arguments, "-c", str(self.config), directory=self.config.parent)
-
-    def switch(self, path: str) -> Any:
-        """Ask the admin port to change something."""
-        url = f"http://127.0.0.1:{self.running.admin_port}{path}"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=5) as response:
-            return json.load(response)
 
 
 @pytest.fixture(scope="module")
@@ -147,27 +143,89 @@ def test_what_cannot_be_is_refused(pod: Pod, arguments: list[str], told: str) ->
     assert told in done.stderr
 
 
-def test_the_admin_port_stops_a_pod_without_nats(tmp_path: Path, backend: Backend) -> None:
-    """From within the pod, with no stream anywhere."""
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, backend: Backend) -> Iterator[SidecarProcess]:
+    """Return a sidecar with no stream anywhere."""
     with sidecar(
-        tmp_path,
+        tmp_path_factory.mktemp("alone"),
         backend.port,
         STREAM__URL=f"nats://127.0.0.1:{free_port()}",
         SAMPLING__RATE=1,
-        MODELS='[{"name": "digits"}]',
+        MODELS='[{"name": "digits"}, {"name": "other"}]',
     ) as running:
-        pod = Pod(running, tmp_path)
+        wait(lambda: takes(running), "it takes")
+        yield running
 
-        def is_taken() -> bool:
-            before = pod.count("taken")
-            running.talk(post(BODY))
-            return pod.count("taken") > before
 
-        wait(is_taken, "it takes")
-        assert pod.switch("/pause")["here"]["everything"]["by"] == "the admin port"
-        within_5_s(lambda: not is_taken())
-        pod.switch("/resume")
-        within_5_s(is_taken)
+def takes(running: SidecarProcess, target: bytes = b"/v2/models/digits/infer") -> bool:
+    """Send a request, and return whether it is taken."""
+
+    def taken() -> float:
+        return running.count("quantdrift_sidecar_taken_total", stratum="default")
+
+    before = taken()
+    running.talk(post(BODY, target))
+    return taken() > before
+
+
+def test_a_command_in_its_container_stops_a_sidecar_without_nats(alone: SidecarProcess) -> None:
+    """Who it was is what the kernel says; the reason is shown; it ends by a command, or by itself."""
+    done = alone.switch("pause", "--reason", "NATS is away", "--json")
+    assert done.returncode == 0, done.stderr
+    order = json.loads(done.stdout)["everything"]
+    assert (order["by"], order["reason"]) == (
+        f"user {pwd.getpwuid(os.getuid()).pw_name} at the sidecar",
+        "NATS is away",
+    )
+    within_5_s(lambda: not takes(alone))
+    assert "NATS is away" in alone.switch("pause", "--show").stdout
+    assert alone.switch("resume").stdout.startswith("Nothing is paused")
+    within_5_s(lambda: takes(alone))
+    assert alone.switch("pause", "--for", "4s").returncode == 0
+    within_5_s(lambda: not takes(alone))
+    within_5_s(lambda: takes(alone))
+    done = alone.switch("pause", "--model", "nope")
+    assert (done.returncode, "there is no model `nope`" in done.stderr) == (2, True)
+
+
+def asked(running: SidecarProcess, method: str, path: str, **headers: str) -> int:
+    """Return the status that the admin port answers with."""
+    connection = http.client.HTTPConnection("127.0.0.1", running.admin_port, timeout=10)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in {"Host": f"127.0.0.1:{running.admin_port}", **headers}.items():
+            connection.putheader(name.replace("_", "-"), value)
+        connection.putheader("Content-Length", "0")
+        connection.endheaders()
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_who_only_reaches_the_admin_port_pauses_nothing(alone: SidecarProcess) -> None:
+    """Not another container of the pod, and no page in the browser of somebody who forwards the port."""
+    page = {"Origin": "https://evil.example", "Content_Type": "text/plain"}
+    for headers in ({}, {"Host": "localhost"}, page, {**page, "Host": "evil.example"}):
+        for path in ("/pause", "/pause?model=digits", "/resume"):
+            assert asked(alone, "POST", path, **headers) == 403
+    # Nor does a page learn who paused: a name that was made to point here is not ours.
+    assert asked(alone, "GET", "/pause") == 200
+    assert asked(alone, "GET", "/pause", Host=f"localhost:{alone.admin_port}") == 200
+    assert asked(alone, "GET", "/pause", Host=f"evil.example:{alone.admin_port}") == 403
+    assert asked(alone, "GET", "/pause", Origin="https://evil.example") == 403
+    assert alone.count("quantdrift_sidecar_paused", model="*") == 0
+    assert takes(alone)
+
+
+def test_another_user_cannot_use_the_socket(alone: SidecarProcess) -> None:
+    """Its directory and itself are of the sidecar's user alone; the command says what to do."""
+    path = Path(json.loads(alone.get("/pause")[1])["socket"])
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+    if os.getuid() != 0:
+        pytest.skip("to be another user takes root")
+    connect = f"import os, socket; os.setuid(65534); socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+    done = subprocess.run([sys.executable, "-c", connect], capture_output=True, text=True, check=False)
+    assert "PermissionError" in done.stderr
 
 
 def test_a_file_stops_a_pod_or_a_model(pod: Pod) -> None:

@@ -231,6 +231,10 @@ class Installation:
             json.dumps([{"slice": f"user={user}", "verdict": "pass"}, {"slice": "all", "verdict": "pass"}]),
         )
         await record.execute(
+            "select gate_end(max(id), 'pass', 0, max(answers::text)::jsonb, '{}', $1) from gate_run",
+            f"user={user}",
+        )
+        await record.execute(
             "insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2, flip)"
             " values ($1, 0, 'reference', now(), 1, 1, 1, 1, 1, true)",
             one.id,
@@ -363,6 +367,7 @@ HOLDING = {
     "alert",
     "comparison",
     "gate_run",
+    "gate_verdict",
     "outbox",
     "quarantine",
     "report_run",

@@ -372,7 +372,7 @@ def test_a_pause_at_one_sidecar_blocks(
     done = status()
     assert done.returncode == 1
     assert (
-        "sampling is paused at sidecar pod-7 alone, by ann since 2026-11-01 10:00 UTC: POST /resume"
+        "sampling is paused at sidecar pod-7 alone, by ann since 2026-11-01 10:00 UTC: `quantdrift resume --local`"
         in done.stdout
     )
     assert json.loads(status("--json").stdout)["flows"] is False

@@ -20,7 +20,7 @@ mkdir -p postgres random
 printf '%s\n' "$authorities" > ca.crt
 
 quantdrift setup nats --config ../config/config.toml --keys nats > nats-users.conf
-for name in sampling-salt hmac-key intake-token; do
+for name in sampling-salt hmac-key intake-token gate-token; do
   test -s "random/$name" || openssl rand -hex 32 | tr -d '\n' > "random/$name"
 done
 

@@ -2,7 +2,7 @@
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
@@ -20,6 +20,30 @@ PLAINTEXT: Final = "+plaintext"
 _ENCRYPTED: Final[Mapping[str, str]] = MappingProxyType(
     {"nats": "tls", "ws": "wss", "http": "https", "grpc": "grpcs"}
 )
+
+
+def host_of(header: str) -> str:
+    """Return the name in a Host header, in lower case, without port and brackets."""
+    host = header.lower().partition("/")[0]
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def is_own_host(header: str, names: Collection[str]) -> bool:
+    """Return whether a Host header has one of a server's names, `localhost` or an IP address.
+
+    A page of somebody else whose name was made to point at the server (DNS rebinding) comes with its own name. An IP
+    address is no name that can be made to point elsewhere.
+    """
+    name = host_of(header)
+    if name in names or name == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class Address(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     otlp_headers_file: str = ""
     reference_token: str = ""
     web_token: str = ""
+    gate_token: str = ""
     operator_dsn_file: str = ""
 
     def __repr__(self) -> str:
@@ -216,6 +217,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         otlp_headers_file=headers_file,
         reference_token=token,
         web_token=web_token,
+        gate_token=_gate_token(config) if role is Role.MONITOR else "",
         operator_dsn_file=config.web.operator_dsn_file if role is Role.WEB else "",
         salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode() if role is Role.SHADOW else b"",
     )
@@ -280,6 +282,17 @@ def _web_token(env: Mapping[str, str], config: Config) -> str:
             f"web.listen is `{config.web.listen}`, which other machines can reach, and nobody would have to log in: set"
             f" web.token_file or {TOKEN_VARIABLE}, or web.identity_header with web.proxies, or listen on 127.0.0.1"
         )
+    return token
+
+
+def _gate_token(config: Config) -> str:
+    file = config.monitor.gate_token_file
+    token = _read(file) if file else ""
+    if file and not token:
+        raise OperatorError(
+            f"monitor.gate_token_file {file} is empty: write a token in it, or remove the option"
+        )
+    read_callers(token, f"monitor.gate_token_file {file}")
     return token
 
 
@@ -402,6 +415,9 @@ def _resolve(config: Config, base: Path) -> Config:
             certificate_file=absolute(config.intake.certificate_file),
             key_file=absolute(config.intake.key_file),
             client_ca_file=absolute(config.intake.client_ca_file),
+        ),
+        monitor=msgspec.structs.replace(
+            config.monitor, gate_token_file=absolute(config.monitor.gate_token_file)
         ),
         web=msgspec.structs.replace(
             config.web,

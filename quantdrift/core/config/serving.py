@@ -153,8 +153,8 @@ class Sidecar(Section, frozen=True, kw_only=True):
     admin: Annotated[
         str,
         about(
-            "Address of /metrics, the pause switch, /livez and /readyz, HOST:PORT. It is served by a process of its own. "
-            "0.0.0.0 lets a Prometheus scrape from outside."
+            "Address of /metrics, /livez, /readyz and of /pause, which shows what is paused, HOST:PORT. It is served by a process of "
+            "its own. 0.0.0.0 lets a Prometheus scrape from outside."
         ),
     ] = "127.0.0.1:9464"
     probes: Annotated[

@@ -5,8 +5,9 @@ import re
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Capture, Config, Model, Monitor, Recheck, Reference, Sampling
 
 # An address with a user, a password or parameters: only its scheme is shown, because a wrong cut would show a secret.
 _ADDRESS = re.compile(r"^([a-z+]{1,20}://).*[@?]", re.DOTALL | re.IGNORECASE)
@@ -21,6 +22,43 @@ def config_state(config: Config) -> dict[str, Any]:
     state: dict[str, Any] = {}
     _collect("", config, Config(), state)
     return state
+
+
+def judged_by(config: Config, model: Model) -> dict[str, Any]:
+    """Return the options by which a gate judges `model`, as `config_state`: those on which its verdict depends.
+
+    Without names of files and addresses, which differ between the machines that have the configuration, and without the names of
+    versions, which a release adds.
+    """
+    references = tuple(
+        Reference(
+            inputs=reference.inputs,
+            output=reference.output,
+            output_scale=reference.output_scale,
+            output_zero_point=reference.output_zero_point,
+            digest=reference.digest,
+        )
+        for reference in model.references
+    )
+    judged = replace(
+        model,
+        version="",
+        adapter="",
+        exemplars=False,
+        share=1.0,
+        max_replay_ratio=0.0,
+        recheck=Recheck(),
+        references=references,
+    )
+    return config_state(
+        Config(
+            capture=Capture(time_zone=config.capture.time_zone),
+            sampling=Sampling(sticky_header=config.sampling.sticky_header),
+            monitor=Monitor(session_s=config.monitor.session_s),
+            models=(judged,),
+            slices=tuple(rule for rule in config.slices if rule.model in ("", model.name)),
+        )
+    )
 
 
 def config_digest(state: dict[str, Any]) -> str:

@@ -162,7 +162,24 @@ class Monitor(Section, frozen=True, kw_only=True):
     stale_after_s: Annotated[
         float, about("A slice with no comparison for this long is `unknown`.", "s", gt=0)
     ] = 21_600.0
-    admin: Annotated[str, about("Address of /livez, /metrics and /gate, HOST:PORT.")] = "127.0.0.1:9466"
+    admin: Annotated[
+        str,
+        about(
+            "Address of /livez, /metrics and /gate, HOST:PORT. On another host than this machine's loopback address /gate needs "
+            "gate_token_file."
+        ),
+    ] = "127.0.0.1:9466"
+    gate_token_file: Annotated[
+        str,
+        about(
+            "File with one token, or one `NAME sha256:HEX [until=TIME] [MODEL ...]` a line, with which programs that roll out a model ask "
+            "/gate for verdicts. It is read again for each request. Empty: none, and only a loopback address answers."
+        ),
+    ] = ""
+    gate_max_age_s: Annotated[
+        float,
+        about("/gate promotes and rolls back by no verdict that is older.", "s", gt=0),
+    ] = 86_400.0
 
 
 class Notify(Section, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
 INSTANCE: Final = "QUANTDRIFT_INSTANCE"
 """Environment variable whose value /readyz returns, so that a parent can identify its own child process."""
 INSTANCE_HEADER: Final = "Quantdrift-Instance"
-_BODY_BYTES: Final = 4096  # no route reads a body
+_BODY_BYTES: Final = 4096  # a gate's alone is read
 
 
 class Admin:

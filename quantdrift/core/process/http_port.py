@@ -89,7 +89,7 @@ class HttpPort:
         )
 
     async def open(self, where: socket.socket | tuple[str, int], tls: ssl.SSLContext | None = None) -> int:
-        """Listen, and return the port.
+        """Listen, and return the port; 0 for a Unix socket.
 
         Parameters
         ----------
@@ -106,7 +106,9 @@ class HttpPort:
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         handshake_s = None if tls is None else self._usage.limits.head_s
-        if isinstance(where, socket.socket):
+        if isinstance(where, socket.socket) and where.family == socket.AF_UNIX:
+            self._server = await loop.create_unix_server(self._accept, sock=where)
+        elif isinstance(where, socket.socket):
             self._server = await loop.create_server(
                 self._accept, sock=where, ssl=tls, ssl_handshake_timeout=handshake_s
             )
@@ -114,7 +116,8 @@ class HttpPort:
             self._server = await loop.create_server(
                 self._accept, *where, ssl=tls, ssl_handshake_timeout=handshake_s
             )
-        return int(self._server.sockets[0].getsockname()[1])
+        name = self._server.sockets[0].getsockname()
+        return int(name[1]) if isinstance(name, tuple) else 0
 
     async def close(self) -> None:
         """Stop listening and close every connection."""

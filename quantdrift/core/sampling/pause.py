@@ -51,6 +51,22 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         return f"by {self.by} since {self.at:%Y-%m-%d %H:%M} UTC{until}{reason}"
 
 
+class LocalPause(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of one sidecar: to pause, or to resume.
+
+    Parameters
+    ----------
+    model
+        Model; empty: everything.
+    until, reason
+        As of `Order`; for a pause only.
+    """
+
+    model: str = ""
+    until: _Aware | None = None
+    reason: str = ""
+
+
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """All pauses.
 

@@ -19,6 +19,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from quantdrift.sidecar.state.orphans import orphans
+from tests.support.commands import invoked
 from tests.support.sidecar.relay_rig import answer
 
 DEADLINE_S = 30.0
@@ -112,6 +113,7 @@ class SidecarProcess:
         self.port, self.admin_port = free_port(), free_port()
         self.temporary = temporary
         path = self.config = directory / "config.toml"
+        self.directory = directory
         path.write_text("")
         settings: dict[str, object] = {
             "SIDECAR__LISTEN": f"127.0.0.1:{self.port}",
@@ -160,6 +162,11 @@ class SidecarProcess:
                 return error.code, error.read().decode()
         except OSError:
             return 0, ""
+
+    def switch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `quantdrift pause` or `resume` for this sidecar alone, as in its container."""
+        admin = f"127.0.0.1:{self.admin_port}"
+        return invoked(*arguments, "--local", directory=self.directory, QUANTDRIFT__SIDECAR__ADMIN=admin)
 
     def is_ready(self) -> bool:
         """Return what /readyz says."""
