@@ -73,6 +73,7 @@ class Action(StrEnum):
     ALERT_ACK = "alert ack"
     ALERT_UNACK = "alert unack"
     ALERT_NOTE = "alert note"
+    ALERT_CLOSE = "alert close"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
