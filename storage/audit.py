@@ -74,6 +74,7 @@ class Action(StrEnum):
     ALERT_UNACK = "alert unack"
     ALERT_NOTE = "alert note"
     GATE = "gate"  # the verdict of a gate on live traffic; the database's function `gate_end` adds it
+    ALERT_CLOSE = "alert close"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ CLOSED: Final = frozenset(
     {
         "action",
         "content",
+        "ended",
         "from_verdict",
         "identity",
         "kind",
@@ -99,6 +100,7 @@ WITHOUT_VALUES: Final[Mapping[str, str]] = MappingProxyType(
         "process_report": "options of processes and what is paused, as in the audit",
         "rollup_day": "sums of divergences",
         "rollup_hour": "sums of divergences",
+        "serving": "times of the exchanges of a version",
         "tally": "counts of a header stratum",
         "undeclared_session": "evidence about an attribute",
     }

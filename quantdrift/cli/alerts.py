@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +22,8 @@ from quantdrift.core.text import plain, plain_lines
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from quantdrift.core.config.schema import Config
+    from quantdrift.core.records import Predicate
     from quantdrift.storage.monitor.alerts import ActionFact, AlertFact, Finding
 
 _MOST_CHARACTERS = 60
@@ -51,10 +55,13 @@ _WHY = click.option("--reason", required=True, help="Why; the alert and the audi
 
 @click.group()
 def alerts() -> None:
-    """Show alerts, acknowledge them, and write down what others must know.
+    """Show alerts, acknowledge and close them, and write down what others must know.
 
     An acknowledged alert stays acknowledged until it is resolved or escalates: from warning to firing, or clearly worse than
     when it was acknowledged. Each action is kept with the database user, the time and the reason, in the audit too.
+
+    An alert ends by itself: by evidence of recovery, or within minutes of another version of the model taking over. Close one if
+    you know better, for example because its slice goes to the unquantised model now.
     """
 
 
@@ -65,7 +72,7 @@ def alerts() -> None:
 @click.option("--all", "with_resolved", is_flag=True, help="Resolved alerts too.")
 @JSON
 def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bool, as_json: bool) -> None:
-    """List open alerts: those that nobody has acknowledged first, pages before tickets.
+    """List open alerts: those that nobody has acknowledged first, pages before tickets, what explains before what it explains.
 
     \b
     Examples:
@@ -73,17 +80,19 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
       quantdrift alerts list --model digits --all --json
     """
     from quantdrift.core.links import alert_page
-    from quantdrift.storage.monitor.alerts import list_alerts
+    from quantdrift.storage.monitor.alerts import lately_replaced, list_alerts
 
-    async def ask(connection: "AsyncConnection") -> "list[AlertFact]":
-        return await list_alerts(connection, model=model, with_resolved=with_resolved)
+    async def ask(connection: "AsyncConnection") -> "tuple[list[AlertFact], list[AlertFact]]":
+        found = await list_alerts(connection, model=model, with_resolved=with_resolved)
+        return found, [] if with_resolved else await lately_replaced(connection, model=model)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    found = _run(config_path, data, ask)
+    found, lately = _run(config_path, data, ask)
     links = [alert_page(config, alert.id) for alert in found]
     if as_json:
         emit([{**msgspec.to_builtins(alert), "page": link} for alert, link in zip(found, links, strict=True)])
-    elif not found:
+        return
+    if not found:
         click.echo(
             f"No {'' if with_resolved else 'open '}alerts{f' of the model {plain(model)}' if model else ''}."
         )
@@ -95,14 +104,17 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
             "version",
             "slice",
             "since (UTC)",
-            "resolved (UTC)",
+            "ended (UTC)",
             "acknowledged",
+            "same cause",
         )
         if config.web.url:
             rows = [(*_row(alert), link) for alert, link in zip(found, links, strict=True)]
             click.echo(columns((*head, "live page"), rows))
         else:
             click.echo(columns(head, [_row(alert) for alert in found]))
+    for line in replaced_lines(found if with_resolved else lately):
+        click.echo(line)
 
 
 @alerts.command("show")
@@ -117,22 +129,22 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     Example:
       quantdrift alerts show 12
     """
-    from quantdrift.core.links import alert_page, runbook
-    from quantdrift.monitor.fold.alert_text import page
+    from quantdrift.core.links import alert_link, alert_page
+    from quantdrift.monitor.fold.alert_text import alert_text
+    from quantdrift.storage.commands.slice_list import where_of
     from quantdrift.storage.monitor.alerts import actions_of, count_people, find_alert, findings_of
-    from quantdrift.storage.monitor.events import event_of
 
     async def ask(
         connection: "AsyncConnection",
-    ) -> "tuple[AlertFact, list[ActionFact], list[Finding], int]":
+    ) -> "tuple[AlertFact, list[ActionFact], list[Finding], int, tuple[Predicate, ...]]":
         alert = await find_alert(connection, alert_id)
         actions, findings = await actions_of(connection, alert_id), await findings_of(connection, [alert_id])
-        return alert, actions, findings.get(alert_id, []), await count_people(connection, alert)
+        people, where = await count_people(connection, alert), await where_of(connection, alert.slice_id)
+        return alert, actions, findings.get(alert_id, []), people, where
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    alert, actions, findings, people = _run(config_path, data, ask)
-    event = event_of(alert.details)
-    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    alert, actions, findings, people, where = _run(config_path, data, ask)
+    text = alert_text(alert, partial(alert_link, config))
     link = alert_page(config, alert.id)
     if as_json:
         facts = msgspec.to_builtins(alert)
@@ -143,7 +155,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
                 "people": people,
                 "actions": actions,
                 "findings": findings,
-                "runbook": runbook(config),
+                "runbook": config.notify.runbook_url,
                 "page": link,
             }
         )
@@ -155,24 +167,41 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
         )
     lines += [f"{plain(one.text)} ({_utc(one.at)} UTC, {plain(one.by)})" for one in findings]
     lines += [_said(action) for action in actions if not action.is_finding]
-    lines.append(f"Runbook: {runbook(config)}")
+    if config.notify.runbook_url:
+        lines.append(f"Runbook: {config.notify.runbook_url}")
     if link:
         lines.append(f"Live page: {link}")
-    if alert.resolved_at is None:
-        known = {one.kind.value for one in findings}
-        if "cause" not in known:
-            lines.append(
-                f"Cause in an ONNX model: quantdrift diagnose {alert.id} --candidate FILE --inputs FILE"
-            )
-        if "repair" not in known:
-            lines.append(
-                f"Build repairs: quantdrift repair {alert.id} --candidate FILE --inputs FILE --out FOLDER"
-            )
-        if "gate" not in known:
-            lines.append(f"Is a repair safe: quantdrift gate FILE --inputs FILE --note {alert.id}")
-    if alert.resolved_at is None and alert.acknowledged is None:
-        lines.append(f'Acknowledge: quantdrift alerts ack {alert.id} --reason "..."')
+    if alert.is_open:
+        lines += _next(config, alert, where, findings, _options(config_path, data))
     click.echo("\n".join(lines))
+
+
+def _options(config_path: Path, data: Path | None) -> str:
+    """Return the options with which a command finds the same configuration and data."""
+    config = "" if config_path == Path("config.toml") else f" --config={shlex.quote(str(config_path))}"
+    return f"{config}{'' if data is None else f' --data={shlex.quote(str(data))}'}"
+
+
+def _next(
+    config: "Config",
+    alert: "AlertFact",
+    where: "Sequence[Predicate]",
+    findings: "Sequence[Finding]",
+    options: str,
+) -> list[str]:
+    """Return what can be typed next about an open alert: only what works for it."""
+    from quantdrift.monitor.fold.alert_text import commands_of
+
+    found = commands_of(config, alert, where, [one.kind for one in findings], options)
+    lines = [f"{one.gives}: {one.text}" for one in found.commands]
+    if found.why_not:
+        lines.append(f"`quantdrift diagnose` and `repair` cannot help here: {found.why_not}.")
+    if alert.acknowledged is None:
+        lines.append(f'Acknowledge: quantdrift alerts ack {alert.id} --reason "..."{options}')
+    lines.append(
+        f'If nobody gets these answers any more, and quantdrift cannot see it: quantdrift alerts close {alert.id} --reason "..."{options}'
+    )
+    return lines
 
 
 @alerts.command("ack")
@@ -209,6 +238,25 @@ def unack(config_path: Path, data: Path | None, alert_id: int, reason: str, *, a
     _act(config_path, data, alert_id, "unack", reason, as_json=as_json)
 
 
+@alerts.command("close")
+@CONFIG
+@DATA
+@_ALERT
+@_WHY
+@JSON
+def close(config_path: Path, data: Path | None, alert_id: int, reason: str, *, as_json: bool) -> None:
+    """Close an alert: you know that it is over, and quantdrift cannot see it, for example because its slice was routed away.
+
+    The pagers get its end. The detectors of the slice start from the beginning, and a drift that goes on alerts again, under a
+    new number. Needs the operator's role.
+
+    \b
+    Example:
+      quantdrift alerts close 12 --reason "archive goes to digits-fp32 since 03:20"
+    """
+    _act(config_path, data, alert_id, "close", reason, as_json=as_json)
+
+
 @alerts.command("note")
 @CONFIG
 @DATA
@@ -229,6 +277,7 @@ _DONE = {
     "ack": "is acknowledged until it is resolved or escalates",
     "unack": "is not acknowledged any more",
     "note": "has the note",
+    "close": "is closed, and the detectors of its slice start from the beginning",
 }
 
 
@@ -298,15 +347,48 @@ def _row(alert: "AlertFact") -> tuple[str, ...]:
         plain(alert.version),
         plain(alert.slice),
         _utc(alert.onset_at),
-        _utc(alert.resolved_at) if alert.resolved_at else "-",
+        _ended(alert),
         plain(f"{made.by}: {made.reason}", _MOST_CHARACTERS) if made else "-",
+        _same_cause(alert),
     )
+
+
+def _ended(alert: "AlertFact") -> str:
+    """Return when an alert ended, and why; a hyphen while it lasts."""
+    if alert.closed is not None:
+        return f"{_utc(alert.resolved_at or alert.closed.at)} closed"
+    return "-" if alert.resolved_at is None else f"{_utc(alert.resolved_at)} {alert.ended}".rstrip()
+
+
+def _same_cause(alert: "AlertFact") -> str:
+    """Return which alert explains an alert, or which ones it explains; a hyphen for none."""
+    if alert.explained_by is not None:
+        return f"explained by {alert.explained_by}"
+    return f"explains {', '.join(map(str, alert.explains))}" if alert.explains else "-"
+
+
+def replaced_lines(found: "Sequence[AlertFact]") -> list[str]:
+    """Return a line for each version that was replaced, with the alerts that are over for that reason."""
+    from quantdrift.drift.explain.diagnosis_text import serves_no_more
+
+    lines: dict[str, list[int]] = {}
+    for alert in found:
+        if alert.ended == "replaced" and alert.closed is None:
+            known = serves_no_more(plain(alert.version), alert.last_seen_at, [*map(plain, alert.serving)])
+            lines.setdefault(f"{plain(alert.model)} {known}", []).append(alert.id)
+    return [
+        f"{known} Over for that reason: alert {', '.join(map(str, sorted(numbers)))}."
+        for known, numbers in lines.items()
+    ]
 
 
 def _state(alert: "AlertFact") -> str:
     kind = "a page" if alert.severity == "firing" else "a ticket"
+    if alert.closed:
+        return f"{kind}, closed by {plain(alert.closed.by)} at {_utc(alert.closed.at)} UTC"
     if alert.resolved_at:
-        return f"{kind}, resolved at {_utc(alert.resolved_at)} UTC"
+        why = f" ({alert.ended})" if alert.ended else ""
+        return f"{kind}, resolved at {_utc(alert.resolved_at)} UTC{why}"
     made = alert.acknowledged
     if made:
         return f"{kind}, open since {_utc(alert.opened_at)} UTC, acknowledged by {plain(made.by)}"
@@ -319,6 +401,7 @@ _WORDS = {
     "unack": "not acknowledged any more",
     "note": "note",
     "escalate": "escalated",
+    "close": "closed",
 }
 
 

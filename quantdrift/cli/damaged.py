@@ -13,7 +13,8 @@ from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import prepare
 from quantdrift.cli.reference import chosen_reference, model_named
 from quantdrift.core.config.load import Role, load
-from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
+from quantdrift.core.config.schema import Config, Model, Reference, Slice
+from quantdrift.core.diagnosable import repair_problem, slice_problem
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
 from quantdrift.core.text import plain
@@ -62,11 +63,8 @@ class Damaged(msgspec.Struct, frozen=True, kw_only=True):
         OperatorError
             It is not an ONNX file.
         """
-        if self.reference.runtime is not Runtime.ONNX:
-            raise OperatorError(
-                f"the reference of model `{self.model.name}` is not an ONNX file, and only ONNX files are repaired. What is left:"
-                " serve the slice by the reference, or roll the candidate back"
-            )
+        if problem := repair_problem(self.model, self.reference):
+            raise OperatorError(problem)
         return Path(self.reference.path)
 
 
@@ -97,8 +95,6 @@ def damaged(
     OperatorError
         There is no such slice, or recorded inputs cannot tell it.
     """
-    from quantdrift.shadow.gate.found import is_judged
-
     if (alert_id is None) == (not slice_name):
         raise OperatorError("give either ALERT, the number of an alert, or --slice")
     if alert_id is not None:
@@ -107,10 +103,8 @@ def damaged(
         config = load(config_path)
         model, version = _model(config, name), ""
         chosen = _named(config, model, slice_name)
-    if not is_judged(config, chosen):
-        raise OperatorError(
-            f"recorded inputs do not tell which items belong to the slice {chosen.name}: it is learned, or has the rest of the values"
-        )
+    if problem := slice_problem(config, chosen.where, chosen.name):
+        raise OperatorError(problem)
     _, reference = chosen_reference(model, number)
     rules = tuple(rule for rule in config.slices if rule.model in ("", model.name))
     return Damaged(

@@ -21,9 +21,9 @@ from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.reference import REFERENCE, chosen_reference, model_named, opened_reference
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.core.diagnosable import gate_problem
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, attribute_key
-from quantdrift.core.tasks import Task
 
 if TYPE_CHECKING:
     from quantdrift.drift.gate import Decision, Load, LoadRun, Question, SliceAnswer
@@ -858,11 +858,8 @@ def _check_options(
     labels: str,
     accuracy: float | None,
 ) -> None:
-    if model.task is Task.GENERATION:
-        raise OperatorError(
-            f"model `{model.name}` has the task `generation`, whose answers depend on the server that generates them:"
-            " recorded inputs cannot show them"
-        )
+    if problem := gate_problem(model):
+        raise OperatorError(problem)
     if margin is not None and against is None:
         raise OperatorError("--margin needs --against, the model that is serving, or --live")
     if mlperf is None and (labels or accuracy is not None):

@@ -216,9 +216,10 @@ async def _more(
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
-    from quantdrift.monitor.fold.alert_text import page
+    from quantdrift.monitor.fold.alert_text import over, page
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
+    from quantdrift.storage.monitor.alerts import lately_replaced
     from quantdrift.storage.monitor.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.monitor.noise import floors_of
 
@@ -231,8 +232,17 @@ async def _more(
             of_version, of_slice = await floors_of(connection, rows[0].model_version_id, listed.id)
             noise = self_noises(of_version, None if listed.predicate == EVERYTHING else of_slice)
         alert = None if listed.id is None else await alert_of(connection, listed.id)
+        ended = [
+            one for one in await lately_replaced(connection, model=listed.model) if one.slice_id == listed.id
+        ]
+        text = "\n".join(
+            [
+                *(f"Alert {one.id}: {line}" for one in ended for line in over(one)),
+                *([page(alert)] if alert else []),
+            ]
+        )
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
-        return signal_views(rows), history, noise, page(alert) if alert else "", link
+        return signal_views(rows), history, noise, text, link
 
 
 def _history_lines(history: list[Change]) -> list[str]:

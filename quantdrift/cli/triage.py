@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from quantdrift.cli.alerts import replaced_lines
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
@@ -16,6 +17,7 @@ from quantdrift.core.records import Verdict
 
 if TYPE_CHECKING:
     from quantdrift.storage.commands.triage import TriagedSlice
+    from quantdrift.storage.monitor.alerts import AlertFact
 
 
 @click.command()
@@ -46,14 +48,15 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     from quantdrift.drift.triage import triage as listed
     from quantdrift.storage.commands.triage import watched
     from quantdrift.storage.database import Database
+    from quantdrift.storage.monitor.alerts import lately_replaced
 
     _, secrets = prepare(config_path, Role.REPORT, data)
 
-    async def ask() -> "tuple[list[TriagedSlice], float]":
+    async def ask() -> "tuple[list[TriagedSlice], float, list[AlertFact]]":
         async with Database(secrets.dsn) as database, database.begin() as connection:
-            return await watched(connection)
+            return *await watched(connection), await lately_replaced(connection, model=model)
 
-    slices, months = asyncio.run(ask())
+    slices, months, replaced = asyncio.run(ask())
     indices = listed(
         np.array([slice_.evidence for slice_ in slices], dtype=np.float64), months=months, alpha=alpha
     )
@@ -74,6 +77,10 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
                 "n_watched": len(slices),
                 "slices": [_as_json(slice_) for slice_ in entries],
                 "firing": [_as_json(slice_) for slice_ in firing],
+                "replaced": [
+                    {"alert": one.id, "model": one.model, "version": one.version, "slice": one.slice}
+                    for one in replaced
+                ],
             }
         )
         return
@@ -91,6 +98,8 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         click.echo("Already firing, by the bound on false pages:")
         for slice_ in firing:
             click.echo(f"  {slice_.model} {slice_.version}: {_what(slice_)}")
+    for line in replaced_lines(replaced):
+        click.echo(line)
 
 
 def _table(entries: "list[TriagedSlice]") -> str:

@@ -23,6 +23,15 @@ class Task(StrEnum):
     TENSOR = "tensor"  # numbers without a known meaning
 
 
+class Build(StrEnum):
+    """What a model is made of, as far as advice and commands depend on it."""
+
+    NETWORK = "network"  # layers with weights and activations
+    TREES = "trees"  # decision trees
+    LANGUAGE = "language"  # a language model
+    OTHER = "other"  # not known: only a server has it
+
+
 LABELS = frozenset({"candidate_top", "reference_top", "worst_class"})
 """Entries of `comparison.detail` that are class numbers, of which a mean is meaningless."""
 

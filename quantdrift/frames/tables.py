@@ -168,7 +168,7 @@ class Tables(Generic[FrameT]):
         begin, until = _range(start, end)
         return self.sql(
             "select a.id, mv.model, mv.candidate_version, s.name as slice, a.severity, a.metric, a.onset_at, a.opened_at,"
-            " a.resolved_at from alert a join model_version mv on mv.id = a.model_version_id join slice s on s.id = a.slice_id"
+            " a.resolved_at, a.ended from alert a join model_version mv on mv.id = a.model_version_id join slice s on s.id = a.slice_id"
             " where ($1 = '' or mv.model = $1) and a.opened_at >= $2 and a.opened_at < $3 order by a.opened_at desc, a.id desc",
             model,
             begin,

@@ -16,6 +16,7 @@ from quantdrift.drift.explain.diagnosis import (
     Diagnosis,
     Kind,
     begin_of,
+    build_of,
     causes_of,
 )
 from quantdrift.drift.explain.diagnosis_text import first_step
@@ -25,6 +26,13 @@ from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Episode, SliceName, Version
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_AFTER = {
+    "recovered": "It has recovered: find out what changed at that time, so that it does not happen again.",
+    "replaced": "Its version serves no more: nothing has shown that the slice was well in it. Do not serve it again unchanged.",
+    "retired": "The slice is not compared any more: nothing has shown that it was well.",
+    "closed": "A person closed the alert: nothing has shown that the slice was well.",
+}
+"""The last step, by why the alert is over."""
 _GROWN = 2.0  # a share of traffic that at least doubled is worth a sentence
 
 
@@ -72,9 +80,7 @@ def advise(
     else:
         steps.append(_decisions(flips, flip_budget))
     if episode.resolved_at is not None:
-        steps.append(
-            "It has recovered: find out what changed at that time, so that it does not happen again."
-        )
+        steps.append(_AFTER.get(episode.ended, _AFTER["recovered"]))
     return tuple(steps)
 
 
@@ -154,6 +160,7 @@ def diagnosis(
         daily=found.daily,
         explained_by=found.explained_by or "",
         news=found.changes,
+        build=build_of(found.build, task),
     )
 
 

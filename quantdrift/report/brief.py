@@ -82,7 +82,18 @@ def briefs(
                     ),
                 ),
                 replaced=tuple(
-                    BriefLine(question=model.version, answer=_replaced(model)) for model in replaced
+                    BriefLine(
+                        question=model.version,
+                        answer=_replaced(
+                            model,
+                            [
+                                entry
+                                for entry in episodes
+                                if (entry.model, entry.version) == (name, model.version)
+                            ],
+                        ),
+                    )
+                    for model in replaced
                 ),
             )
         )
@@ -259,10 +270,16 @@ def _who(model: ModelFigures, open_now: Sequence[EpisodeFigures]) -> str:
     return "Nobody has to do anything."
 
 
-def _replaced(model: ModelFigures) -> str:
+def _replaced(model: ModelFigures, episodes: Sequence[EpisodeFigures]) -> str:
     whole = model.aggregate
     if whole is None or whole.flip is None:
         return "nothing of it was compared in this period."
-    bad = [entry.name for entry in _alerting(model)]
+    bad = list(
+        dict.fromkeys(
+            "all traffic" if entry.predicate == "true" else entry.slice
+            for entry in episodes
+            if not entry.folded
+        )
+    )
     drifted = f"; it drifted in {_listed(bad, 'slice')}" if bad else ""
     return f"{percent(whole.flip.mean)} of its answers differed{drifted}."

@@ -126,8 +126,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     ----------
     severity, task, metric
         The highest severity so far, the model's task, and the metric that moved.
-    onset_at, opened_at, resolved_at
-        Estimated onset, alert and end; None where it was open at the end of the period.
+    onset_at, opened_at, resolved_at, ended
+        Estimated onset, alert and end; None where it was open at the end of the period. Why it was over, as in `alert.ended`.
     decided
         The figures that decided, from the onset until the alert, and what they were compared with; empty where the
         alert does not hold them.
@@ -178,6 +178,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     onset_at: datetime
     opened_at: datetime
     resolved_at: datetime | None
+    ended: str = ""
     decided: str = ""
     by_budget: bool = True
     before: Estimate | None

@@ -398,6 +398,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         onset_at=episode.onset_at,
         opened_at=episode.opened_at,
         resolved_at=episode.resolved_at,
+        ended=episode.ended,
         before=before,
         after=after,
         n_before=n_before,

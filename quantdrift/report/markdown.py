@@ -11,6 +11,7 @@ from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.wording import (
     compared_sentence,
     count,
+    ended,
     labels_sentence,
     measured,
     moment,
@@ -69,7 +70,7 @@ def _alerts(figures: ReportFigures) -> list[str]:
     if figures.episodes:
         parts.append("## Alerts")
     for episode in figures.episodes:
-        state = "still open" if episode.resolved_at is None else f"resolved {moment(episode.resolved_at)}"
+        state = ended(episode) + ("" if episode.resolved_at is None else f" ({moment(episode.resolved_at)})")
         parts += [
             f"### {_text(episode.slice)}",
             _text(

@@ -108,6 +108,7 @@ def render(
         tidy=lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
     )
     environment.globals.update(
+        ended=wording.ended,
         amount=wording.amount,
         interval=wording.interval,
         measured=wording.measured,

@@ -207,13 +207,34 @@ def headline(
     return f"{drifted}; over all its traffic it {_verb(Metric.FLIP, aggregate)}." + _unknown(unknown)
 
 
+_ENDED = {
+    "": "ended",
+    "recovered": "recovered",
+    "replaced": "ended with its version, which was replaced,",
+    "retired": "was not compared any more",
+    "closed": "was closed by a person",
+}
+
+
+def ended(episode: EpisodeFigures) -> str:
+    """Return whether an alert is over, and why."""
+    if episode.resolved_at is None:
+        return "still open"
+    return {
+        "recovered": "recovered",
+        "replaced": "over: its version was replaced",
+        "retired": "over: not compared any more",
+        "closed": "closed by a person",
+    }.get(episode.ended, "resolved")
+
+
 def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence[EpisodeFigures]) -> str:
     names = list(dict.fromkeys(page.slice for page in pages if page.slice_id != aggregate.slice_id))
     if not names:
         return f"The aggregate of {title} drifted: {_moved(pages[0])}."
     lead = next(page for page in pages if page.slice_id != aggregate.slice_id)
     more = f"; also {_listed(names[1:])}" if len(names) > 1 else ""
-    recovered = "" if lead.resolved_at is None else f"; it recovered on {moment(lead.resolved_at)}"
+    recovered = "" if lead.resolved_at is None else f"; it {_ENDED[lead.ended]} on {moment(lead.resolved_at)}"
     return (
         f"{len(names)} of {count_of(n_slices, 'slice')} of {title} drifted: {_moved(lead)}, "
         f"{_versus_aggregate(lead, aggregate)}{recovered}{more}."

@@ -15,8 +15,10 @@ from markupsafe import Markup
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
+from quantdrift.drift.explain.diagnosis_text import serves_no_more
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.storage.commands.flow import flow
+from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import (
     LONGEST_REASON,
@@ -57,7 +59,7 @@ _MARGIN_BARS: Final = 20  # as in the query
 _MOST_FOLLOWERS: Final = 64
 _POLL_S: Final = 2.0
 _ALIVE_S: Final = 20.0
-_BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE)
+_BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE, Act.CLOSE)
 _VERDICTS: Final = ("firing", "warning", "unknown", "ok")
 
 
@@ -85,6 +87,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         Of the version that serves now.
     worst
         The slices that fire or warn, worst first.
+    explaining
+        By alert, the one that explains it.
     """
 
     now: present.VersionNow
@@ -93,6 +97,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[present.SliceNow, ...]
     traffic: dict[int, present.Traffic]
     unknowns: tuple[present.Unknown, ...]
+    explaining: dict[int, int] = {}
     facts: present.SingleFacts = present.SingleFacts()
 
     def people(self, slice_id: int) -> int | None:
@@ -113,6 +118,22 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     def whole(self) -> present.Traffic | None:
         """The traffic of all slices together."""
         return self.traffic.get(self.now.all_id or 0)
+
+    @property
+    def alert_id(self) -> int | None:
+        """The alert to open first: that of the worst slice, or the one that explains it; None: no alert is open."""
+        first = next((one.alert_id for one in self.worst if one.alert_id is not None), None)
+        return None if first is None else self.explaining.get(first, first)
+
+    @property
+    def serving_too(self) -> list[present.VersionNow]:
+        """The other versions that serve."""
+        return [one for one in self.others if one.seen_at is not None and one.replaced_at is None]
+
+    @property
+    def replaced(self) -> list[present.VersionNow]:
+        """The versions that serve no more."""
+        return [one for one in self.others if one not in self.serving_too]
 
     @property
     def since(self) -> datetime | None:
@@ -179,6 +200,7 @@ async def overview(request: web.Request) -> web.Response:
             after = (newest.last_at or now) - _DAY
             n_bad = newest.n_firing + newest.n_warning
             worst = await present.slices(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
+            alert_ids = [one.alert_id for one in worst if one.alert_id is not None]
             models.append(
                 ModelView(
                     now=newest,
@@ -187,6 +209,7 @@ async def overview(request: web.Request) -> web.Response:
                     worst=tuple(one for one in worst if one.verdict in {"firing", "warning"}),
                     traffic=await present.traffic(connection, newest, after),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
+                    explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
                 )
             )
         models.sort(key=lambda one: (_VERDICTS.index(one.verdict), one.now.model))
@@ -351,6 +374,7 @@ async def slice_page(request: web.Request) -> web.Response:
         request,
         "slice.html",
         version=version,
+        replaced=_replaced(version, chosen.versions),
         entry=entry,
         name=name,
         span=period.span,
@@ -412,6 +436,19 @@ async def slice_page(request: web.Request) -> web.Response:
     )
 
 
+def _replaced(version: present.VersionNow, versions: Sequence[present.VersionNow]) -> str:
+    """Return that a version serves no more, and what serves now; empty while it serves."""
+    if version.replaced_at is None:
+        return ""
+    after = version.seen_at or version.replaced_at
+    serving = [
+        one.version
+        for one in versions
+        if one.model == version.model and one.replaced_at is None and one.seen_at and one.seen_at > after
+    ]
+    return plain(serves_no_more(version.version, version.seen_at, list(dict.fromkeys(serving))))
+
+
 async def slice_notebook(request: web.Request) -> web.Response:
     """Send the notebook of a slice as a file."""
     async with present.reading(request.app[DATABASE]) as connection:
@@ -449,7 +486,7 @@ async def alert_page(request: web.Request) -> web.Response:
 
 
 async def act_on_alert(request: web.Request) -> web.Response:
-    """Acknowledge an alert, take that back or add a note, in the name of the person who has logged in."""
+    """Acknowledge an alert, take that back, close it or add a note, in the name of the person who has logged in."""
     form = await request.post()
     if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
         return render(request, "error.html", status=403, text=problem)
@@ -480,7 +517,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         What the person has typed.
     """
     # Its text is that of the event; what it imports is not needed before.
-    from quantdrift.monitor.fold.alert_text import page  # noqa: PLC0415
+    from quantdrift.monitor.fold.alert_text import commands_of, over, page  # noqa: PLC0415
 
     async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alert(connection, int(request.match_info["alert"]))
@@ -489,6 +526,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         steps = await past.steps(connection, found.id)
         state = await find_alert(connection, found.id)
         actions = await actions_of(connection, found.id)
+        where = await where_of(connection, found.slice_id)
         findings = (await findings_of(connection, [found.id])).get(found.id, [])
         version = next(one for one in await present.versions(connection) if one.id == found.version_id)
         last_at = found.resolved_at or version.last_at or datetime.now(UTC)
@@ -527,6 +565,11 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         "alert.html",
         status=409 if problem else 200,
         alert=found,
+        over=[plain(line) for line in over(state)],
+        explained_by=state.explained_by,
+        explains=state.explains,
+        may_close=state.is_open or (state.ended == "replaced" and state.closed is None),
+        commands=commands_of(config, state, where, [one.kind for one in findings]),
         acknowledged=state.acknowledged,
         has_escalated=state.escalations > 0,
         actions=[one for one in actions if not one.is_finding],

@@ -19,9 +19,24 @@ VERDICTS: Final = MappingProxyType(
 )
 """What each verdict means to somebody who does not know the detectors."""
 ACTIONS: Final = MappingProxyType(
-    {"ack": "acknowledged", "unack": "not acknowledged any more", "note": "note", "escalate": "escalated"}
+    {
+        "ack": "acknowledged",
+        "unack": "not acknowledged any more",
+        "note": "note",
+        "escalate": "escalated",
+        "close": "closed",
+    }
 )
 """What was done about an alert."""
+ENDS: Final = MappingProxyType(
+    {
+        "recovered": "recovered",
+        "replaced": "version replaced",
+        "retired": "not compared any more",
+        "closed": "closed by a person",
+    }
+)
+"""Why alerts are over."""
 METRICS: Final = MappingProxyType(
     {"flip": "changed answers", "divergence": "divergence", "latency": "slow answers"}
 )

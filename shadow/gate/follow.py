@@ -12,6 +12,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.config.state import judged_by
+from quantdrift.core.diagnosable import is_told
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.keys import KeyFile
 from quantdrift.core.process.run import Stop
@@ -19,7 +20,7 @@ from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
 from quantdrift.drift.gate import Decision, LoadRun, Outcome, Question, decision, outcome_of
-from quantdrift.shadow.gate.found import clusterings_of, is_judged, is_learned
+from quantdrift.shadow.gate.found import clusterings_of, is_learned
 from quantdrift.shadow.gate.live import LiveGate
 from quantdrift.shadow.gate.offline import Route, route_slice
 from quantdrift.shadow.pipeline.classify import classify
@@ -136,7 +137,7 @@ async def follow(
     watched = await stored.watched_slices(database, job.model.name)
     references = {one.runtime.artefact.digest for one in job.references.of(job.model.name)}
     clusterings = await clusterings_of(database, job.config, job.model, references)
-    slices = [key for key in watched if is_judged(job.config, key) or is_learned(clusterings, key)]
+    slices = [key for key in watched if is_told(job.config, key.where) or is_learned(clusterings, key)]
     if not slices:
         raise OperatorError(
             f"no slice of model `{job.model.name}` had traffic within the last day: the gate judges the slices that are watched."

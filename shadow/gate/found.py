@@ -18,8 +18,9 @@ from quantdrift.core.clusters import (
     space_of,
 )
 from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.diagnosable import is_told
 from quantdrift.core.records import Exchange
-from quantdrift.core.slices import TIME, SliceKey, feature_key
+from quantdrift.core.slices import TIME, SliceKey
 from quantdrift.core.text import plain
 from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.shadow.tensors.arrays import Array
@@ -176,7 +177,7 @@ async def found_slices(database: Database, config: Config, model: Model, digest:
     left_out = [
         f"{plain(key.name)}: its feature is no longer in [[slices]]"
         for key in discovered
-        if not is_judged(config, key)
+        if not is_told(config, key.where)
     ]
     if model.embedding and not clusterings:
         left_out.append(
@@ -186,7 +187,7 @@ async def found_slices(database: Database, config: Config, model: Model, digest:
         left_out.append("learned slices: none had traffic within the last day")
     return FoundSlices(
         learned=learned,
-        discovered=tuple(key for key in discovered if is_judged(config, key)),
+        discovered=tuple(key for key in discovered if is_told(config, key.where)),
         clusterings=tuple(clusterings),
         left_out=tuple(left_out),
     )
@@ -214,16 +215,6 @@ def is_learned(clusterings: Sequence[Clustering], key: SliceKey) -> bool:
 def is_of_clustering(key: SliceKey) -> bool:
     """Return whether a clustering says who is in a slice."""
     return any(one.key in {CLUSTER_KEY, NOVELTY_KEY} for one in key.where)
-
-
-def is_judged(config: Config, key: SliceKey) -> bool:
-    """Return whether attributes and features tell a slice: neither learned, nor `(other)`, which depends on what has a place."""
-    features = {feature_key(rule) for rule in config.slices if rule.feature}
-    return all(
-        (one.key.startswith(_CAPTURED) or one.key in features)
-        and (one.equals, one.low, one.high) != (None, None, None)
-        for one in key.where
-    )
 
 
 def _needed(key: SliceKey) -> set[str]:

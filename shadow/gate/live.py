@@ -69,7 +69,7 @@ class LiveGate:
     config, model
         With the slices by feature, and the time zone.
     slices
-        The slices that are judged, of which `is_judged` or `is_learned` is true.
+        The slices that are judged, of which `is_told` or `is_learned` is true.
     questions
         To each slice: kinds `flips`, `harm` and `divergence`.
     together

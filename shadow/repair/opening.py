@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
+from quantdrift.core.diagnosable import reference_problem
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.repair.copies import Copy
 from quantdrift.shadow.repair.sites import SwitchableCopy
@@ -46,11 +47,8 @@ def open_copy(
                 " reference in PyTorch, too"
             )
         return SwitchableCopy(candidate, Path(reference.path), threads=threads)
-    if reference.runtime is not Runtime.TORCH:
-        raise OperatorError(
-            f"the reference of model `{model.name}` is neither an ONNX file nor in PyTorch, so the sites of the candidate cannot be put"
-            " into FP32. What is left: serve the slice by the reference, or roll the candidate back"
-        )
+    if problem := reference_problem(model, reference):
+        raise OperatorError(problem)
     if factory:
         copy: Copy = _imported("modules").copy_of_modules(model, reference, candidate, factory, threads)
     elif candidate.suffix == ".pt2":

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.core.diagnosable import task_problem
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.records import Exchange, Exemplar, ExemplarItem, ExemplarKind, Tensor
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, feature_key, holds, time_attributes
@@ -403,12 +404,9 @@ def comparison(model: Model, copy: Copy) -> Callable[[Outputs, Outputs], Diverge
     OperatorError
         An exchange of the model is not a batch of items, or the task compares several outputs of an item together.
     """
+    if problem := task_problem(model):
+        raise OperatorError(problem)
     comparator = comparator_of(model)
-    if not model.batched or comparator.outputs:
-        raise OperatorError(
-            f"model `{model.name}` with the task `{model.task}` cannot be diagnosed: only models whose one output has a row for"
-            " each item can"
-        )
     name = model.output or copy.outputs[0]
     if name not in copy.outputs or (not model.output and len(copy.outputs) > 1):
         raise OperatorError(

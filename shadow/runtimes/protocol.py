@@ -70,6 +70,8 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     copy, copy_precision, copy_runtime
         Of the candidate's replica next to the reference: its digest, its precision as far as known, and its runtime, in
         words. Empty if there is none.
+    build
+        What the reference is made of, if that is no network: `trees`.
     """
 
     runtime: str
@@ -80,6 +82,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     copy: str = ""
     copy_precision: str = ""
     copy_runtime: str = ""
+    build: str = ""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -87,7 +90,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Parameters
     ----------
-    runtime, version, provider, device, driver, copy, copy_precision, copy_runtime
+    runtime, version, provider, device, driver, copy, copy_precision, copy_runtime, build
         As of `Provenance`.
     digest, precision
         As of `Artefact`.
@@ -103,6 +106,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy: str = ""
     copy_precision: str = ""
     copy_runtime: str = ""
+    build: str = ""
 
 
 class ReferenceRuntime(Protocol):

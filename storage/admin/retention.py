@@ -302,6 +302,7 @@ _OLD_VERSIONS: Final = """
             "noise_floor",
             "noise_slice",
             "discovery_search",
+            "serving",
         )
     )
 )
@@ -342,6 +343,7 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "report_run": "history_days",
         "rollup_day": "history_days",
         "rollup_hour": "history_days",
+        "serving": "with its version",
         "session": "when it closes, or retention_days",
         "slice": "history_days after it lost its place; those with a place are limited in number",
         "slice_change": "history_days after a newer one, or with its slice",

@@ -9,6 +9,9 @@ An acknowledgement lasts until its alert is resolved, a person takes it back, or
   counts.
 
 The monitor applies this rule with each fold and writes the escalation as a row, so everybody who reads sees the same state.
+
+A person may close an alert: that is a row, too, and the monitor takes it over with its next fold. An alert whose version another one
+has replaced is over as well, and is open again if the version serves again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,28 +24,55 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import UNVERIFIED
 from quantdrift.storage.audit import Action, add
+from quantdrift.storage.monitor.events import Ending
 
 LONGEST_REASON: Final = 2_000
 """Characters of a reason or a note."""
-_STATE: Final = """
+_STATE: Final = f"""
     select a.id, w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, a.severity, a.metric,
-        a.onset_at, a.opened_at, a.resolved_at, a.details,
+        a.onset_at, a.opened_at, a.resolved_at, a.details, coalesce(a.ended, '') as ended,
         last.action, last.made_by, last.identity, last.made_at, last.reason,
-        (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations
+        (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations,
+        case when a.ended = 'replaced' then own.last_at end as last_seen_at,
+        case when a.ended = 'replaced' then array(
+            select n.candidate_version from serving v join model_version n on n.id = v.model_version_id
+            where n.model = w.model and v.replaced_at is null and v.last_at > own.last_at and v.model_version_id <> w.id
+                and (right(n.candidate_version, length('{UNVERIFIED}')) <> '{UNVERIFIED}'
+                    or right(w.candidate_version, length('{UNVERIFIED}')) = '{UNVERIFIED}')
+            group by n.candidate_version order by max(v.last_at) desc, 1
+        ) else cast(array[] as text[]) end as serving,
+        (
+            select max(b.id) from alert b
+            where b.model_version_id = a.model_version_id and b.slice_id = cast(a.details ->> 'explained_by_id' as int)
+                and (b.resolved_at is null or b.resolved_at >= a.opened_at)
+        ) as explained_by,
+        array(
+            select max(b.id) from alert b
+            where b.model_version_id = a.model_version_id and (b.resolved_at is null or b.resolved_at >= a.opened_at)
+                and cast(b.details ->> 'explained_by_id' as int) = a.slice_id
+            group by b.slice_id order by 1
+        ) as explains
     from alert a
+    left join serving own on own.model_version_id = a.model_version_id
     join model_version w on w.id = a.model_version_id
     join slice s on s.id = a.slice_id
     left join lateral (
         select * from alert_action c where c.alert_id = a.id and c.action <> 'note' order by c.id desc limit 1
     ) last on true
-"""
+"""  # noqa: S608 - a constant
 _LIST: Final = text(
     f"""{_STATE}
-    where (a.resolved_at is null or :with_resolved) and (:model = '' or w.model = :model)
-    order by a.resolved_at is not null, (last.action is not distinct from 'ack'), a.severity, a.opened_at desc, a.id desc
+    where (a.resolved_at is null and last.action is distinct from 'close' or :with_resolved) and (:model = '' or w.model = :model)
+    order by a.resolved_at is not null, (last.action is not distinct from 'ack'), a.severity, a.details ->> 'explained_by_id' is not null,
+        a.opened_at desc, a.id desc
     limit :most"""
 )
+_LATELY_REPLACED: Final = text(f"""{_STATE}
+    where a.ended = 'replaced' and last.action is distinct from 'close' and (:model = '' or w.model = :model)
+        and a.resolved_at > (select event_time from fold) - cast(:span as interval)
+    order by a.id limit :most""")  # noqa: S608 - a constant
 _ONE: Final = text(f"{_STATE} where a.id = :id")
 _ACTIONS: Final = text("""
     select id, action, made_by, identity, made_at, reason, finding is not null as is_finding
@@ -102,7 +132,9 @@ _PEOPLE: Final = text("""
 _MARK: Final = text(
     "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0)"
 )
-_OPEN: Final = text(f"{_STATE} where a.resolved_at is null order by a.id")
+_OPEN: Final = text(
+    f"{_STATE} where a.resolved_at is null and last.action is distinct from 'close' order by a.id"
+)
 _OF_IDS: Final = text(f"{_STATE} where a.id = any(:ids)")
 _ENDED: Final = text("""
     select t.alert_id, case when t.to_verdict = 'firing' then 'warning' else a.severity end as severity,
@@ -113,7 +145,15 @@ _ENDED: Final = text("""
         o.created_at as ended_at
     from outbox o join transition t on t.id = o.transition_id join alert a on a.id = t.alert_id
     where o.escalation_id is null and o.created_at > now() - cast(:span as interval)
-        and (t.from_verdict = 'warning' and t.to_verdict = 'firing' or t.to_verdict in ('ok', 'unknown'))
+        and (
+            t.from_verdict = 'warning' and t.to_verdict = 'firing'
+            or t.to_verdict in ('ok', 'unknown') and a.resolved_at is not null
+        )
+    union all
+    select a.id, a.severity,
+        (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate'), c.made_at
+    from alert a join alert_action c on c.alert_id = a.id
+    where a.resolved_at is null and c.action = 'close' and c.fold_seq is null
     union all
     select c.alert_id, c.severity,
         (select count(*) from alert_action e where e.alert_id = c.alert_id and e.action = 'escalate' and e.id < c.id),
@@ -142,6 +182,7 @@ class Act(StrEnum):
     ACK = "ack"
     UNACK = "unack"
     NOTE = "note"
+    CLOSE = "close"
     ESCALATE = "escalate"  # by the monitor
 
 
@@ -149,6 +190,7 @@ _AUDITED: Final[Mapping[Act, Action]] = {
     Act.ACK: Action.ALERT_ACK,
     Act.UNACK: Action.ALERT_UNACK,
     Act.NOTE: Action.ALERT_NOTE,
+    Act.CLOSE: Action.ALERT_CLOSE,
 }
 
 
@@ -212,6 +254,14 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
         The acknowledgement in effect, or None.
     escalations
         How often it has escalated after an acknowledgement.
+    ended
+        Why it is over: `recovered`, `replaced`, `retired` or `closed`; empty while it lasts, and where that is not known.
+    closed
+        The person's decision that it is over, or None; the monitor takes it over with its next fold.
+    last_seen_at, serving
+        Of a version that was replaced: capture time of its newest exchange, and the versions that serve now.
+    explained_by, explains
+        Alerts of the same cause: the one that explains this one, or None, and those that this one explains.
     """
 
     id: int
@@ -227,6 +277,17 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any]
     acknowledged: ActionFact | None
     escalations: int
+    ended: str = ""
+    closed: ActionFact | None = None
+    last_seen_at: datetime | None = None
+    serving: tuple[str, ...] = ()
+    explained_by: int | None = None
+    explains: tuple[int, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lasts, and nobody has closed it."""
+        return self.resolved_at is None and self.closed is None
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,10 +333,21 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     details: dict[str, Any]
 
 
+async def lately_replaced(
+    connection: AsyncConnection, *, model: str = "", span: timedelta = timedelta(days=1), most: int = 1_000
+) -> list[AlertFact]:
+    """Return the alerts that ended within `span` because another version serves, and that come back if theirs does."""
+    values = {"model": model, "span": span, "most": most}
+    return [_fact(row) for row in (await connection.execute(_LATELY_REPLACED, values)).mappings()]
+
+
 async def list_alerts(
     connection: AsyncConnection, *, model: str = "", with_resolved: bool = False, most: int = 1_000
 ) -> list[AlertFact]:
-    """Return alerts: open ones first, of these the ones that are not acknowledged, pages before tickets, the newest first."""
+    """Return alerts: open ones first, of these the ones that are not acknowledged, pages before tickets, the newest first.
+
+    What explains another alert stands before it.
+    """
     values = {"model": model, "with_resolved": with_resolved, "most": most}
     return [_fact(row) for row in (await connection.execute(_LIST, values)).mappings()]
 
@@ -342,7 +414,7 @@ async def act(
     identity: str = "",
     finding: Mapping[str, Any] | None = None,
 ) -> ActionFact:
-    """Acknowledge an alert, take that back, or add a note; with an entry in the audit, in the transaction of `connection`.
+    """Acknowledge an alert, take that back, close it, or add a note; with an entry in the audit, in the transaction of `connection`.
 
     Parameters
     ----------
@@ -358,8 +430,8 @@ async def act(
     Raises
     ------
     OperatorError
-        There is no such alert; it was resolved (a note is accepted then); it is not acknowledged; or the reason is missing or
-        too long. The database user lacks the right (role quantdrift_operator).
+        There is no such alert; it was resolved (a note is accepted then, and one whose version was replaced can be closed); it is
+        not acknowledged; it is closed already; or the reason is missing or too long. The database user lacks the right (role quantdrift_operator).
     """
     reason = reason.strip()
     word = "the note" if what is Act.NOTE else "the reason"
@@ -370,7 +442,12 @@ async def act(
             f"{word} has {len(reason):,} characters, and {LONGEST_REASON:,} are allowed: shorten it"
         )
     alert = await find_alert(connection, alert_id)
-    if alert.resolved_at is not None and what is not Act.NOTE:
+    if alert.closed is not None and what is not Act.NOTE:
+        raise OperatorError(
+            f"alert {alert_id} was closed by {alert.closed.by} already: add a note if others must know something"
+        )
+    returns = what is Act.CLOSE and alert.ended == Ending.REPLACED
+    if alert.resolved_at is not None and what is not Act.NOTE and not returns:
         raise OperatorError(
             f"alert {alert_id} was resolved at {alert.resolved_at:%Y-%m-%d %H:%M} UTC, so it cannot be"
             f" {'acknowledged' if what is Act.ACK else 'changed'}: add a note if others must know something"
@@ -487,5 +564,15 @@ def _action(row: RowMapping) -> ActionFact:
 
 
 def _fact(row: RowMapping) -> AlertFact:
-    values = {name: row[name] for name in AlertFact.__struct_fields__ if name != "acknowledged"}
-    return AlertFact(**values, acknowledged=_action(row) if row["action"] == Act.ACK else None)
+    values = {
+        name: row[name]
+        for name in AlertFact.__struct_fields__
+        if name not in {"acknowledged", "closed", "serving", "explains"}
+    }
+    return AlertFact(
+        **values,
+        serving=tuple(row["serving"]),
+        explains=tuple(row["explains"]),
+        acknowledged=_action(row) if row["action"] == Act.ACK else None,
+        closed=_action(row) if row["action"] == Act.CLOSE else None,
+    )

@@ -6,6 +6,7 @@ collector, each with `quantdrift.` before its name. Whoever reads it back gets t
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -37,15 +38,37 @@ class AlertSlice(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "sli
     task: Task = Task.CLASSIFICATION
 
 
+class Ending(StrEnum):
+    """Why an alert is over."""
+
+    RECOVERED = "recovered"  # by evidence
+    REPLACED = (
+        "replaced"  # its version serves no more, and another one does; it comes back if the version does
+    )
+    RETIRED = "retired"  # the slice is not compared any more
+    CLOSED = "closed"  # by a person
+
+
 class VerdictChange(
     msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from_verdict", "after": "verdict"}
 ):
-    """The verdicts before and after, why, and what to do."""
+    """The verdicts before and after, why, and what to do.
+
+    Parameters
+    ----------
+    ended
+        Why the alert is over; None while it lasts.
+    last_seen, serving
+        Of a version that was replaced: the capture time of its newest exchange, ISO 8601, and the versions that serve now.
+    """
 
     before: Verdict
     after: Verdict
     reason: str
     advice: str
+    ended: Ending | None = None
+    last_seen: str | None = None
+    serving: tuple[str, ...] | None = None
 
 
 class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": "evidence"}):

@@ -51,6 +51,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     daily: Annotated[
         float | None, Meta(description="Exchanges of the slice in a day, at the rate since the onset.")
     ] = None
+    build: Annotated[
+        str | None,
+        Meta(
+            description="What the model is made of, as far as its reference tells: network, trees, language or other (only a server has"
+            " it)."
+        ),
+    ] = None
     not_finite: Annotated[
         float | None,
         Meta(

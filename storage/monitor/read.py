@@ -18,6 +18,7 @@ from quantdrift.storage.monitor.discovery_log import follow, followed, lapsed, r
 from quantdrift.storage.monitor.noise import floors, noise_of
 from quantdrift.storage.monitor.rows import (
     RETIRED_AFTER,
+    AlertClose,
     BaselineRow,
     BatchRows,
     Catalog,
@@ -26,6 +27,7 @@ from quantdrift.storage.monitor.rows import (
     ExpiryRow,
     ItemCount,
     Position,
+    ServingRow,
     SessionRow,
     SliceChange,
     SliceRow,
@@ -106,6 +108,25 @@ _BASELINES: Final = text(f"""
     where newest.at > cast(:horizon as timestamptz) - interval '30 days'
 """)  # noqa: S608 - constants
 
+# A decision of a person waits for a batch: where none comes, an empty one takes it over.
+_TAKE_OVER: Final = text("""
+    insert into batch (kind, worker, captured_from, captured_to, n_rows)
+    select 'tally', 'monitor', now(), now(), 0
+    where exists (select from alert_action where action = 'close' and fold_seq is null)
+""")
+_CLOSE: Final = text("""
+    with taken as (
+        update alert_action set fold_seq = :fold_seq where action = 'close' and fold_seq is null
+        returning id, alert_id, fold_seq, coalesce(nullif(identity, ''), made_by) as made_by, reason
+    )
+    select taken.*, a.model_version_id, a.slice_id from taken join alert a on a.id = taken.alert_id
+    where a.resolved_at is null or a.ended = 'replaced' order by taken.id
+""")
+_CLOSED: Final = text("""
+    select c.id, c.fold_seq, coalesce(nullif(c.identity, ''), c.made_by) as made_by, c.reason, a.model_version_id, a.slice_id
+    from alert_action c join alert a on a.id = c.alert_id
+    where c.action = 'close' and c.fold_seq between :first and :last order by c.id
+""")
 # Decisions of people apply from the next batch on, so that folding again gives the same result.
 _DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
 _FOLDED: Final = text("""
@@ -115,6 +136,13 @@ _FOLDED: Final = text("""
 _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
+""")
+_SERVING: Final = text("""
+    select * from serving v
+    where v.last_at >= cast(:silent as timestamptz) or exists (
+        select from detector d where d.retired_at is null and d.model_version_id = v.model_version_id
+    )
+    order by v.model_version_id
 """)
 # A verdict without a live detector is history, except for a version without a reference, which never has a detector, and for
 # a slice that nothing was measured of yet.
@@ -178,6 +206,9 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         retired=await retired(connection),
         lapsed=await lapsed(connection),
         floors=await floors(connection),
+        serving=tuple(
+            _serving(row) for row in (await connection.execute(_SERVING, {"silent": silent})).mappings()
+        ),
     )
 
 
@@ -267,12 +298,16 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
         raise RetryError(
             f"the database is at fold {position.fold_seq}, not at {after}: another monitor leads"
         )
-    numbered = (await connection.execute(_NUMBER, {"most": most, "last": after})).mappings().all()
+    numbering = {"most": most, "last": after}
+    numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
+    if not numbered and (await connection.execute(_TAKE_OVER)).rowcount:
+        numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
     if not numbered:
         return []
     first = min(row["fold_seq"] for row in numbered)
     decided = (await connection.execute(_DECIDE, {"fold_seq": first})).mappings().all()
-    return await _batches(connection, numbered, decided, await follow(connection, first))
+    closed = (await connection.execute(_CLOSE, {"fold_seq": first})).mappings().all()
+    return await _batches(connection, numbered, decided, closed, await follow(connection, first))
 
 
 async def refold(connection: AsyncConnection, first: int, last: int) -> list[BatchRows]:
@@ -280,19 +315,25 @@ async def refold(connection: AsyncConnection, first: int, last: int) -> list[Bat
     borders = {"first": first, "last": last}
     numbered = (await connection.execute(_FOLDED, borders)).mappings().all()
     decided = (await connection.execute(_DECIDED, borders)).mappings().all()
-    return await _batches(connection, numbered, decided, await followed(connection, first, last))
+    closed = (await connection.execute(_CLOSED, borders)).mappings().all()
+    return await _batches(connection, numbered, decided, closed, await followed(connection, first, last))
 
 
 async def _batches(
     connection: AsyncConnection,
     numbered: Sequence[RowMapping],
     decided: Sequence[RowMapping],
+    closed: Sequence[RowMapping],
     changed: Mapping[int, tuple[SliceChange, ...]],
 ) -> list[BatchRows]:
     """Return numbered batches with their rows and the decisions that apply from them on, in order."""
     decisions: dict[int, list[BaselineRow]] = {}
     for row in sorted(decided, key=lambda row: row["id"]):
         decisions.setdefault(row["fold_seq"], []).append(_baseline(row))
+    closes: dict[int, list[AlertClose]] = {}
+    for row in closed:
+        values = {name: row[name] for name in AlertClose.__struct_fields__}
+        closes.setdefault(row["fold_seq"], []).append(AlertClose(**values))
     ids = [row["id"] for row in numbered]
     comparisons: dict[int, list[ComparisonRow]] = {}
     compared = [row for row in numbered if row["kind"] == "comparison"]
@@ -315,10 +356,12 @@ async def _batches(
         BatchRows(
             fold_seq=row["fold_seq"],
             stored_us=to_us(row["stored_at"]),
+            captured_us=to_us(row["captured_to"]),
             comparisons=tuple(comparisons.get(row["id"], ())),
             tallies=tuple(tallies.get(row["id"], ())),
             decisions=tuple(decisions.get(row["fold_seq"], ())),
             slices=changed.get(row["fold_seq"], ()),
+            closes=tuple(closes.get(row["fold_seq"], ())),
             unreferenced=tuple(row["unreferenced"]),
             noise=noise.get(row["id"], ()),
             expiries=tuple(expiries.get(row["id"], ())),
@@ -463,6 +506,17 @@ def _baseline(row: RowMapping) -> BaselineRow:
         from_version_id=row["from_version_id"],
         content=row["content"],
         fold_seq=row["fold_seq"],
+    )
+
+
+def _serving(row: RowMapping) -> ServingRow:
+    return ServingRow(
+        model_version_id=row["model_version_id"],
+        last_us=to_us(row["last_at"]),
+        gap_s=row["gap_s"],
+        gaps_s=row["gaps_s"],
+        replaced_us=None if row["replaced_at"] is None else to_us(row["replaced_at"]),
+        back_us=None if row["back_at"] is None else to_us(row["back_at"]),
     )
 
 

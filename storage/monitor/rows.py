@@ -8,7 +8,7 @@ import msgspec
 
 from quantdrift.core.records import UNVERIFIED, Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
-from quantdrift.storage.monitor.events import AlertEvent, NoiseEvent
+from quantdrift.storage.monitor.events import AlertEvent, Ending, NoiseEvent
 
 RETIRED_AFTER: Final = timedelta(days=30)  # without data: a signal, or a version without a reference
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -139,6 +139,26 @@ class SliceChange(_Row, frozen=True, kw_only=True):
     reason: str
 
 
+class AlertClose(_Row, frozen=True, kw_only=True):
+    """A person's decision that an open alert is over; `made_by` is the person, `reason` the text."""
+
+    model_version_id: int
+    slice_id: int
+    made_by: str
+    reason: str
+
+
+class ServingRow(_Row, frozen=True, kw_only=True):
+    """Whether a candidate version serves, as the fold sees it; columns as in `serving`."""
+
+    model_version_id: int
+    last_us: int
+    gap_s: float = 0.0
+    gaps_s: float = 0.0
+    replaced_us: int | None = None
+    back_us: int | None = None
+
+
 class SessionRow(_Row, frozen=True, kw_only=True):
     """An open session; columns as in `session`."""
 
@@ -218,16 +238,19 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     """One numbered batch of the fold; comparisons are ordered by (exchange_id, item), tallies and expiries by their keys.
 
     `decisions` are people's decisions about baselines since the previous batch, `slices` the discovered slices that were
-    confirmed, retired or restored; both apply from this batch on. `unreferenced` are versions without a reference whose
-    exchanges the workers received, `noise` items that were computed twice.
+    confirmed, retired or restored, `closes` the alerts that people closed; all apply from this batch on. `unreferenced` are
+    versions without a reference whose exchanges the workers received, `noise` items that were computed twice. `captured_us` is
+    the latest capture time in it; 0: not known.
     """
 
     fold_seq: int
     stored_us: int
+    captured_us: int = 0
     comparisons: tuple[ComparisonRow, ...] = ()
     tallies: tuple[TallyRow, ...] = ()
     decisions: tuple[BaselineRow, ...] = ()
     slices: tuple[SliceChange, ...] = ()
+    closes: tuple[AlertClose, ...] = ()
     unreferenced: tuple[int, ...] = ()
     noise: tuple[NoiseRow, ...] = ()
     expiries: tuple[ExpiryRow, ...] = ()
@@ -345,6 +368,7 @@ class Episode(StrEnum):
     OPEN = "open"
     ESCALATE = "escalate"
     CLOSE = "close"
+    REOPEN = "reopen"  # the newest one, which ended because its version was replaced
 
 
 class TransitionRow(_Row, frozen=True, kw_only=True):
@@ -361,7 +385,11 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
     reason
         Why the verdict changed.
     event
-        What is sent of it; None for `NONE`.
+        What is sent of it; None for `NONE`, and for `REOPEN`, which sends what the alert has.
+    ended
+        Of `CLOSE`: why the alert is over.
+    quiet
+        It is stored and not sent: the version was replaced before.
     """
 
     model_version_id: int
@@ -375,6 +403,8 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
     onset_us: int
     reason: str
     event: AlertEvent | None = None
+    ended: Ending | None = None
+    quiet: bool = False
 
     @property
     def alert(self) -> AlertEvent:
@@ -452,6 +482,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         Retired slices: comparisons that still arrive for them are not watched.
     floors
         The noise floors.
+    serving
+        The versions that were compared within 30 days.
     """
 
     position: Position
@@ -466,6 +498,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     retired: tuple[int, ...] = ()
     lapsed: tuple[int, ...] = ()
     floors: tuple[FloorRow, ...] = ()
+    serving: tuple[ServingRow, ...] = ()
 
 
 class ExplainedBy(_Row, frozen=True, kw_only=True):
@@ -512,3 +545,4 @@ class Outcome(_Row, frozen=True, kw_only=True):
     floors: tuple[FloorRow, ...] = ()
     noise_changes: tuple[NoiseChangeRow, ...] = ()
     forgotten_noise: tuple[tuple[int, int], ...] = ()
+    serving: tuple[ServingRow, ...] = ()

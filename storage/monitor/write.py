@@ -19,6 +19,7 @@ from quantdrift.storage.monitor.rows import (
     Episode,
     Outcome,
     RollupRow,
+    ServingRow,
     SessionRow,
     TransitionRow,
     VerdictRow,
@@ -28,14 +29,22 @@ from quantdrift.storage.schema import tables
 
 _HOUR: Final = timedelta(hours=1)
 _ALARMS: Final = (Episode.OPEN, Episode.ESCALATE)
-_CLOSE: Final = text("""
-    update alert set resolved_at = :at
-    where model_version_id = :version and slice_id = :slice and resolved_at is null returning id
-""")
-_ESCALATE: Final = text("""
+# The alert that lasts, or that ended because its version was replaced: the newest one, since no other opens meanwhile.
+_LASTING: Final = """
+    id = (
+        select id from alert where model_version_id = :version and slice_id = :slice order by id desc limit 1
+    ) and (resolved_at is null or ended = 'replaced')
+"""
+_CLOSE: Final = text(
+    f"update alert set resolved_at = coalesce(resolved_at, :at), ended = :ended where {_LASTING} returning id"  # noqa: S608
+)
+_ESCALATE: Final = text(f"""
     update alert set severity = :severity, metric = :metric, details = cast(:details as jsonb)
-    where model_version_id = :version and slice_id = :slice and resolved_at is null returning id
-""")
+    where {_LASTING} returning id
+""")  # noqa: S608
+_REOPEN: Final = text(f"""
+    update alert set resolved_at = null, ended = null where {_LASTING} returning id, details
+""")  # noqa: S608
 _VERDICT_ALERTS: Final = text("""
     update verdict v set alert_id = (
         select a.id from alert a
@@ -120,6 +129,7 @@ async def write(
     await write_floors(connection, outcome.floors, outcome.forgotten_noise)
     for change in outcome.noise_changes:
         await write_noise_change(connection, change)
+    await _upsert(connection, tables.Serving, [_serving_values(row) for row in outcome.serving])
     await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
     if outcome.closed:
         closed = [
@@ -163,7 +173,12 @@ async def _write_transition(
         severity = {"severity": row.to_verdict.value, "metric": row.metric.value, "details": encoded}
         alert_id = await connection.scalar(_ESCALATE, {**key, **severity})
     elif row.episode is Episode.CLOSE:
-        alert_id = await connection.scalar(_CLOSE, {**key, "at": from_us(row.at_us)})
+        ended = None if row.ended is None else row.ended.value
+        alert_id = await connection.scalar(_CLOSE, {**key, "at": from_us(row.at_us), "ended": ended})
+    elif row.episode is Episode.REOPEN:
+        known = (await connection.execute(_REOPEN, key)).mappings().one_or_none()
+        if known is not None:
+            alert_id, details = known["id"], {**known["details"], **_returned(row)}
     transition_id = await connection.scalar(
         insert(tables.Transition)
         .values(
@@ -178,7 +193,7 @@ async def _write_transition(
         )
         .returning(tables.Transition.id)
     )
-    if row.episode is not Episode.NONE:
+    if row.episode is not Episode.NONE and not row.quiet:
         due = {"webhook_due_at": func.now()} if webhook else {}
         await connection.execute(insert(tables.Outbox).values(transition_id=transition_id, **due))
 
@@ -188,6 +203,15 @@ def _details(row: TransitionRow, found: AlertExamples) -> dict[str, Any]:
     if row.event is None:
         return {"reason": row.reason}
     return msgspec.structs.replace(row.event, examples=found).attributes()
+
+
+def _returned(row: TransitionRow) -> dict[str, Any]:
+    """Return what an alert that is open again says otherwise than when it opened."""
+    return {
+        "from_verdict": row.from_verdict.value,
+        "verdict": row.to_verdict.value,
+        "reason": row.reason,
+    }
 
 
 async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow]) -> None:
@@ -265,6 +289,17 @@ def _baseline_values(row: BaselineRow) -> dict[str, Any]:
         "from_version_id": row.from_version_id,
         "content": row.content,
         "fold_seq": row.fold_seq,
+    }
+
+
+def _serving_values(row: ServingRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "last_at": from_us(row.last_us),
+        "gap_s": row.gap_s,
+        "gaps_s": row.gaps_s,
+        "replaced_at": None if row.replaced_us is None else from_us(row.replaced_us),
+        "back_at": None if row.back_us is None else from_us(row.back_us),
     }
 
 

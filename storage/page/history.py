@@ -63,14 +63,27 @@ _EVENTS: Final = text(queries.EVENTS)
 _BASELINES: Final = text(queries.BASELINES)
 _ALERTS: Final = """
     select a.id, a.model_version_id as version_id, a.slice_id, v.model, v.candidate_version as version, s.name as slice,
-        s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, a.resolved_at, a.details
+        s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, coalesce(a.resolved_at, c.made_at) as resolved_at, a.details,
+        case when c.made_at is not null then 'closed' else coalesce(a.ended, '') end as ended,
+        (
+            select max(b.id) from alert b
+            where b.model_version_id = a.model_version_id and b.slice_id = cast(a.details ->> 'explained_by_id' as int)
+                and (b.resolved_at is null or b.resolved_at >= a.opened_at)
+        ) as explained_by
     from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id
+    left join lateral (
+        select made_at from alert_action where alert_id = a.id and action = 'close' order by id desc limit 1
+    ) c on true
 """
 _LIST: Final = text(
     f"{_ALERTS} where (:version = 0 or (a.model_version_id = :version and a.slice_id = :slice))"
-    " order by a.resolved_at is not null, a.severity, a.opened_at desc, a.id desc limit :most"
+    " order by coalesce(a.resolved_at, c.made_at) is not null, a.severity, a.details ->> 'explained_by_id' is not null,"
+    " a.opened_at desc, a.id desc limit :most"
 )
 _ALERT: Final = text(f"{_ALERTS} where a.id = :id")
+_EXPLAINING: Final = text(
+    f"select id, explained_by from ({_ALERTS} where a.id = any(:ids)) o where explained_by is not null"  # noqa: S608 - a constant
+)
 _STEPS: Final = text("""
     select at, from_verdict as before, to_verdict as after, details ->> 'reason' as reason, slice_id from transition
     where alert_id = :id order by id limit 100
@@ -235,7 +248,17 @@ class Singles(Fact, frozen=True, kw_only=True):
 
 
 class AlertRow(Fact, frozen=True, kw_only=True):
-    """An alert; `details` is the flat form of its event."""
+    """An alert; `details` is the flat form of its event.
+
+    Parameters
+    ----------
+    resolved_at
+        When it ended, or a person closed it; None while it lasts.
+    ended
+        Why it is over, as in `alert.ended`; empty while it lasts, or where that is not known.
+    explained_by
+        The alert that explains it; None: there is none.
+    """
 
     id: int
     version_id: int
@@ -250,6 +273,8 @@ class AlertRow(Fact, frozen=True, kw_only=True):
     opened_at: datetime
     resolved_at: datetime | None
     details: dict[str, Any]
+    ended: str = ""
+    explained_by: int | None = None
 
 
 class Step(Fact, frozen=True, kw_only=True):
@@ -490,6 +515,12 @@ async def alerts(
 ) -> list[AlertRow]:
     """Return alerts, open ones first; of one slice if it is given."""
     return await rows(connection, AlertRow, _LIST, version=version_id, slice=slice_id, most=most)
+
+
+async def explaining(connection: AsyncConnection, alert_ids: list[int]) -> dict[int, int]:
+    """Return the alert that explains each of some alerts; those that none explains are left out."""
+    found = await connection.execute(_EXPLAINING, {"ids": alert_ids})
+    return {row.id: row.explained_by for row in found}
 
 
 async def alert(connection: AsyncConnection, alert_id: int) -> AlertRow | None:

@@ -38,8 +38,8 @@ _VERSIONS: Final = text("""
         count(n.slice_id) filter (where n.verdict = 'firing') as n_firing,
         count(n.slice_id) filter (where n.verdict = 'warning') as n_warning,
         count(n.slice_id) filter (where n.verdict = 'unknown') as n_unknown,
-        count(n.slice_id) as n_slices
-    from model_version v left join slice_now n on n.model_version_id = v.id
+        count(n.slice_id) as n_slices, max(s.last_at) as seen_at, max(s.replaced_at) as replaced_at
+    from model_version v left join slice_now n on n.model_version_id = v.id left join serving s on s.model_version_id = v.id
     group by v.id order by v.model, max(n.last_at) desc nulls last, v.id desc limit 500
 """)
 # The traffic of the last day of data, so that a model that stands still shows its last day.
@@ -139,6 +139,9 @@ class VersionNow(Fact, frozen=True, kw_only=True):
         When the first of its slices that fire began to.
     all_id
         The slice of all traffic.
+    seen_at, replaced_at
+        Capture time of its newest exchange, and when it was found that another version serves instead; None: not known, and it
+        serves.
     """
 
     id: int
@@ -156,6 +159,8 @@ class VersionNow(Fact, frozen=True, kw_only=True):
     n_warning: int
     n_unknown: int
     n_slices: int
+    seen_at: datetime | None = None
+    replaced_at: datetime | None = None
 
     @property
     def verdict(self) -> str:

@@ -21,7 +21,7 @@ order by array_position(array['firing', 'warning', 'unknown', 'ok'], verdict), e
 limit 100;
 """
 ALERTS: Final = """
-select alert.id, severity, slice.name as slice, slice.model, candidate_version, opened_at, resolved_at
+select alert.id, severity, slice.name as slice, slice.model, candidate_version, opened_at, resolved_at, ended
 from alert join model_version on model_version.id = model_version_id join slice on slice.id = slice_id
 order by resolved_at is not null, severity, opened_at desc, alert.id desc
 limit 100;

@@ -21,7 +21,7 @@ MOST_HOURS: Final = 400 * 24
 _MOST_NUMBER: Final = 2**63 - 1
 _ALERTS: Final = """(
     select a.id, v.model, v.candidate_version, s.name as slice, a.severity, a.metric, a.onset_at, a.opened_at, a.resolved_at,
-        a.model_version_id, a.slice_id
+        a.ended, a.model_version_id, a.slice_id
     from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id
 )"""
 _DESCRIBED: Final = text(
@@ -162,6 +162,10 @@ RESOURCES: Final = (
             "onset_at": ("timestamp with time zone", "Estimated start of the drift."),
             "opened_at": ("timestamp with time zone", "Time of the first warning or page."),
             "resolved_at": ("timestamp with time zone", "Time of the resolution; null while it lasts."),
+            "ended": (
+                "text",
+                "Why it is over: recovered, replaced (its version serves no more), retired or closed (by a person).",
+            ),
             "model_version_id": ("integer", "Key of the version."),
             "slice_id": ("integer", "Key of the slice."),
         },

@@ -219,7 +219,8 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 class Episode(_Fact, frozen=True, kw_only=True):
     """An alert that was open at some time of the period; `evidence` are the figures that decided it, where they are known.
 
-    `findings` are the cause, the best repair and the gate's verdict, in words, as far as commands have found them.
+    `ended` says why it was over by the end of the period, as in `alert.ended`. `findings` are the cause, the best repair and the
+    gate's verdict, in words, as far as commands have found them.
     """
 
     id: int
@@ -230,6 +231,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
     onset_at: datetime
     opened_at: datetime
     resolved_at: datetime | None
+    ended: str = ""
     explanation: Explanation = Explanation()
     evidence: AlertEvidence | None = None
     findings: tuple[str, ...] = ()

@@ -54,7 +54,8 @@ _VERDICTS = text("""
 
 _EPISODES = text("""
     select id, model_version_id, slice_id, severity, metric, onset_at, opened_at, details,
-        case when resolved_at < :end then resolved_at end as resolved_at
+        case when resolved_at < :end then resolved_at end as resolved_at,
+        case when resolved_at < :end then coalesce(ended, '') else '' end as ended
     from alert
     where model_version_id = any(cast(:versions as int[])) and opened_at < :end
         and (resolved_at is null or resolved_at >= :begin)
@@ -173,6 +174,7 @@ class Reader(SnapshotReader):
                 onset_at=row["onset_at"],
                 opened_at=row["opened_at"],
                 resolved_at=row["resolved_at"],
+                ended=row["ended"],
                 explanation=explanation_of(row["details"]),
                 evidence=event.evidence if (event := event_of(row["details"])) else None,
                 findings=tuple(one.text for one in found.get(row["id"], ()) if one.at < end),

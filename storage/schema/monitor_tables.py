@@ -112,6 +112,7 @@ class Alert(Base):
             postgresql_where=text("resolved_at is null"),
         ),
         CheckConstraint("severity in ('warning', 'firing')", name="severity"),
+        CheckConstraint("ended in ('recovered', 'replaced', 'retired', 'closed')", name="ended"),
         {"comment": "An episode of drift on one slice, from the first warning or page to its resolution."},
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
@@ -129,6 +130,10 @@ class Alert(Base):
     details: Mapped[Json] = mapped_column(
         comment="What changed, from which value to which, as the on-call engineer sees it."
     )
+    ended: Mapped[Str | None] = mapped_column(
+        comment="Why it is over: recovered (by evidence), replaced (its version serves no more; null again if it does), retired (its slice"
+        " is not compared any more) or closed (by a person). Null while it lasts, and of alerts that an earlier release ended."
+    )
 
 
 class AlertAction(Base):
@@ -136,7 +141,10 @@ class AlertAction(Base):
 
     __tablename__ = "alert_action"
     __table_args__ = (
-        CheckConstraint("action in ('ack', 'unack', 'note', 'escalate')", name="action"),
+        CheckConstraint("action in ('ack', 'unack', 'note', 'escalate', 'close')", name="action"),
+        Index(
+            "ix_alert_action_unfolded", "id", postgresql_where=text("action = 'close' and fold_seq is null")
+        ),
         Index("ix_alert_action_alert_id", "alert_id", "id"),
         {
             "comment": "What people did about alerts, and escalations that ended an acknowledgement. An alert is acknowledged if"
@@ -148,7 +156,7 @@ class AlertAction(Base):
         ForeignKey("alert.id", ondelete="CASCADE"), comment="Alert that it is about."
     )
     action: Mapped[Str] = mapped_column(
-        comment="ack, unack or note (by a person); escalate: the alert has become worse, and is not acknowledged any more."
+        comment="ack, unack, note or close (by a person); escalate: the alert has become worse, and is not acknowledged any more."
     )
     made_by: Mapped[Str] = mapped_column(
         server_default=text("session_user"),
@@ -168,6 +176,35 @@ class AlertAction(Base):
     )
     finding: Mapped[Json | None] = mapped_column(
         comment="Of a note that a command wrote: what it found, with `kind` cause, repair or gate; null: a person wrote the note."
+    )
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="Of close: in effect from this fold on; null until the monitor has taken it over."
+    )
+
+
+class Serving(Base):
+    """Whether a candidate version serves."""
+
+    __tablename__ = "serving"
+    __table_args__ = (
+        {
+            "comment": "Whether each candidate version serves, as the monitor sees it: another version of its model replaces it once nothing"
+            " of it was seen for ten times its usual gap, at least two minutes."
+        },
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    last_at: Mapped[Time] = mapped_column(comment="Capture time of its newest exchange.")
+    gap_s: Mapped[Float] = mapped_column(
+        comment="Usual gap between its exchanges in seconds: their mean over the last hour, weighted by their lengths."
+    )
+    gaps_s: Mapped[Float] = mapped_column(comment="Seconds that gap_s is a mean of, at most an hour.")
+    replaced_at: Mapped[Time | None] = mapped_column(
+        comment="Event time at which it was found that another version serves instead; null while it serves."
+    )
+    back_at: Mapped[Time | None] = mapped_column(
+        comment="Of a version that was replaced: since when its exchanges are seen again; it serves again after two minutes."
     )
 
 

@@ -77,6 +77,7 @@ _DERIVED: Final = (
     "discovery_search",
     "slice_change",
     "value_share",
+    "serving",
 )
 _VIEWS: Final = (
     "slice_now",

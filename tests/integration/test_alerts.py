@@ -5,9 +5,11 @@ import json
 from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -16,6 +18,7 @@ from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.notify.alertmanager import encode
+from quantdrift.monitor.notify.webhook import document
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import (
@@ -36,11 +39,20 @@ from quantdrift.storage.monitor.alerts import (
 )
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
-from quantdrift.storage.schema.roles import OPERATOR, READER
-from tests.support.monitor.fold_stream import CONFIG, FAINT_ID, batches, store_batch, store_catalog
+from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER
+from tests.support.monitor.fold_stream import (
+    BEGIN_US,
+    CONFIG,
+    FAINT_ID,
+    SECOND_US,
+    batches,
+    store_batch,
+    store_catalog,
+)
 from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
+MODEL = '[[models]]\nname = "digits"\n[[models.references]]\npath = "digits.onnx"\n'
 
 
 @pytest.fixture
@@ -49,6 +61,15 @@ async def fired(database: Database, record: asyncpg.Connection) -> int:
     await store_catalog(record)
     for batch in batches(60, faint_flips=0.3):
         await store_batch(record, batch)
+    await _fold(database)
+    number = await record.fetchval(
+        "select id from alert where slice_id = $1 and severity = 'firing' and resolved_at is null", FAINT_ID
+    )
+    return int(number)
+
+
+async def _fold(database: Database) -> None:
+    """Fold what is stored, from the stored state, as a monitor that has just started."""
     async with database.begin() as connection:
         fold = Fold(CONFIG, await resume(connection))
         rows = await claim(connection, fold.position.fold_seq, 100)
@@ -56,10 +77,37 @@ async def fired(database: Database, record: asyncpg.Connection) -> int:
         for batch in rows:
             fold.batch(batch)
         await write(connection, fold.take(), "", webhook=True)
-    number = await record.fetchval(
-        "select id from alert where slice_id = $1 and severity = 'firing' and resolved_at is null", FAINT_ID
-    )
-    return int(number)
+
+
+async def _serve(record: asyncpg.Connection, version: int, from_s: float, seconds: int) -> None:
+    """Store an exchange every ten seconds of a version, and the counts of a sidecar, from so long after the first exchange on."""
+    if version not in (1, 2):
+        await record.execute(
+            "insert into model_version (id, model, candidate_version, reference_digest, first_seen_at)"
+            " overriding system value select $1, model, $2, reference_digest, first_seen_at from model_version where id = 1"
+            " on conflict do nothing",
+            version,
+            str(version),
+        )
+    (of_one, *_), tally = batches(1), batches(10)[-1]
+    for step in range(0, seconds + 1, 10):
+        at_us = BEGIN_US + int((from_s + step) * SECOND_US)
+        rows = tuple(
+            msgspec.structs.replace(
+                row,
+                exchange_id=f"{version:04x}{at_us:028x}",
+                captured_us=at_us,
+                model_version_id=version,
+                flip=0.0,
+            )
+            for row in of_one.comparisons[:1]
+        )
+        await store_batch(record, msgspec.structs.replace(of_one, stored_us=at_us, comparisons=rows))
+        counts = tuple(
+            msgspec.structs.replace(row, at_us=at_us, sequence=1_000_000 + int(from_s) + step, boot="c" * 32)
+            for row in tally.tallies
+        )
+        await store_batch(record, msgspec.structs.replace(tally, stored_us=at_us, tallies=counts))
 
 
 async def _state(database: Database, alert_id: int) -> AlertFact:
@@ -179,7 +227,7 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
 ) -> None:
     """The list has who looks into it, one alert has its text, its actions and what to type; the shell completes numbers."""
     config = tmp_path / "config.toml"
-    text = '[notify]\nrunbook_url = "https://wiki.example/run"\n[[models]]\nname = "digits"\n'
+    text = f'[notify]\nrunbook_url = "https://wiki.example/run"\n{MODEL}'
     config.write_text(text)
     monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
 
@@ -188,7 +236,7 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
 
     before = (await typed("show", str(fired))).output
     assert f"quantdrift diagnose {fired} --candidate FILE" in before
-    assert f"quantdrift gate FILE --inputs FILE --note {fired}" in before
+    assert f"quantdrift gate FILE --inputs FOLDER --model=digits --note={fired} --config={config}" in before
     assert "Do first: " in before
     assert "Runbook: https://wiki.example/run" in before
     assert f'Acknowledge: quantdrift alerts ack {fired} --reason "..."' in before
@@ -251,7 +299,7 @@ async def test_what_commands_have_found_is_a_note_that_everybody_reads(
         ]
     assert (await _state(database, fired)).acknowledged is not None
     config = tmp_path / "config.toml"
-    config.write_text('[[models]]\nname = "digits"\n')
+    config.write_text(MODEL)
     monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
     command = ["alerts", "show", str(fired), "-c", str(config)]
     shown = (await asyncio.to_thread(CliRunner().invoke, main, command)).output
@@ -260,7 +308,7 @@ async def test_what_commands_have_found_is_a_note_that_everybody_reads(
     assert shown.count("Repair: a copy.") == 1
     assert "the lamp was old" in shown
     assert f"quantdrift diagnose {fired}" not in shown
-    assert f"quantdrift gate FILE --inputs FILE --note {fired}" in shown
+    assert f"quantdrift gate FILE --inputs FOLDER --model=digits --note={fired}" in shown
 
 
 async def test_a_reader_diagnoses_and_is_told_that_the_alert_has_no_note(
@@ -329,3 +377,127 @@ async def test_a_webhook_that_refuses_one_event_gets_the_others_and_that_one_lat
         " where webhook_due_at is not null"
     )
     assert [tuple(row) for row in rows] == [(due[0].id, 1, "it answers with status 400", True)]
+
+
+async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_with_it(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
+) -> None:
+    """Commands, Alertmanager and webhook say what serves now; the same alert, acknowledged as before, is open again."""
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "rolling back")
+    await _serve(record, 3, 400, 200)
+    await _fold(database)
+    over = await _state(database, fired)
+    assert (over.is_open, over.ended, over.serving) == (False, "replaced", ("3",))
+
+    async def typed(*words: str) -> str:
+        code, output = await _typed(tmp_path, postgres_dsn, *words)
+        assert code == 0, output
+        return output
+
+    said = "1 serves no more: it was last seen 2026-03-01 12:02 UTC. 3 serves now."
+    listed = await typed("alerts", "list")
+    assert listed.startswith(f"No open alerts.\ndigits {said} Over for that reason: alert ")
+    state, _, first, *_ = (await typed("alerts", "show", str(fired))).splitlines()
+    assert state.endswith(" UTC (replaced).")
+    assert first == f"{said} This alert is over; it is open again if 1 serves again."
+    assert f"digits {said}" in (triage := await typed("triage"))
+    assert "a day" not in triage
+    assert f"{said} This alert is over" in await typed("slices", "show", "scanner=faint")
+    rows, now = await _posted(database)
+    posted = [row for row in rows if row["labels"]["alert"] == str(fired)]
+    assert {row["annotations"]["ended"] for row in posted} == {"replaced"}
+    assert all(row["endsAt"] <= now for row in posted)
+    assert {row["annotations"]["summary"].partition(".")[0] for row in posted} == {said.partition(".")[0]}
+    assert (await _delivered(database, fired))[-1] == (
+        "ended",
+        f"digits {said} The alert of scanner=faint is over.",
+    )
+
+    await _serve(record, 1, 700, 200)
+    await _serve(record, 3, 701, 200)
+    await _fold(database)
+    back = await _state(database, fired)
+    assert (back.is_open, back.ended, back.serving) == (True, "", ())
+    assert back.acknowledged is not None
+    rows, now = await _posted(database)
+    posted = [
+        row for row in rows if row["labels"]["alert"] == str(fired) and row["labels"]["severity"] == "page"
+    ]
+    assert [row["endsAt"] > now for row in posted] == [True]
+    change, summary = (await _delivered(database, fired))[-1]
+    assert (change, "answers in scanner=faint changed" in summary) == ("opened", True)
+    why = await record.fetchval(
+        "select details ->> 'reason' from transition where alert_id = $1 order by id desc", fired
+    )
+    assert why == "this version serves again, and its alert lasts"
+    assert f"{fired} " in await typed("alerts", "list")
+
+
+async def _typed(folder: Path, dsn: str, *words: str) -> tuple[int, str]:
+    """Return the exit code and the output of a command."""
+    config = folder / "config.toml"
+    config.write_text(MODEL)
+    runner, command = CliRunner(env={"QUANTDRIFT_DSN": dsn}), [*words, "-c", str(config)]
+    result = await asyncio.to_thread(lambda: runner.invoke(main, command))
+    return result.exit_code, result.output
+
+
+async def _posted(database: Database) -> tuple[list[dict[str, Any]], str]:
+    """Return what Alertmanager gets, and the time."""
+    async with database.begin() as connection:
+        current, ended = await current_alerts(connection, timedelta(hours=1))
+    now = datetime.now(UTC) + timedelta(seconds=1)
+    return json.loads(encode(current, ended, CONFIG, now)), now.isoformat()
+
+
+async def _delivered(database: Database, alert_id: int) -> list[tuple[str, str]]:
+    """Return the changes of an alert that the webhook gets, with their summaries."""
+    async with database.begin() as connection:
+        due = [one for one in await due_deliveries(connection, 100) if one.alert.id == alert_id]
+    return [(one.change, json.loads(document(one, CONFIG))["summary"]) for one in due]
+
+
+async def test_a_person_closes_an_alert_for_everybody_to_see(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
+) -> None:
+    """With the operator's right, a name and a reason, in the audit; pagers get the end at once, and no traffic is needed."""
+    reason = "archive goes to digits-fp32 since 03:20"
+    command = ("alerts", "close", str(fired), "--reason", reason)
+    code, output = await _typed(tmp_path, await login_in(postgres_dsn, READER), *command)
+    assert (code, "permission denied" in output) == (2, True)
+    operator = await login_in(postgres_dsn, OPERATOR)
+    code, output = await _typed(tmp_path, operator, *command)
+    assert code == 0
+    assert f"Alert {fired} is closed, and the detectors of its slice start from the beginning; by " in output
+    code, output = await _typed(tmp_path, operator, *command)
+    assert (code, "already" in output) == (2, True)
+    rows, now = await _posted(database)
+    posted = [row for row in rows if row["labels"]["alert"] == str(fired)]
+    assert posted
+    assert all(row["endsAt"] <= now for row in posted)
+    assert f"closed this alert ({datetime.now(UTC):%Y-%m-%d}" in posted[-1]["annotations"]["summary"]
+    async with database.begin() as connection:
+        newest = (await entries(connection))[-1]
+        assert fired not in {one.id for one in await list_alerts(connection)}
+    assert (newest.action, newest.subject, newest.note) == ("alert close", f"alert {fired}", reason)
+
+    async with Database(await login_in(postgres_dsn, MONITOR)) as of_monitor:
+        await _fold(of_monitor)
+    row = await record.fetchrow(
+        "select a.ended, v.verdict, v.reason, v.alert_id from alert a join verdict v using (model_version_id, slice_id)"
+        " where a.id = $1",
+        fired,
+    )
+    assert row is not None
+    assert (row["ended"], row["verdict"], row["alert_id"]) == ("closed", "unknown", None)
+    assert row["reason"].startswith("closed by ")
+    assert row["reason"].endswith(f": {reason}")
+    change, summary = (await _delivered(database, fired))[-1]
+    assert change == "ended"
+    assert summary.startswith("digits 1: the alert of scanner=faint was closed by ")
+    _, shown = await _typed(tmp_path, operator, "alerts", "show", str(fired))
+    assert shown.startswith(f"Alert {fired}: a page, closed by ")
+    with pytest.raises(OperatorError, match="was closed by"):
+        async with database.begin() as connection:
+            await act(connection, fired, Act.ACK, "x")

@@ -54,7 +54,7 @@ def test_the_stream_shows_all_that_it_is_there_for() -> None:
     verdicts = Counter(row.to_verdict for one in outcomes for row in one.transitions)
     assert {Verdict.FIRING, Verdict.OK, Verdict.UNKNOWN} <= verdicts.keys()
     reasons = {row.reason.split(":")[0] for one in outcomes for row in one.transitions}
-    assert {"loss", "superseded", "undecided"} <= reasons
+    assert {"loss", "replaced", "undecided"} <= reasons
     assert {Source.INHERITED} <= {row.source for one in outcomes for row in one.learned}
     assert any(one.closed for one in outcomes)
     assert any(row.retired_us for one in outcomes for row in one.detectors)

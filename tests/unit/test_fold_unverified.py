@@ -84,7 +84,7 @@ def test_an_unverified_version_replaces_no_other(name: str) -> None:
     assert _said(fold, WITH_REFERENCE)[0] is Verdict.FIRING
     for rows in _moved(batches(2, version=OTHER), first=len(stream) + 1, by_us=2 * STALE_US):
         fold.batch(rows)
-    is_replaced = _said(fold, WITH_REFERENCE)[1].startswith("superseded")
+    is_replaced = _said(fold, WITH_REFERENCE)[1].startswith("replaced")
     assert is_replaced is (name == "3")
 
 

@@ -88,13 +88,16 @@ def test_the_headline_names_slice_interval_budget_and_aggregate() -> None:
 def test_the_headline_names_the_other_drifted_slices_and_a_recovery() -> None:
     """More than one page: the first in full, the others by name."""
     episodes = [
-        make_episode(resolved_at=NOW),
+        make_episode(resolved_at=NOW, ended="recovered"),
         make_episode(slice_name="scanner=a", slice_id=3),
         make_episode(slice_name="scanner=a", slice_id=3),
     ]
     found = headline("digits int8-7", [make_slice(), *OTHERS], ALL, episodes)
     assert found.startswith("2 of 6 slices")
     assert found.endswith("; it recovered on 2026-11-16 12:00 UTC; also scanner=a.")
+    episodes[0] = make_episode(resolved_at=NOW, ended="replaced")
+    found = headline("digits int8-7", [make_slice(), *OTHERS], ALL, episodes)
+    assert "; it ended with its version, which was replaced, on 2026-11-16 12:00 UTC;" in found
 
 
 def test_the_headline_of_a_drifted_aggregate_does_not_call_it_fine() -> None:

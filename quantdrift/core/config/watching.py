@@ -207,7 +207,8 @@ class Notify(Section, frozen=True, kw_only=True):
     ] = ""
     runbook_url: Annotated[
         str,
-        about("Link to your runbook, which every alert carries. Empty: alerts name docs/how-to/alerts.md."),
+        about("Address of your runbook (https://...), which every alert carries. Empty: alerts carry none."),
+        Meta(pattern=r"^(|https?://\S+)$"),
     ] = ""
     ca_file: Annotated[
         str,

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.records import Metric, Suspect, Verdict
-from quantdrift.core.tasks import Task
+from quantdrift.core.tasks import Build, Task
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Z
 
@@ -142,6 +142,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         The smaller slice that explains this alert; empty: none.
     news
         What is new around the onset: versions, sidecars, engines.
+    build
+        What the model is made of: what helps depends on it.
     """
 
     model: str
@@ -160,6 +162,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     evidence_ratio: float | None = None
     explained_by: str = ""
     news: tuple[str, ...] = ()
+    build: Build = Build.NETWORK
 
 
 def causes_of(
@@ -178,6 +181,13 @@ def causes_of(
         return tuple(one for one in parts if one == cause)
     risen = {one: value for one, (value, se) in parts.items() if value is not None and se and value > Z * se}
     return tuple(sorted(risen, key=lambda one: -risen[one]))
+
+
+def build_of(stored: str | None, task: Task) -> Build:
+    """Return what a model is made of, as an alert says; an alert of an earlier release does not."""
+    if stored in set(Build):
+        return Build(stored)
+    return Build.LANGUAGE if task is Task.GENERATION else Build.NETWORK
 
 
 def begin_of(n_before: int, *, new_version: bool = False, above_before: bool = False) -> Begin:

@@ -5,13 +5,14 @@ since when, what changed then, how all other traffic is, and what to do first. F
 in the details that follow them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from math import floor, log10
 from typing import Final
 
 from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import SHARES, Metric, Suspect
-from quantdrift.core.tasks import MEASURES
+from quantdrift.core.tasks import MEASURES, Build
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState, Begin, Decided, Diagnosis, Kind
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
@@ -41,10 +42,44 @@ LOOK_FIRST: Final = {
     Suspect.TRAFFIC: "look at the requests of this slice, such as their size",
     Suspect.UNKNOWN: "look at the load, then at what was deployed",
 }
-_CALIBRATE = (
-    "calibrate again with inputs of this slice, or quantise more finely (per channel, or with higher precision in the"
-    " sensitive layers), and measure with labels which of them helps"
-)
+_AGAIN: Final = {
+    Build.NETWORK: (
+        "calibrate again with inputs of this slice, or quantise more finely (per channel, or with higher precision in the"
+        " sensitive layers), and measure with labels which of them helps"
+    ),
+    Build.TREES: (
+        "quantise thresholds and leaf values more finely, or by data that has such inputs, and measure with labels which of them"
+        " helps"
+    ),
+    Build.LANGUAGE: (
+        "quantise again with prompts of this slice among those that calibrate, or with more bits, and measure with judged answers"
+        " which of them helps"
+    ),
+    Build.OTHER: (
+        "quantise again with inputs of this slice, or with higher precision, and measure with labels which of them helps"
+    ),
+}
+"""How to make a better candidate."""
+
+
+def serves_no_more(version: str, last_seen: datetime | None, serving: Sequence[str]) -> str:
+    """Return that a version serves no more, when it was last seen, and what serves now.
+
+    Parameters
+    ----------
+    last_seen
+        Capture time of its newest exchange; None: not known.
+    serving
+        The versions that serve now; with `version` among them it is compared with another reference now.
+    """
+    at = "" if last_seen is None else f" {last_seen:%Y-%m-%d %H:%M} UTC"
+    if version in serving:
+        return f"{version} is compared with another reference now{f'; with this one last{at}' if at else ''}."
+    seen = f"{version} serves no more{f': it was last seen{at}' if at else ''}."
+    if not serving:
+        return seen
+    now = f"{', '.join(serving[:-1])} and {serving[-1]} serve" if len(serving) > 1 else f"{serving[0]} serves"
+    return f"{seen} {now} now."
 
 
 def headline(case: Diagnosis) -> str:
@@ -206,12 +241,12 @@ def first_step(case: Diagnosis) -> str:
         case Begin.NEW_VERSION:
             return (
                 f"compare version {case.version} with the one that served before, and roll back if that one is better."
-                f" Then {_CALIBRATE}."
+                f" Then {_AGAIN[case.build]}."
             )
         case Begin.FIRST_SEEN:
             return (
                 "compare it with the version that served before, if there was one, and roll back if that one is better."
-                f" Else send {part} to the unquantised model, and {_CALIBRATE}."
+                f" Else send {part} to the unquantised model, and {_AGAIN[case.build]}."
             )
     return _cure(case, part)
 
@@ -227,15 +262,15 @@ def _cure(case: Diagnosis, part: str) -> str:
         return "find out who sends these inputs, and label a few. Then add them to the calibration set and to the evaluation."
     route = f"send {part} to the unquantised model until this is mended"
     if case.causes == (DamageCause.DAMAGE,):
-        return f"{route}. Then {_CALIBRATE}."
+        return f"{route}. Then {_AGAIN[case.build]}."
     if case.causes:
-        return f"{route}, and find out who sends these inputs. Then {_CALIBRATE}."
+        return f"{route}, and find out who sends these inputs. Then {_AGAIN[case.build]}."
     if case.begin is Begin.OLDER:
-        return f"{route}. Then {_CALIBRATE}."
+        return f"{route}. Then {_AGAIN[case.build]}."
     return (
         "look for what changed about then: inputs, servers, preprocessing. Until it is found, "
         f"send {part} to the unquantised model. If nothing is found, the calibration set most often lacked such inputs:"
-        f" {_CALIBRATE}."
+        f" {_AGAIN[case.build]}."
     )
 
 

@@ -13,15 +13,17 @@ are those of the present.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
+from quantdrift.core.diagnosable import build_of
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, is_declared
+from quantdrift.core.tasks import Build
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Begin
@@ -47,7 +49,7 @@ from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.explanation import Explanation
-from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow, from_us
+from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow, VersionRow, from_us
 
 MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0
@@ -163,10 +165,11 @@ class Explainer:
         # What the reference runs on says nothing of how fast the candidate is.
         windows = () if is_slow else (past, after)
         batches = {item.batch_id for window in windows for item in window.items}
+        engines = await evidence.provenance(sorted(batches))
         new = versions_around(catalog, row, await evidence.stored_at_us(row.fold_seq))
         changes = [
             *new_versions(new, row.model_version_id),
-            *new_engines(past, after, row.onset_us, await evidence.provenance(sorted(batches))),
+            *new_engines(past, after, row.onset_us, engines),
             *new_sidecars(past, after, row.onset_us),
         ]
         tolerance = self._config.monitor.tolerance
@@ -206,6 +209,7 @@ class Explainer:
             begin=Begin.NEW_VERSION if version in new else None,
             flips=None if measure.metric is Metric.FLIP else after.share_flipped(),
             daily=_daily(after, row),
+            build=self._build(version, engines.values()),
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=_names(by, catalog) if by else None,
             explained_by_id=by[0] if by else None,
@@ -224,6 +228,12 @@ class Explainer:
             ),
             explained=explained,
         )
+
+    def _build(self, version: VersionRow, engines: Iterable[Mapping[str, str]]) -> str | None:
+        """Return what a version is made of; None: the configuration does not know its model."""
+        model = self._config.model(version.model)
+        trees = any(engine.get("build") == Build.TREES for engine in engines)
+        return None if model is None else build_of(model, version.candidate_version, trees=trees).value
 
 
 def _speed(before: WindowSample, after: WindowSample, whole: WindowSample, row: TransitionRow) -> Explanation:

@@ -32,7 +32,7 @@ class AlertingSlices:
 
     def __init__(self, known: Sequence[Alerting], transitions: Sequence[TransitionRow]) -> None:
         self._known = {(one.model_version_id, one.slice_id): one for one in known}
-        self._transitions = [row for row in transitions if row.episode is not Episode.NONE]
+        self._transitions = [row for row in transitions if row.episode not in {Episode.NONE, Episode.REOPEN}]
 
     def at(self, row: TransitionRow) -> dict[int, Alerting]:
         """Return the open alerts of a version after the batch of `row`, by slice, that of `row` included."""

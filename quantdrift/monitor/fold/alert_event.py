@@ -20,12 +20,21 @@ from quantdrift.storage.monitor.events import (
     AlertEvent,
     AlertEvidence,
     AlertSlice,
+    Ending,
     VerdictChange,
 )
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
+
+
+class AlertEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an alert is over; of a version that was replaced, when it was last seen, and which versions serve now."""
+
+    ended: Ending
+    last_seen_us: int | None = None
+    serving: tuple[str, ...] | None = None
 
 
 def transition_row(
@@ -50,6 +59,8 @@ def transition_row(
     noise: float = 0.0,
     latency_budget_s: float | None = None,
     suspect: Suspect | None = None,
+    end: AlertEnd | None = None,
+    quiet: bool = False,
 ) -> TransitionRow:
     """Return the row of a change of verdict that opens, escalates or closes an alert, with its event.
 
@@ -73,6 +84,10 @@ def transition_row(
         The allowance added to it for noise, in the same unit.
     latency_budget_s, suspect
         As in `AlertEvidence`.
+    end
+        Why the alert is over; None while it lasts.
+    quiet
+        As in `TransitionRow`.
     """
     recent = DETECTORS[kind].recent(state)
     tail = exceedance(state) if moved and kind == TAIL.kind else None
@@ -90,7 +105,15 @@ def transition_row(
             predicate=place.predicate,
             task=task,
         ),
-        change=VerdictChange(before=change[0], after=change[1], reason=reason, advice=""),
+        change=VerdictChange(
+            before=change[0],
+            after=change[1],
+            reason=reason,
+            advice="",
+            ended=end.ended if end else None,
+            last_seen=iso(end.last_seen_us) if end and end.last_seen_us is not None else None,
+            serving=end.serving if end else None,
+        ),
         evidence=AlertEvidence(
             metric=metric,
             measure=measure_of(metric, task),
@@ -133,6 +156,8 @@ def transition_row(
         onset_us=moved.onset_us if moved else at_us,
         reason=reason,
         event=with_advice(event),
+        ended=end.ended if end else None,
+        quiet=quiet,
     )
 
 

@@ -4,17 +4,21 @@ The words of the page are in `quantdrift.drift.explain.diagnosis_text`, which th
 """
 
 import math
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 
+from quantdrift.core.config.schema import Config
+from quantdrift.core.diagnosable import NextCommands, next_commands
 from quantdrift.core.notation import count_of, from_to, number, percent
-from quantdrift.core.records import SHARES, UNVERIFIED, Metric, Suspect, Verdict
+from quantdrift.core.records import SHARES, UNVERIFIED, Metric, Predicate, Suspect, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.drift.explain import diagnosis_text as words
 from quantdrift.drift.explain.damage import DamageCause
-from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, Diagnosis, Kind, causes_of
+from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, Diagnosis, Kind, build_of, causes_of
 from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
-from quantdrift.storage.monitor.events import AlertEvent
+from quantdrift.storage.monitor.alerts import AlertFact
+from quantdrift.storage.monitor.events import AlertEvent, Ending, event_of
 from quantdrift.storage.monitor.explanation import Explanation
 
 _MOST_MOVED = 6
@@ -60,8 +64,8 @@ _RAISED = {
     "mix": "another mix of traffic raised it",
     "both": "more than one part of it rose",
 }
-
-
+RETURNED = "this version serves again, and its alert lasts"
+"""Reason of an alert that is open again."""
 UNVERIFIED_SENDERS = (
     "a ticket and never a page, because nobody checked who sent these exchanges: give that way in a"
     " token or a checked user"
@@ -97,6 +101,11 @@ def page(event: AlertEvent) -> str:
     case = diagnosis_of(event)
     lines = [
         f"{words.headline(case)}.",
+        *(
+            [f"{case.version} serves again, so its alert is open again."]
+            if event.change.reason == RETURNED
+            else ()
+        ),
         *([f"It is {UNVERIFIED_SENDERS}."] if event.slice.version.endswith(UNVERIFIED) else ()),
         words.sureness(case),
         words.since(case),
@@ -117,6 +126,63 @@ def page(event: AlertEvent) -> str:
     return "\n".join([*lines, "", "Details", *details] if details else lines)
 
 
+def alert_text(alert: AlertFact, where: Callable[[int], str]) -> str:
+    """Return the text of an alert as it stands: first what became of it, then its page, with the alerts of the same cause.
+
+    Parameters
+    ----------
+    where
+        Returns where an alert can be looked at: an address or a command.
+    """
+    event = event_of(alert.details)
+    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    return "\n".join([*over(alert), with_related(text, alert, where)])
+
+
+def commands_of(
+    config: Config, alert: AlertFact, where: Sequence[Predicate], known: Collection[str], options: str = ""
+) -> NextCommands:
+    """Return the commands that work for an alert; parameters as in `quantdrift.core.diagnosable.next_commands`."""
+    event = event_of(alert.details)
+    if alert.metric == Metric.LATENCY:
+        return NextCommands()  # they look at answers
+    return next_commands(
+        config,
+        alert_id=alert.id,
+        model=alert.model,
+        version=alert.version,
+        slice_name=alert.slice,
+        where=where,
+        build=build_of(event.explanation.build, event.slice.task) if event else None,
+        known=known,
+        options=options,
+    )
+
+
+def over(alert: AlertFact) -> list[str]:
+    """Return why an alert is over, in one line that stands before its text; empty while it lasts, or if it has recovered."""
+    if alert.closed is not None:
+        return [
+            f"{alert.closed.by} closed this alert ({alert.closed.at:%Y-%m-%d %H:%M} UTC): {alert.closed.reason}"
+        ]
+    if alert.ended == Ending.REPLACED:
+        known = words.serves_no_more(alert.version, alert.last_seen_at, alert.serving)
+        return [f"{known} This alert is over; it is open again if {alert.version} serves again."]
+    if alert.ended == Ending.RETIRED:
+        return ["The slice is not compared any more, so this alert is over."]
+    return []
+
+
+def with_related(text: str, alert: AlertFact, where: Callable[[int], str]) -> str:
+    """Return the text of an alert with a line for each alert of the same cause, before its details."""
+    lines = []
+    if alert.explained_by is not None:
+        lines.append(f"Same cause: alert {alert.explained_by} explains this one: {where(alert.explained_by)}")
+    lines += [f"Same cause: this one explains alert {other}: {where(other)}" for other in alert.explains]
+    head, gap, details = text.partition("\n\n")
+    return "\n".join([head, *lines]) + gap + details
+
+
 def summary(event: AlertEvent) -> str:
     """Return the first line of an alert's text: what is wrong, or that it ended."""
     return page(event).partition("\n")[0]
@@ -124,6 +190,10 @@ def summary(event: AlertEvent) -> str:
 
 def advice(event: AlertEvent) -> str:
     """Return what to do about an alert, first and then."""
+    if event.change.ended is Ending.REPLACED:
+        return "The version that serves now is watched by itself."
+    if event.change.ended is Ending.CLOSED:
+        return "The detectors of the slice start from the beginning; a drift that goes on alerts again."
     if event.change.after is Verdict.UNKNOWN:
         return (
             "Nothing: the slice is not compared any more, so its health is unknown."
@@ -182,13 +252,29 @@ def diagnosis_of(event: AlertEvent) -> Diagnosis:
         evidence_ratio=evidence.total / evidence.threshold if evidence.threshold > 0 else None,
         explained_by=found.explained_by or "",
         news=found.changes,
+        build=build_of(found.build, where.task),
     )
 
 
 def _ended(event: AlertEvent) -> list[str]:
     """Return the text of the end of an alert. The recent window still contains the drift, so its mean is left out."""
-    where, evidence = event.slice, event.evidence
-    if event.change.after is Verdict.UNKNOWN:
+    where, evidence, change = event.slice, event.evidence, event.change
+    if change.ended is Ending.REPLACED:
+        at = None if change.last_seen is None else datetime.fromisoformat(change.last_seen)
+        return [
+            (
+                f"{where.model} {words.serves_no_more(where.version, at, change.serving or ())}"
+                f" The alert of {where.name} is over."
+            ),
+            f"Nothing has shown that {where.name} was well in {where.version}: if that serves again, the alert is open again.",
+            f"Do first: nothing. {advice(event)}",
+        ]
+    if change.ended is Ending.CLOSED:
+        return [
+            f"{where.model} {where.version}: the alert of {where.name} was {change.reason}.",
+            f"Do first: nothing. {advice(event)}",
+        ]
+    if change.after is Verdict.UNKNOWN:
         return [
             f"{where.model} {where.version}: {where.name} is not compared any more, so its health is not known.",
             "Do first: nothing. If it comes back, it is watched from the beginning.",

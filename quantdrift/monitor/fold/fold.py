@@ -33,9 +33,10 @@ from quantdrift.monitor.fold.groups import (
 )
 from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
-from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Key, SliceState, rows_of
+from quantdrift.monitor.fold.slice_state import CLOSED, RETIRED_AFTER_US, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
-from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, alert, end, settle
+from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, alert, close, end, settle
+from quantdrift.storage.monitor.events import Ending
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
@@ -51,6 +52,7 @@ from quantdrift.storage.monitor.rows import (
 )
 
 SETTLE_US = 10_000_000  # event time
+SHOWN_US = 15 * 60_000_000  # as long as rules use the last known verdict
 
 
 class Fold:
@@ -94,8 +96,11 @@ class Fold:
         return [entry.verdict for entry in self.state.sorted()[0]]
 
     def current(self) -> list[VerdictRow]:
-        """Return the verdicts on versions that no other has replaced."""
-        return [row for row in self.verdicts() if not self.state.superseded(row.model_version_id)]
+        """Return the verdicts on versions that serve, and for `SHOWN_US` on those that others have replaced.
+
+        Without the latter a rule on the gauges would go on with the last verdict that it saw, and an alert with it.
+        """
+        return [row for row in self.verdicts() if self._is_shown(row.model_version_id)]
 
     def floors(self) -> list[FloorRow]:
         """Return what is known of the noise of every version, over all of its traffic."""
@@ -144,7 +149,7 @@ class Fold:
         state.fold_seq = rows.fold_seq
         before_us = state.clock.at_us or 0
         self._apply_decisions(rows)
-        state.resume_compared({row.model_version_id for row in rows.comparisons})
+        state.see(rows)
         touched, changes = self._compare(rows)
         self._count_losses(rows)
         if state.clock.at_us is None:
@@ -171,7 +176,7 @@ class Fold:
         compared = np.zeros(len(state.table.total), dtype=np.bool_)
         compared[rows] = True
         if all_due:
-            state.pause_superseded()
+            state.judge_versions()
         if all_due or batch.expiries:
             # Of a model whose samples expired there may be no other reason to judge its slices.
             models = {expiry.model for expiry in batch.expiries}
@@ -188,6 +193,15 @@ class Fold:
         return list(
             itertools.compress(touched, (self.state.now_us >= self.state.table.due_us[rows]).tolist())
         )
+
+    def _is_shown(self, version_id: int) -> bool:
+        """Return whether the gauges show a version."""
+        state = self.state
+        if not state.serving.is_replaced(version_id):
+            return True
+        at_us = state.serving.row(version_id).replaced_us
+        serves_otherwise = self.catalog.versions[version_id].candidate_version in state.serves_now(version_id)
+        return at_us is not None and state.now_us - at_us <= SHOWN_US and not serves_otherwise
 
     # --- comparisons
 
@@ -220,6 +234,7 @@ class Fold:
         if not groups.keys:
             return shown_nothing, []
         slices = [self.state.slices[key] for key in groups.keys]
+        self._withhold(groups.keys, slices)
         self._note(groups, slices, captured_us)
         watches = [one.watch for one in slices]
         changes = advance_joined(watches, groups.joined(observed, mass), groups.ends, self.state.thresholds)
@@ -279,6 +294,12 @@ class Fold:
                 self.state.enter(key, "", at_us=self.state.now_us, last_us=self.state.now_us)
             found[key] = self.state.slices[key]
         return list(found.values())
+
+    def _withhold(self, keys: Sequence[Key], slices: Sequence[SliceState]) -> None:
+        """Give no allowance for the last sessions and the stragglers of versions that others have replaced."""
+        for version_id in sorted({key[0] for key in keys}):
+            if self.state.serving.is_replaced(version_id):
+                self.state.withhold(version_id, slices)
 
     def _observations(self, rows: BatchRows) -> tuple[list[Observation], list[int]]:
         """Return what a batch shows, exchanges and then sessions that close, and the event time of each exchange."""
@@ -369,7 +390,6 @@ class Fold:
             if key not in self.state.slices:
                 self.state.enter(key, "", at_us=self.state.now_us, last_us=at_us)
             self.state.slices[key].compared(at_us)
-            self.state.compared(key[0], at_us)
             if place in lacking:
                 self.state.observed(
                     key,
@@ -382,9 +402,6 @@ class Fold:
         table, rows = self.state.table, rows_of(slices)
         last_us = np.maximum.reduceat(captured_us, groups.starts)
         table.last_us[rows] = np.maximum(table.last_us[rows], last_us)
-        version_id = table.version_id[rows]
-        for version in np.unique(version_id).tolist():
-            self.state.compared(version, last_us[version_id == version].max().item())
         last = groups.policy_id[groups.ends - 1]
         same = np.minimum.reduceat(groups.policy_id, groups.starts) == last
         same &= np.maximum.reduceat(groups.policy_id, groups.starts) == last
@@ -430,10 +447,13 @@ class Fold:
 
     def _apply_decisions(self, rows: BatchRows) -> None:
         """Apply what was decided since the batch before, and note which versions without a reference still serve."""
+        state = self.state
         for decision in rows.decisions:
-            self.state.decide(decision)
+            state.decide(decision)
         for change in rows.slices:
             self._retire(change)
+        for one in rows.closes:
+            close(state, (one.model_version_id, one.slice_id), f"{CLOSED}{one.made_by}: {one.reason}")
         for version_id in rows.unreferenced:
             self._unreferenced(self.catalog.versions[version_id], rows.stored_us)
 
@@ -458,7 +478,7 @@ class Fold:
         for entry in self.state.sorted()[0]:
             if (silent := entry.silent(now_us)) or entry.gone(now_us):
                 self._remove(entry.key, silent, RETIRED)
-        self.state.recount_versions()
+        self.state.forget_versions()
 
     def _retire(self, change: SliceChange) -> None:
         """End or begin the watch of a slice; one that the configuration declares is not retired whatever is decided."""
@@ -477,5 +497,5 @@ class Fold:
     def _remove(self, key: Key, signals: list[SignalKey], reason: str) -> None:
         """Remove signals of a slice; with the last of them its alert ends, and the slice is removed."""
         if len(signals) == len(self.state.slices[key].watch.states):
-            end(self.state, key, reason)
+            end(self.state, key, reason, Ending.RETIRED)
         self.state.remove(key, signals)

@@ -131,7 +131,8 @@ class FoldTable(SliceTable):
         self.noise = {key: doubled(column) for key, column in self.noise.items()}
 
 
-SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
+REPLACED = "replaced: another version of this model serves, and this one no more"
+CLOSED = "closed by "  # begin of the reason of a slice whose alert a person closed
 
 
 class SliceState:

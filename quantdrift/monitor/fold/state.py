@@ -23,9 +23,11 @@ from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
 from quantdrift.monitor.fold.rollup import HOUR_US, Rollup
+from quantdrift.monitor.fold.serving import ServingVersions
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.monitor.fold.slice_state import (
-    SUPERSEDED,
+    CLOSED,
+    RETIRED_AFTER_US,
     FoldTable,
     Key,
     SliceState,
@@ -36,12 +38,14 @@ from quantdrift.monitor.fold.slice_state import (
 )
 from quantdrift.storage.monitor.rows import (
     BaselineRow,
+    BatchRows,
     Catalog,
     Circumstances,
     DetectorRow,
     ItemCount,
     Outcome,
     Position,
+    ServingRow,
     Snapshot,
     Source,
     TransitionRow,
@@ -53,6 +57,9 @@ CARRIED = 0.9
 beside a canary, it is ln 10 = 2.3 nats behind; a release costs ln(1 / 0.9) = 0.1."""
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
+_SUPERSEDED = (
+    "superseded"  # begin of the reason by which an earlier release named a version that was replaced
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -84,6 +91,8 @@ class FoldState:
         What was lost in the recent hour.
     noise
         What is added to budgets for noise.
+    serving
+        Which versions serve. The detectors of a version that another one has replaced get no allowance.
     retired
         Discovered slices that were retired.
     lapsed
@@ -125,20 +134,18 @@ class FoldState:
         self.noise = NoiseFloors(snapshot.floors)
         self.retired = set(snapshot.retired)
         self.lapsed = set(snapshot.lapsed)
-        watched = [entry for entry in self.slices.values() if entry.watch.states]
-        self._paused = {entry.key[0] for entry in watched}
-        self._paused -= {entry.key[0] for entry in watched if entry.reason != SUPERSEDED}
+        self.serving = ServingVersions([*snapshot.serving, *self._unseen(snapshot)])
+        self._closed = {
+            key: entry.reason for key, entry in self.slices.items() if entry.reason.startswith(CLOSED)
+        }
         self._declared: dict[int, bool] = {}
         self._everything: dict[str, int] = {}
         self._rates = Rates()
-        self._last_us: dict[int, int] = {}
-        self.recount_versions()
         self._imported: dict[tuple[int, int, str], float] = {}
         self._n_imports = 0
         for row in snapshot.imported:
             self._import(row)
         # Worked out at most once a batch.
-        self._replaced: dict[int, bool] = {}
         self._counts: dict[tuple[tuple[str, ...], str], RecentCounts] = {}
         self.count_classes: list[tuple[tuple[str, ...], str]] = []
         self._count_class: dict[tuple[tuple[str, ...], str], int] = {}
@@ -299,77 +306,105 @@ class FoldState:
         entry = self.slices[key]
         ends = len(signals) == len(entry.watch.states)
         states = entry.watch.states
-        if key[0] not in self._paused:
-            self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in signals))
+        self._grow(key[0], -sum(DETECTORS[signal.kind].live(states[signal]) for signal in signals))
         rows = entry.retire(signals, self.now_us, self.fold_seq)
         self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
         self.table.dirty[entry.row] = not ends
         if ends:
             self.noise.forget(key)
+            self._closed.pop(key, None)
             self._gone_verdicts[key] = self.slices.pop(key).verdict
             self.table.free_row(entry.row)
             self._sorted = None
 
     # --- versions
 
-    def compared(self, version_id: int, at_us: int) -> None:
-        """Note a comparison of a version."""
-        self._last_us[version_id] = max(self._last_us.get(version_id, 0), at_us)
+    def see(self, rows: BatchRows) -> None:
+        """Note which versions a batch has exchanges of, a version without a reference too."""
+        times: dict[int, list[int]] = {}
+        for row in rows.comparisons:
+            times.setdefault(row.model_version_id, []).append(min(row.captured_us, rows.stored_us))
+        if rows.captured_us:
+            for version_id in rows.unreferenced:
+                times.setdefault(version_id, []).append(min(rows.captured_us, rows.stored_us))
+        for version_id, of_version in sorted(times.items()):
+            self.serving.seen(version_id, np.array(of_version))
 
-    def recount_versions(self) -> None:
-        """Count the versions again whose slices are compared: those of removed slices are forgotten."""
-        self._last_us = {}
-        for entry in self.slices.values():
-            if entry.watch.states:
-                self.compared(entry.key[0], entry.last_us)
+    def judge_versions(self) -> None:
+        """Find which versions were replaced, and which serve again.
 
-    def superseded(self, version_id: int) -> bool:
-        """Return whether another version has replaced this one.
-
-        It has had no comparison for `stale_after_s`, counted until the newest one of another version of its model (or
-        of the same with another reference). Silence alone shows nothing: there may be no traffic. A version that
-        unverified senders report replaces no other one.
+        The detectors of a version that was replaced give their allowance to the others. If it serves again, they take part
+        again, and get nothing for the time between.
         """
-        last_us = self._last_us.get(version_id)
-        if last_us is None:
+        replaced, back = self.serving.judge(self.now_us, self._replaces)
+        for version_id in (*replaced, *back):
+            n_live = sum(1 for _ in self._live_states(version_id))
+            is_back = version_id in back
+            self.clock = self.clock.with_detectors(self.clock.n_detectors + (n_live if is_back else -n_live))
+            if is_back:
+                self.withhold(version_id)
+
+    def withhold(self, version_id: int, slices: Iterable[SliceState] | None = None) -> None:
+        """Let live detectors of a version go without the allowance of the time until now: all of them, or those of slices."""
+        for entry, state in self._live_states(version_id, slices):
+            state[header.MASS] = max(state[header.MASS], self.clock.mass)
+            self.table.dirty[entry.row] = True
+
+    def serves_now(self, version_id: int) -> list[str]:
+        """Return the versions that serve instead of one that was replaced, each once, the one that was seen last first."""
+        found = self.serving.instead_of(version_id, self._replaces)
+        return list(dict.fromkeys(self.catalog.versions[one].candidate_version for one in found))
+
+    def forget_versions(self) -> None:
+        """Forget the versions that were not seen for 30 days and have no slices any more."""
+        kept = {key[0] for key in self.slices}
+        for version_id in self.serving.versions():
+            if (
+                version_id not in kept
+                and self.now_us - self.serving.row(version_id).last_us > RETIRED_AFTER_US
+            ):
+                self.serving.forget(version_id)
+
+    def _replaces(self, other: int, version_id: int) -> bool:
+        """Return whether a version can replace another one.
+
+        Both are of one model: another version, or the same with another reference. A version that unverified senders report
+        replaces no other one.
+        """
+        versions = self.catalog.versions
+        if other not in versions or version_id not in versions:
             return False
-        until_us = last_us + self.limits.stale_after_s * MICROSECONDS
-        model = self.model(version_id)
-        counts_all = not self.is_verified(version_id)
-        return any(
-            other_us > until_us and self.model(other) == model and (counts_all or self.is_verified(other))
-            for other, other_us in self._last_us.items()
-        )
+        same = self.model(other) == self.model(version_id) and other != version_id
+        return same and (self.is_verified(other) or not self.is_verified(version_id))
 
-    def pause_superseded(self) -> None:
-        """Give the allowance of the versions that others have replaced to the detectors of those others."""
-        for version_id in sorted({key[0] for key in self.slices} - self._paused):
-            if self.replaced(version_id):
-                self._paused.add(version_id)
-                self._grow(-sum(1 for _ in self._live_states(version_id)))
-
-    def resume_compared(self, version_ids: Iterable[int]) -> None:
-        """Let versions that were replaced take part again: they are compared. Nothing is given for the time between."""
-        for version_id in sorted(self._paused.intersection(version_ids)):
-            self._paused.remove(version_id)
-            for entry, state in self._live_states(version_id):
-                self._grow(1)
-                state[header.MASS] = max(state[header.MASS], self.clock.mass)
-                self.table.dirty[entry.row] = True
-
-    def _live_states(self, version_id: int) -> Iterator[tuple[SliceState, FloatArray]]:
-        for entry in self.sorted()[0]:
+    def _live_states(
+        self, version_id: int, slices: Iterable[SliceState] | None = None
+    ) -> Iterator[tuple[SliceState, FloatArray]]:
+        for entry in self.sorted()[0] if slices is None else slices:
             if entry.key[0] == version_id:
                 for signal, state in entry.watch.states.items():
                     if DETECTORS[signal.kind].live(state):
                         yield entry, state
 
-    def replaced(self, version_id: int) -> bool:
-        """Return whether a version is superseded, worked out at most once a batch; see `look`."""
-        found = self._replaced.get(version_id)
-        if found is None:
-            found = self._replaced[version_id] = self.superseded(version_id)
-        return found
+    def closed(self, key: Key) -> str:
+        """Return what a person said who closed the alert of a slice, until enough was compared since; empty: nobody did."""
+        reason = self._closed.get(key, "")
+        entry = self.slices.get(key)
+        if reason and entry is not None:
+            n = max((state[header.N] for state in entry.watch.states.values()), default=0.0)
+            if n >= self.limits.min_groups:
+                del self._closed[key]
+                return ""
+        return reason
+
+    @property
+    def any_closed(self) -> bool:
+        """Whether a person closed any alert lately."""
+        return bool(self._closed)
+
+    def note_closed(self, key: Key, reason: str) -> None:
+        """Note that a person closed the alert of a slice."""
+        self._closed[key] = reason
 
     def session_attribute(self, key: Key) -> str:
         """Return the attribute whose requests are alike in a slice although it is not declared; empty: there is none."""
@@ -397,8 +432,8 @@ class FoldState:
         return found
 
     def look(self) -> None:
-        """Let `replaced` and `recent_counts` be worked out again: what they rest on may have changed."""
-        self._replaced, self._counts = {}, {}
+        """Let `recent_counts` be worked out again: what they rest on may have changed."""
+        self._counts = {}
 
     # --- signals, and what they are measured against
 
@@ -476,7 +511,7 @@ class FoldState:
                 detector.tend(state, mass=self.clock.mass, at_us=self.now_us)
                 entry.watch.touched()
                 if detector.live(state) and not before:
-                    self._grow(1)
+                    self._grow(entry.key[0], 1)
                     self._note(entry.key, signal, state, Source.LEARNED)
 
     def decide(self, row: BaselineRow) -> None:
@@ -516,7 +551,7 @@ class FoldState:
             fresh[header.POLICY], fresh[header.N_TOTAL] = state[header.POLICY], state[header.N_TOTAL]
             entry.watch.add(signal, fresh)
             state = fresh
-        self._grow(learner.live(state) - before)
+        self._grow(key[0], learner.live(state) - before)
 
     # --- what is written
 
@@ -548,6 +583,7 @@ class FoldState:
             floors=floors,
             noise_changes=noise_changes,
             forgotten_noise=forgotten_noise,
+            serving=self.serving.take(),
         )
         self.rollup, self.transitions, self._learned = Rollup(), [], []
         self.table.dirty[:] = False
@@ -555,6 +591,26 @@ class FoldState:
         return outcome
 
     # --- parts of the above
+
+    def _unseen(self, snapshot: Snapshot) -> list[ServingRow]:
+        """Return the versions of which an earlier release stored slices, but not whether they serve."""
+        known = {row.model_version_id for row in snapshot.serving}
+        found: dict[int, list[SliceState]] = {}
+        for entry in self.slices.values():
+            if entry.watch.states and entry.key[0] not in known:
+                found.setdefault(entry.key[0], []).append(entry)
+        rows = []
+        for version_id, entries in sorted(found.items()):
+            last_us = max(entry.last_us for entry in entries)
+            is_replaced = all(entry.reason.startswith(_SUPERSEDED) for entry in entries)
+            rows.append(
+                ServingRow(
+                    model_version_id=version_id,
+                    last_us=last_us,
+                    replaced_us=last_us if is_replaced else None,
+                )
+            )
+        return rows
 
     def _slices(self, snapshot: Snapshot) -> dict[Key, SliceState]:
         found = {}
@@ -566,6 +622,8 @@ class FoldState:
             signal = SignalKey(stored.metric, stored.kind)
             entry.watch.states[signal] = _state(stored)
             self.table.noise[signal][entry.row] = stored.noise
+        for entry in found.values():
+            entry.watch.phase = _phase(entry)
         return found
 
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> None:
@@ -578,7 +636,7 @@ class FoldState:
             m = imported / cap
         held, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m)
         if state is None:
-            self._grow(1)
+            self._grow(key[0], 1)
         # More noise is another null, for which the evidence begins anew; with less it stays, or, where an alert lasts,
         # the null does: what has recovered from the larger one has not yet from the smaller.
         same = state is not None and (state[header.M], state[header.SCALE]) == (m + held, cap)
@@ -620,7 +678,7 @@ class FoldState:
         What unverified senders report gives nothing to verified versions, and takes nothing from them.
         """
         is_verified = self.is_verified(key[0])
-        for version_id in self._last_us:
+        for version_id in self.serving.versions():
             entry = self.slices.get((version_id, key[1]))
             if entry is None or version_id == key[0] or self.is_verified(version_id) is not is_verified:
                 continue
@@ -639,7 +697,7 @@ class FoldState:
             state = learner.fresh(tau=tau, scale=scale, mass=mass, at_us=at_us)
         else:
             state = learner.inherit(self.slices[before, key[1]].watch.states[signal], mass=mass, at_us=at_us)
-            self._grow(1)
+            self._grow(key[0], 1)
             self._note(key, signal, state, Source.INHERITED, from_version_id=before)
         watch.add(signal, state)
 
@@ -686,8 +744,9 @@ class FoldState:
             )
         )
 
-    def _grow(self, n: int) -> None:
-        if n:
+    def _grow(self, version_id: int, n: int) -> None:
+        """Count `n` more live detectors of a version; those of one that was replaced do not count."""
+        if n and not self.serving.is_replaced(version_id):
             self.clock = self.clock.with_detectors(self.clock.n_detectors + n)
 
 
@@ -698,6 +757,14 @@ def _state(stored: DetectorRow) -> FloatArray:
             f"a detector state in the store is of kind {stored.kind!r}, which this program does not know: upgrade it"
         )
     return load_state(stored.kind, stored.state, detector.size)
+
+
+def _phase(entry: SliceState) -> Phase:
+    """Return the phase of a slice that was stored: the alert of a version that was replaced is not in its verdict."""
+    alerting = [state for state in entry.watch.states.values() if state[header.ALERTING]]
+    if entry.watch.phase is not Phase.WATCHING or not alerting:
+        return entry.watch.phase
+    return Phase.WARNING if all(state[header.PAGING] for state in alerting) else Phase.FIRING
 
 
 def _last_compared(entry: SliceState) -> tuple[int, int]:

@@ -17,11 +17,12 @@ from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
-from quantdrift.monitor.fold.alert_event import transition_row
-from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.monitor.fold.alert_event import AlertEnd, transition_row
+from quantdrift.monitor.fold.alert_text import RETURNED, reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
-from quantdrift.monitor.fold.slice_state import SUPERSEDED, UNJUDGED, Key, SliceState, rows_of
+from quantdrift.monitor.fold.slice_state import REPLACED, UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
+from quantdrift.storage.monitor.events import Ending
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 LEAST_UNMEASURED = 30  # a few answers of the first minute say nothing of the traffic
@@ -53,8 +54,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Event time since its last comparison.
     counts
         Of the header strata that its items may fall into, over the recent hour.
-    superseded
-        Whether its candidate version has been silent while another one of the model was compared.
+    replaced
+        Whether another version of the model serves instead of its candidate version.
     paused
         By whom and since when the sampling of its model is paused; empty where it is not.
     n_missing
@@ -69,6 +70,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Items compared in this hour and the one before, and those of them that nothing was measured of.
     task
         What its model gives.
+    closed
+        What a person said who closed its alert; empty where nobody did, or enough was compared since.
     """
 
     phase: Phase
@@ -76,7 +79,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     n_groups: int
     silent_s: float
     counts: RecentCounts
-    superseded: bool = False
+    replaced: bool = False
     paused: str = ""
     alarm: str = ""
     n_missing: int = 0
@@ -85,14 +88,17 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     n_items: int = 0
     n_unmeasured: int = 0
     task: Task = Task.CLASSIFICATION
+    closed: str = ""
 
 
 def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
     """Return the verdict and why, in words.
 
-    An alert lasts until its slice has shown to be inside the budget again: what makes others `unknown` does not hide
-    it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
+    An alert lasts until its slice has shown to be inside the budget again, or serves nobody: what makes others `unknown`
+    does not hide it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
+    if status.replaced:
+        return Verdict.UNKNOWN, REPLACED
     if alert := ALERTS.get(status.phase):
         alarm = (status.alarm or UNNAMED).partition(_NOT_NOW)[0]
         return alert, f"{alarm}{_NOT_NOW}{status.paused}" if status.paused else alarm
@@ -122,7 +128,7 @@ def looks_like_sessions(attribute: str) -> str:
 
 def _doubts(status: SliceStatus, limits: Monitor) -> Iterator[str]:
     """Yield what could hide drift, the most important first; an empty text is no doubt."""
-    yield SUPERSEDED if status.superseded else ""
+    yield status.closed
     yield f"{PAUSED}{status.paused}; `quantdrift resume` ends it" if status.paused else ""
     yield _unmeasured(status) if _is_unmeasured(status.n_items, status.n_unmeasured) else ""
     missing = limits.min_groups - status.n_groups
@@ -199,7 +205,7 @@ _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
 def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compared: BoolArray) -> None:
-    """Judge slices again, and note their verdicts; an alert of a version that another one has replaced ends.
+    """Judge slices again, and note their verdicts; an alert of a version that another one has replaced ends until it is back.
 
     First it is found for all of them at once by which case they are judged. Where that says the same as before in the
     same words, only the time of the verdict changes.
@@ -233,15 +239,20 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
         if basis == entry.judged_by:
             return
         entry.judged_by = basis
-    if entry.watch.phase is not Phase.WATCHING and state.replaced(entry.key[0]):
-        end(state, entry.key, SUPERSEDED)
+    if entry.watch.phase is not Phase.WATCHING:
+        is_sent, is_replaced = entry.said in ALERTS.values(), state.serving.is_replaced(entry.key[0])
+        if is_sent and is_replaced:
+            _leave(state, entry)
+        elif not is_sent and not is_replaced:
+            _come_back(state, entry)
     _say(state, entry, *_verdict(state, entry, entry.watch.phase), touched=touched)
 
 
 # By which case of `judge` a slice is judged.
 (
+    _REPLACED,
     _ALERT,
-    _SUPERSEDED,
+    _CLOSED,
     _PAUSED,
     _UNMEASURED,
     _FEW,
@@ -253,9 +264,9 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
     _NOISE,
     _LEARNING,
     _OK,
-) = range(UNJUDGED + 1, 14)
+) = range(UNJUDGED + 1, 15)
 _SAME_WORDS = frozenset(
-    (_SUPERSEDED, _LOST, _STALE, _UNDECIDED, _OK)
+    (_REPLACED, _LOST, _STALE, _UNDECIDED, _OK)
 )  # the others have figures or an alarm in them
 
 
@@ -263,12 +274,12 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
     """Return by which case of `judge` slices are judged that are surveyed, (rows,); `UNJUDGED` without a signal."""
     table, limits = state.table, state.limits
     loss, offered = _losses(state, slices, rows)
-    superseded, noisy, paused = np.zeros((3, len(rows)), dtype=np.bool_)
+    replaced, noisy, closed, paused = np.zeros((4, len(rows)), dtype=np.bool_)
     version_id, slice_id = table.version_id[rows], table.slice_id[rows]
     for version in np.unique(version_id).tolist():
         of = version_id == version
         of_version, of_slices = state.noise.too_noisy(version)
-        superseded[of], noisy[of] = state.replaced(version), bool(of_version)
+        replaced[of], noisy[of] = state.serving.is_replaced(version), bool(of_version)
         paused[of] = bool(state.paused(version))
         if of_slices:
             noise = [one for one, reason in of_slices.items() if bool(reason) is not bool(of_version)]
@@ -276,14 +287,17 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
     sessions = np.zeros(len(rows), dtype=np.bool_)
     if state.catalog.undeclared_sessions:
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
+    if state.any_closed:
+        closed[:] = [bool(state.closed(entry.key)) for entry in slices]
     silent = (state.now_us - table.last_us[rows]) / MICROSECONDS > limits.stale_after_s
     ratio = table.doubts(rows, state.thresholds)
     unmeasured = _is_unmeasured(*state.unmeasured(rows))
     found: IntArray = np.select(
         [
             (table.n_signals[rows] == 0) & ~unmeasured,
+            replaced,
             table.phase[rows] != 0,
-            superseded,
+            closed,
             paused,
             unmeasured,
             table.n_groups[rows] < limits.min_groups,
@@ -296,8 +310,9 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
         ],
         [
             UNJUDGED,
+            _REPLACED,
             _ALERT,
-            _SUPERSEDED,
+            _CLOSED,
             _PAUSED,
             _UNMEASURED,
             _FEW,
@@ -335,7 +350,8 @@ def _losses(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> t
 def alert(state: FoldState, key: Key, change: Change) -> None:
     """Note that an alert opens, escalates or closes.
 
-    None opens where sessions are not declared: the evidence counts one observation many times.
+    None opens where sessions are not declared: the evidence counts one observation many times. Where another version serves,
+    the last sessions and stragglers of this one wake nobody: what they show is stored, and sent if the version comes back.
     """
     entry = state.slices[key]
     if entry.said not in ALERTS.values() and state.session_attribute(key):
@@ -345,22 +361,25 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
     suspect = None
     signals = sorted(change.evidence)
     if change.after is Phase.WATCHING:
-        episode, moved = Episode.CLOSE, None
+        episode, moved, ended = Episode.CLOSE, None, Ending.RECOVERED
         signal = min(signals, key=lambda one: change.evidence[one])
         evidence = change.evidence[signal]
     else:
-        episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
+        episode, ended = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE, None
         signal = max(signals, key=lambda one: change.evidence[one])
         suspect = _suspect(state, entry, change, signal) if signal.metric == Metric.LATENCY else None
         reason = reason_of(
             signal.kind,
             Metric(signal.metric),
-            page=verdict is Verdict.FIRING,
+            page=change.after is Phase.FIRING,
             is_verified=state.is_verified(key[0]),
             suspect=suspect,
         )
         evidence = math.fsum(change.evidence.values())
         moved = DETECTORS[signal.kind].moved(change.states[signal])
+    is_replaced = state.serving.is_replaced(key[0])
+    if is_replaced and change.after in ALERTS:
+        verdict = ALERTS[change.after]
     _send(
         state,
         entry,
@@ -374,7 +393,11 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
         evidence=evidence,
         threshold=change.threshold,
         suspect=suspect,
+        ended=ended,
+        quiet=is_replaced,
     )
+    if is_replaced and change.after in ALERTS:
+        _leave(state, entry, quiet=True)
 
 
 def _suspect(state: FoldState, entry: SliceState, change: Change, signal: SignalKey) -> Suspect:
@@ -411,12 +434,54 @@ def _within(state: FloatArray) -> bool:
     return recent is not None and not recent.missing and recent.high <= state[M] * state[SCALE]
 
 
-def end(state: FoldState, key: Key, reason: str) -> None:
-    """Make a slice `unknown` that is not compared any more, also where it alerts: nothing has shown it to be healthy."""
+def end(state: FoldState, key: Key, reason: str, ended: Ending) -> None:
+    """Make a slice `unknown`, also where it alerts: nothing has shown it to be healthy. Its detectors start from the beginning."""
     entry = state.slices[key]
     if entry.watch.phase is Phase.WATCHING:
         _say(state, entry, Verdict.UNKNOWN, reason, touched=False)
         return
+    _close(state, entry, reason, ended, quiet=entry.said not in ALERTS.values())
+    entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
+    _say(state, entry, Verdict.UNKNOWN, reason, touched=True)
+
+
+def close(state: FoldState, key: Key, reason: str) -> None:
+    """End the alert of a slice as a person decided; a slice that does not alert any more stays as it is."""
+    entry = state.slices.get(key)
+    if entry is not None and entry.watch.phase is not Phase.WATCHING:
+        end(state, key, reason, Ending.CLOSED)
+        state.note_closed(key, reason)
+
+
+def _leave(state: FoldState, entry: SliceState, *, quiet: bool = False) -> None:
+    """End the alert of a version that another one has replaced, until it is back: its detectors keep what they have."""
+    _close(state, entry, REPLACED, Ending.REPLACED, quiet=quiet)
+    _say(state, entry, Verdict.UNKNOWN, REPLACED, touched=True)
+
+
+def _come_back(state: FoldState, entry: SliceState) -> None:
+    """Open the alert again that ended because its version was replaced: the version serves again."""
+    verdict = ALERTS[entry.watch.phase]
+    state.transitions.append(
+        TransitionRow(
+            model_version_id=entry.key[0],
+            slice_id=entry.key[1],
+            from_verdict=entry.said,
+            to_verdict=verdict,
+            at_us=state.now_us,
+            fold_seq=state.fold_seq,
+            episode=Episode.REOPEN,
+            metric=Metric(entry.loudest().metric),
+            onset_us=state.now_us,
+            reason=RETURNED,
+        )
+    )
+    entry.say(verdict, RETURNED, at_us=state.now_us, fold_seq=state.fold_seq)
+    state.table.dirty[entry.row] = True
+
+
+def _close(state: FoldState, entry: SliceState, reason: str, ended: Ending, *, quiet: bool) -> None:
+    """Note the end of an alert that no evidence ends."""
     _send(
         state,
         entry,
@@ -429,9 +494,17 @@ def end(state: FoldState, key: Key, reason: str) -> None:
         moved=None,
         evidence=0.0,
         threshold=RESOLVED,
+        ended=ended,
+        quiet=quiet,
     )
-    entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
-    _say(state, entry, Verdict.UNKNOWN, reason, touched=True)
+
+
+def _end_of(state: FoldState, key: Key, ended: Ending) -> AlertEnd:
+    """Return why an alert is over, with the versions that serve where its own was replaced."""
+    if ended is not Ending.REPLACED:
+        return AlertEnd(ended=ended)
+    last_us = state.serving.row(key[0]).last_us
+    return AlertEnd(ended=ended, last_seen_us=last_us, serving=tuple(state.serves_now(key[0])))
 
 
 def _basis(state: FoldState, entry: SliceState) -> Basis:
@@ -443,23 +516,23 @@ def _basis(state: FoldState, entry: SliceState) -> Basis:
         rates = state.rates(slice_id, survey.policy_id)
         counts = state.recent_counts(rates.strata, state.model(version_id))
     is_silent = _silent_s(state, entry) > state.limits.stale_after_s
-    superseded, noise = state.replaced(version_id), state.noise.too_much(entry.key)
+    replaced, noise = state.serving.is_replaced(version_id), state.noise.too_much(entry.key)
     (n_items,), (n_unmeasured,) = state.unmeasured(rows_of([entry]))
     items = int(n_items), int(n_unmeasured)
     session_attribute, paused = state.session_attribute(entry.key), state.paused(version_id)
-    return survey, counts, superseded, noise, session_attribute, is_silent, items, paused
+    return survey, counts, replaced, noise, session_attribute, is_silent, items, paused
 
 
 def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
     """Return the verdict on a slice in `phase`, and why."""
-    survey, counts, superseded, noise, session_attribute, _, items, paused = _basis(state, entry)
+    survey, counts, replaced, noise, session_attribute, _, items, paused = _basis(state, entry)
     status = SliceStatus(
         phase=phase,
         evidence_ratio=entry.watch.doubt(state.thresholds),
         n_groups=survey.n_groups,
         silent_s=_silent_s(state, entry),
         counts=counts,
-        superseded=superseded,
+        replaced=replaced,
         paused=paused,
         n_missing=survey.missing,
         noise=noise,
@@ -468,6 +541,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         n_unmeasured=items[1],
         task=state.task(state.model(entry.key[0])),
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
+        closed=state.closed(entry.key),
     )
     return judge(status, state.limits)
 
@@ -541,8 +615,10 @@ def _send(
     evidence: float,
     threshold: float,
     suspect: Suspect | None = None,
+    ended: Ending | None = None,
+    quiet: bool = False,
 ) -> None:
-    """Note a change of verdict that is sent as an event; parameters as in `transition_row`."""
+    """Note a change of verdict that is sent as an event, unless it is `quiet`; other parameters as in `transition_row`."""
     key, metric = entry.key, Metric(signal.metric)
     against = _accepted_by(signal)
     accepted, noise = states.get(against), entry.noise(against)
@@ -568,6 +644,8 @@ def _send(
         fold_seq=state.fold_seq,
         latency_budget_s=_limit_s(state, key, signal, states[signal]),
         suspect=suspect,
+        end=None if ended is None else _end_of(state, key, ended),
+        quiet=quiet,
     )
     state.transitions.append(row)
     entry.alert(verdict, reason, at_us=at_us, evidence=evidence, threshold=threshold)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -21,17 +22,16 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
-from quantdrift.core.links import alert_page, runbook
+from quantdrift.core.links import alert_link, alert_page
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
-from quantdrift.monitor.fold.alert_text import page
+from quantdrift.monitor.fold.alert_text import alert_text
 from quantdrift.monitor.notify.receiver import Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
 from quantdrift.storage.monitor.alerts import AlertFact, Ended, alert_mark, current_alerts
-from quantdrift.storage.monitor.events import event_of
 
 RESYNC_S: Final = 30.0
 """Time between two posts of the same state; Alertmanager's resolve_timeout is five minutes unless it is configured."""
@@ -133,8 +133,7 @@ def encode(
 
 def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[str, Any]:
     name, kind = _NAMES[state.severity]
-    event = event_of(alert.details)
-    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    text = alert_text(alert, partial(alert_link, config))
     made, link = alert.acknowledged, alert_page(config, alert.id)
     labels = {
         "alertname": name,
@@ -148,9 +147,10 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
     annotations = {
         "summary": text.partition("\n")[0],
         "description": text,
-        "runbook_url": runbook(config),
+        **({"runbook_url": config.notify.runbook_url} if config.notify.runbook_url else {}),
         **({"page": link} if link else {}),
         **({"acknowledged": plain(f"{made.by}: {made.reason}")} if made else {}),
+        **({"ended": "closed" if alert.closed else alert.ended} if not alert.is_open else {}),
     }
     return {
         "labels": {key: value for key, value in labels.items() if value},

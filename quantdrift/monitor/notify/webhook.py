@@ -10,6 +10,7 @@ HMAC-SHA256 of `SECONDS.BODY` with what that key derives for this purpose.
 
 import hmac
 import logging
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -18,11 +19,11 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.keys import Key, KeyFile
-from quantdrift.core.links import alert_page, runbook
+from quantdrift.core.links import alert_link, alert_page
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.tls import Tls
-from quantdrift.monitor.fold.alert_text import page
+from quantdrift.monitor.fold.alert_text import page, with_related
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
@@ -120,6 +121,8 @@ def document(delivery: Delivery, config: Config) -> bytes:
     alert = delivery.alert
     event = event_of(delivery.details)
     text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    if alert.is_open:
+        text = with_related(text, alert, partial(alert_link, config))
     facts: dict[str, Any] = {
         "version": 1,
         "id": str(delivery.id),
@@ -132,7 +135,7 @@ def document(delivery: Delivery, config: Config) -> bytes:
         },
         "summary": text.partition("\n")[0],
         "text": text,
-        "runbook": runbook(config),
+        "runbook": config.notify.runbook_url,
         "page": alert_page(config, alert.id),
         "details": delivery.details,
     }

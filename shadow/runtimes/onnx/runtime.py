@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
+from quantdrift.core.tasks import Build
 from quantdrift.shadow.runtimes.embedding import check_spec, tensor_name, with_output
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices, driver_version
 from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
@@ -97,6 +98,7 @@ class OnnxRuntime:
             provider=provider_used,
             device=devices[0] if devices else "cpu",
             driver=driver_version() if devices else "",
+            build=Build.TREES.value if _has_trees(model) else "",
         )
         self.inputs = tuple(_spec(path, node, what) for node in self._session.get_inputs())
         self.outputs = tuple(_spec(path, node, what) for node in self._session.get_outputs())
@@ -171,6 +173,11 @@ def read_graph(path: Path, what: str = _REFERENCE) -> onnx.ModelProto:
         raise OperatorError(f"the {what} {path} is not an ONNX model") from error
     except OSError as error:
         raise _unreadable(path, error, what) from error
+
+
+def _has_trees(model: onnx.ModelProto) -> bool:
+    """Return whether decision trees compute the outputs of a graph."""
+    return any(node.op_type.startswith("TreeEnsemble") for node in model.graph.node)
 
 
 def _unreadable(path: Path, error: OSError, what: str) -> OperatorError:

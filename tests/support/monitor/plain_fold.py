@@ -191,6 +191,7 @@ class PlainFold(Fold):
         showed_nothing = self._count(counted, collected.keys())
         keys = sorted(collected)
         slices = [self.state.slices[key] for key in keys]
+        self._withhold(keys, slices)
         watches = [one.watch for one in slices]
         groups = [_groups(collected[key]) for key in keys]
         changes = advance(watches, groups, self.state.thresholds)
@@ -237,7 +238,6 @@ class PlainFold(Fold):
                 state.enter(key, "", at_us=state.now_us, last_us=captured_us)
             entry = self.state.slices[key]
             entry.compared(captured_us)
-            state.compared(key[0], captured_us)
             weighted = rates.session_weighted if first.group_key else rates.weighted
             state.observed(key, sorted(values), weighted=weighted)
             for signal in values:

@@ -59,6 +59,7 @@ def make_episode(
     severity: Verdict = Verdict.FIRING,
     metric: Metric = Metric.FLIP,
     resolved_at: datetime | None = None,
+    ended: str = "",
 ) -> EpisodeFigures:
     """Return an alert that opened an hour after its onset."""
     return EpisodeFigures(
@@ -75,6 +76,7 @@ def make_episode(
         onset_at=NOW - timedelta(hours=3),
         opened_at=NOW - timedelta(hours=2),
         resolved_at=resolved_at,
+        ended=ended,
         before=None,
         after=Estimate(mean=0.052, low=0.039, high=0.068),
         n_after=1042,
