@@ -6,6 +6,7 @@ from math import exp, sqrt
 from quantdrift.report.interval import Estimate, Z, share
 from quantdrift.storage.report.facts import ClusterSums
 
+_LEAST_EVENTS = 10  # of clusters of one size, below it no linearised variance is believed
 _LEAST_CLUSTERS = 30  # below it no normal approximation of a mean divergence is shown
 
 
@@ -23,11 +24,15 @@ def clustered_share(sums: ClusterSums) -> Estimate | None:
     Assumption: clusters (sessions, or exchanges without a session) are independent, and the sampling probabilities are
     known. Inside a cluster any dependence is allowed.
 
-    Bound: for one look, 95 % asymptotically. The effective number is the smaller of two: Kish's, weight^2 / weight_sq with
-    a cluster as one unit, which treats the exchanges of a cluster as all alike; and p (1 - p) / V, V the variance of
-    the weighted mean linearised over clusters, n / (n - 1) sum((y - p w)^2) / weight^2. The second counts where large
-    clusters differ from small ones, which Kish's number does not see. Where nothing or everything flipped V is 0, and
-    Kish's number gives an interval that is not empty.
+    Bound: for one look, 95 % asymptotically. The effective number is p (1 - p) / V, V the variance of the weighted mean
+    linearised over clusters, n / (n - 1) sum((y - p w)^2) / weight^2, times (z / t)^2 with the quantile of Student's t at one
+    degree of freedom less than there are effective events, total^2 / total_sq (of the rarer of changed and unchanged). V is known
+    badly from few of them, and worse where few clusters have most of the weight: below 10 sqrt(n / n_Kish) effective events the
+    number is at most Kish's, n_Kish = weight^2 / weight_sq with a cluster as one unit, which treats the exchanges of a cluster
+    as all alike. Where nothing or everything flipped V is 0, and Kish's number gives an interval that is not empty.
+
+    By simulation (`tests.statistical.test_difference`), with sessions of 1 to 200 exchanges, all correlations and weights: it covers
+    in 93 to 99 % of periods, and is at most 1.2 times as wide as the normal interval of V where Kish's number does not bound it.
 
     References
     ----------
@@ -40,7 +45,11 @@ def clustered_share(sums: ClusterSums) -> Estimate | None:
     n = sums.weight**2 / sums.weight_sq
     variance = _variance(sums, mean)
     if variance > 0:
-        n = min(n, mean * (1 - mean) / variance)
+        of_variance, n_events = mean * (1 - mean) / variance, _effective_events(sums)
+        if n_events >= _LEAST_EVENTS * sqrt(sums.n / n):
+            n = of_variance * (Z / _t(n_events - 1)) ** 2
+        else:
+            n = min(n, of_variance)
     return share(mean, n) if n > 0 else Estimate(mean=mean, low=None, high=None)
 
 
@@ -62,6 +71,24 @@ def clustered_mean(sums: ClusterSums, cap: float) -> Estimate | None:
         return Estimate(mean=mean, low=None, high=None)
     spread = min(Z * sqrt(_variance(sums, mean)) / mean, 20.0)
     return Estimate(mean=mean, low=mean * exp(-spread), high=min(mean * exp(spread), max(cap, mean)))
+
+
+def _effective_events(sums: ClusterSums) -> float:
+    """Return the effective number of clusters with changed exchanges, or with unchanged ones, whichever is smaller."""
+    rest, rest_sq = sums.weight - sums.total, sums.weight_sq - 2 * sums.cross + sums.total_sq
+    return min(
+        sums.total**2 / sums.total_sq if sums.total_sq > 0 else 0.0, rest**2 / rest_sq if rest_sq > 0 else 0.0
+    )
+
+
+def _t(df: float) -> float:
+    """Return the 97.5 % quantile of Student's t: the expansion of Abramowitz and Stegun (1964), 26.7.5, exact to 1e-3 from 9 on."""
+    return (
+        Z
+        + (Z**3 + Z) / (4 * df)
+        + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * df**2)
+        + (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * df**3)
+    )
 
 
 def _variance(sums: ClusterSums, mean: float) -> float:

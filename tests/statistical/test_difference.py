@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
-from quantdrift.report.difference import clustered_mean, clustered_share, difference
-from quantdrift.report.interval import Estimate
+from quantdrift.report.difference import (
+    _effective_events,
+    _t,
+    _variance,
+    clustered_mean,
+    clustered_share,
+    difference,
+)
+from quantdrift.report.interval import Estimate, Z
 from quantdrift.storage.report.facts import ClusterSums
 
 pytestmark = pytest.mark.statistical
@@ -103,3 +111,51 @@ def test_the_difference_of_divergence_holds_the_truth_with_sessions() -> None:
         assert found is not None
         held += _within(found, (np.exp(-5.8) - np.exp(-6.0)) * np.exp(0.49))
     assert 0.925 <= held / _RUNS <= 0.975
+
+
+_SHAPES = {
+    "few": lambda random, n: random.integers(1, 9, n),
+    "some": lambda random, n: np.minimum(random.geometric(1 / 20, n), 200),
+    "many": lambda random, n: np.clip((random.random(n) ** -0.9).astype(np.int64), 1, 200),
+}
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.3])
+@pytest.mark.parametrize("shape", list(_SHAPES))
+def test_the_interval_of_a_share_holds_the_truth_and_is_no_wider_than_returning_users_need(
+    shape: str, rate: float
+) -> None:
+    """Of 300 runs with sessions of up to 200 exchanges, weights, and every correlation, at least 92 % hold the truth.
+
+    Where there are enough events it is at most 1.2 times as wide as the normal interval of the sandwich estimator, where Kish's
+    number alone made it 1.2 to 8 times as wide. At a true coverage of 95 % fewer than 91 % are counted with a probability of 2e-3 at most;
+    the seed is fixed.
+    """
+    random = np.random.default_rng(20261124)
+    for correlation in (0.01, 0.2, 0.6):
+        held, widths = 0, []
+        for _ in range(300):
+            sizes = _SHAPES[shape](random, 1500)
+            luck = random.beta(rate * (1 / correlation - 1), (1 - rate) * (1 / correlation - 1), len(sizes))
+            # Long sessions are taken whole at a lower rate.
+            kept = random.random(len(sizes)) < np.where(sizes > 4, 0.5, 1.0)
+            clusters = np.repeat(np.arange(len(sizes)), sizes)
+            clusters = clusters[kept[clusters]]
+            flips = (random.random(len(clusters)) < luck[clusters]).astype(np.float64)
+            sums = _sums(clusters, np.where(sizes > 4, 2.0, 1.0)[clusters], flips)
+            found = clustered_share(sums)
+            assert found is not None
+            assert found.low is not None
+            assert found.high is not None
+            held += _within(found, rate)
+            if _effective_events(sums) >= 10 * (sums.n * sums.weight_sq) ** 0.5 / sums.weight:
+                sandwich = 2 * Z * _variance(sums, found.mean) ** 0.5
+                widths.append((found.high - found.low) / sandwich)
+        assert held / 300 >= 0.92, correlation
+        assert not widths or np.mean(widths) <= 1.2, correlation
+
+
+def test_the_quantile_of_students_t_is_exact_enough() -> None:
+    """SciPy's, from nine degrees of freedom on."""
+    for df in (9, 15, 40, 1000):
+        assert _t(df) == pytest.approx(float(student.ppf(0.975, df)), abs=1e-3)
