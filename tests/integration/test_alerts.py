@@ -40,6 +40,7 @@ from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER
 from tests.support.monitor.fold_stream import (
+    CLEAR_ID,
     CONFIG,
     FAINT_ID,
     batches,
@@ -344,6 +345,41 @@ async def test_a_webhook_that_refuses_one_event_gets_the_others_and_that_one_lat
         " where webhook_due_at is not null"
     )
     assert [tuple(row) for row in rows] == [(due[0].id, 1, "it answers with status 400", True)]
+
+
+async def test_an_alert_prints_no_command_that_cannot_work_for_it_and_names_those_of_its_cause(
+    record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
+) -> None:
+    """Of a learned slice nothing can be diagnosed, and it is said why; without a runbook's address there is no line for it."""
+
+    async def shown(alert_id: int) -> str:
+        return (await _typed(tmp_path, postgres_dsn, "alerts", "show", str(alert_id)))[1]
+
+    assert "quantdrift diagnose" in (before := await shown(fired))
+    assert "Runbook" not in before
+    assert "docs/how-to" not in before
+    learned = '{"where": [{"key": "cluster", "equals": "7"}]}'
+    await record.execute("update slice set definition = $1 where id = $2", learned, FAINT_ID)
+    other = await record.fetchval(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " select model_version_id, $2, severity, metric, onset_at, opened_at, details || jsonb_build_object('explained_by_id',"
+        " slice_id, 'explained_by', 'scanner=faint') from alert where id = $1 returning id",
+        fired,
+        CLEAR_ID,
+    )
+    text = await shown(fired)
+    assert "quantdrift diagnose 1" not in text
+    assert "quantdrift repair 1" not in text
+    assert "cannot help here: recorded inputs do not tell which items belong to the slice" in text
+    assert f"quantdrift gate FILE --inputs FOLDER --model=digits --note={fired}" in text
+    assert f"Same cause: this one explains alert {other}: quantdrift alerts show {other}\n" in text
+    assert f"Same cause: alert {fired} explains this one: quantdrift alerts show {fired}\n" in await shown(
+        other
+    )
+    _, listed = await _typed(tmp_path, postgres_dsn, "alerts", "list")
+    numbers = [row.split()[0] for row in listed.splitlines()[1:]]
+    assert numbers.index(str(fired)) < numbers.index(str(other))
+    assert f"explained by {fired}" in listed
 
 
 async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_with_it(
