@@ -9,7 +9,6 @@ from typing import Any
 
 import asyncpg
 import click
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -41,13 +40,13 @@ from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER
 from tests.support.monitor.fold_stream import (
-    BEGIN_US,
+    CLEAR_ID,
     CONFIG,
     FAINT_ID,
-    SECOND_US,
     batches,
     store_batch,
     store_catalog,
+    store_serving,
 )
 from tests.support.storage.logins import login_in
 
@@ -77,37 +76,6 @@ async def _fold(database: Database) -> None:
         for batch in rows:
             fold.batch(batch)
         await write(connection, fold.take(), "", webhook=True)
-
-
-async def _serve(record: asyncpg.Connection, version: int, from_s: float, seconds: int) -> None:
-    """Store an exchange every ten seconds of a version, and the counts of a sidecar, from so long after the first exchange on."""
-    if version not in (1, 2):
-        await record.execute(
-            "insert into model_version (id, model, candidate_version, reference_digest, first_seen_at)"
-            " overriding system value select $1, model, $2, reference_digest, first_seen_at from model_version where id = 1"
-            " on conflict do nothing",
-            version,
-            str(version),
-        )
-    (of_one, *_), tally = batches(1), batches(10)[-1]
-    for step in range(0, seconds + 1, 10):
-        at_us = BEGIN_US + int((from_s + step) * SECOND_US)
-        rows = tuple(
-            msgspec.structs.replace(
-                row,
-                exchange_id=f"{version:04x}{at_us:028x}",
-                captured_us=at_us,
-                model_version_id=version,
-                flip=0.0,
-            )
-            for row in of_one.comparisons[:1]
-        )
-        await store_batch(record, msgspec.structs.replace(of_one, stored_us=at_us, comparisons=rows))
-        counts = tuple(
-            msgspec.structs.replace(row, at_us=at_us, sequence=1_000_000 + int(from_s) + step, boot="c" * 32)
-            for row in tally.tallies
-        )
-        await store_batch(record, msgspec.structs.replace(tally, stored_us=at_us, tallies=counts))
 
 
 async def _state(database: Database, alert_id: int) -> AlertFact:
@@ -379,13 +347,48 @@ async def test_a_webhook_that_refuses_one_event_gets_the_others_and_that_one_lat
     assert [tuple(row) for row in rows] == [(due[0].id, 1, "it answers with status 400", True)]
 
 
+async def test_an_alert_prints_no_command_that_cannot_work_for_it_and_names_those_of_its_cause(
+    record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
+) -> None:
+    """Of a learned slice nothing can be diagnosed, and it is said why; without a runbook's address there is no line for it."""
+
+    async def shown(alert_id: int) -> str:
+        return (await _typed(tmp_path, postgres_dsn, "alerts", "show", str(alert_id)))[1]
+
+    assert "quantdrift diagnose" in (before := await shown(fired))
+    assert "Runbook" not in before
+    assert "docs/how-to" not in before
+    learned = '{"where": [{"key": "cluster", "equals": "7"}]}'
+    await record.execute("update slice set definition = $1 where id = $2", learned, FAINT_ID)
+    other = await record.fetchval(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " select model_version_id, $2, severity, metric, onset_at, opened_at, details || jsonb_build_object('explained_by_id',"
+        " slice_id, 'explained_by', 'scanner=faint') from alert where id = $1 returning id",
+        fired,
+        CLEAR_ID,
+    )
+    text = await shown(fired)
+    assert "quantdrift diagnose 1" not in text
+    assert "quantdrift repair 1" not in text
+    assert "cannot help here: recorded inputs do not tell which items belong to the slice" in text
+    assert f"quantdrift gate FILE --inputs FOLDER --model=digits --note={fired}" in text
+    assert f"Same cause: this one explains alert {other}: quantdrift alerts show {other}\n" in text
+    assert f"Same cause: alert {fired} explains this one: quantdrift alerts show {fired}\n" in await shown(
+        other
+    )
+    _, listed = await _typed(tmp_path, postgres_dsn, "alerts", "list")
+    numbers = [row.split()[0] for row in listed.splitlines()[1:]]
+    assert numbers.index(str(fired)) < numbers.index(str(other))
+    assert f"explained by {fired}" in listed
+
+
 async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_with_it(
     database: Database, record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
 ) -> None:
     """Commands, Alertmanager and webhook say what serves now; the same alert, acknowledged as before, is open again."""
     async with database.begin() as connection:
         await act(connection, fired, Act.ACK, "rolling back")
-    await _serve(record, 3, 400, 200)
+    await store_serving(record, 3, 400, 200)
     await _fold(database)
     over = await _state(database, fired)
     assert (over.is_open, over.ended, over.serving) == (False, "replaced", ("3",))
@@ -414,8 +417,8 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
         f"digits {said} The alert of scanner=faint is over.",
     )
 
-    await _serve(record, 1, 700, 200)
-    await _serve(record, 3, 701, 200)
+    await store_serving(record, 1, 700, 200)
+    await store_serving(record, 3, 701, 200)
     await _fold(database)
     back = await _state(database, fired)
     assert (back.is_open, back.ended, back.serving) == (True, "", ())

@@ -249,6 +249,19 @@ async def test_a_configuration_warning_is_in_the_explanation(
     assert "Configuration in doubt: they are probabilities." in dark.explanation
 
 
+async def test_the_advice_fits_what_the_shadow_has_seen_the_reference_to_be_made_of(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Nobody is told to quantise decision trees by channel, and the event says what the model is made of."""
+    await store_items(record, items(damage))
+    await record.execute("""update batch set provenance = provenance || '{"build": "trees"}'""")
+    await fold_all(database, at_once=16)
+    assert (await alerts(record))[DARK].build == "trees"
+    (advice,) = {details["advice"] for slice_id, *_, details in await told(record) if slice_id == DARK}
+    assert "thresholds and leaf values" in advice
+    assert "channel" not in advice
+
+
 async def test_more_close_calls_are_reported_as_input_shift(
     database: Database, record: asyncpg.Connection
 ) -> None:

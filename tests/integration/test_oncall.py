@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +21,7 @@ import msgspec
 import pytest
 import yaml
 
-from tests.support.monitor.fold_stream import SECOND_US, batches, store_batch, store_catalog
+from tests.support.monitor.fold_stream import SECOND_US, batches, store_batch, store_catalog, store_serving
 from tests.support.monitor.monitor_processes import running_monitor, until
 from tests.support.sidecar.relay_process import free_port
 
@@ -209,6 +209,53 @@ async def test_drift_is_one_page_through_a_hang_and_the_end_of_leaders_and_then_
     assert alert["labels"]["severity"] == "page"
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url", "page"}
     assert end["groupKey"] == page["groupKey"]
+
+
+@needs_programs
+async def test_the_page_of_a_version_ends_within_a_minute_of_its_replacement_and_comes_back_with_it(
+    postgres_dsn: str,
+    record: asyncpg.Connection,
+    tmp_path: Path,
+    receiver: _Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gauge says `unknown` at once: a rule that uses the last known verdict for 15 minutes waits for none of them."""
+    await store_catalog(record)
+    for rows in batches(200):
+        await store_batch(record, rows)
+    monitor, prometheus, alertmanager = (free_port() for _ in range(3))
+    monkeypatch.setenv("QUANTDRIFT__MONITOR__ADMIN", f"127.0.0.1:{monitor}")
+
+    def times(n_firing: int, n_resolved: int) -> Callable[[], Awaitable[bool]]:
+        async def hold() -> bool:
+            return (len(receiver.of("firing")), len(receiver.of("resolved"))) == (n_firing, n_resolved)
+
+        return hold
+
+    async with (
+        _program(
+            "prometheus-alertmanager",
+            f"--config.file={_alertmanager_config(tmp_path, receiver)}",
+            f"--storage.path={tmp_path / 'alertmanager'}",
+            f"--web.listen-address=127.0.0.1:{alertmanager}",
+            "--cluster.listen-address=",
+        ),
+        _program(
+            "prometheus",
+            f"--config.file={_prometheus_config(tmp_path, (monitor,), alertmanager)}",
+            f"--storage.tsdb.path={tmp_path / 'prometheus'}",
+            f"--web.listen-address=127.0.0.1:{prometheus}",
+        ),
+        running_monitor(postgres_dsn, tmp_path),
+    ):
+        await until(times(1, 0), "the drift is paged")
+        await store_serving(record, 3, 700, 200)
+        await until(times(1, 1), "the end is sent")
+        shown = 'quantdrift_slice_verdict{version="1",slice="scanner=faint"}'
+        assert [row["value"][1] for row in await asyncio.to_thread(_query, prometheus, shown)] == ["1"]
+        await store_serving(record, 1, 1000, 200)
+        await store_serving(record, 3, 1001, 200)
+        await until(times(2, 1), "it is paged again")
 
 
 def _healthy_again(n: int) -> list[Any]:

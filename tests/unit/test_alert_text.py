@@ -14,7 +14,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS
 from quantdrift.drift.explain.diagnosis import Kind
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.monitor.fold.alert_text import page, sentences, summary
+from quantdrift.monitor.fold.alert_text import RETURNED, page, sentences, summary
 from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.explanation import Explanation
 from tests.support.monitor.alert_cases import alert, event_with, text
@@ -121,6 +121,12 @@ ENDED: dict[str, Any] = {
     "evidence": 12_345.0,
     "threshold": 10_000.0,
 }
+REPLACED: dict[str, Any] = {
+    "verdict": "unknown",
+    "ended": "replaced",
+    "last_seen": "2026-03-01T13:04:00+00:00",
+    "serving": ["3"],
+}
 
 
 def _read(**flat: Any) -> AlertEvent:
@@ -187,6 +193,17 @@ CASES: dict[str, AlertEvent] = {
     "fast again": _read(**ENDED | {"metric": "latency", "latency_budget_s": 0.25}),
     "recovered in its worst outputs": _read(**ENDED | {"metric": "divergence", "detector": "tail"}),
     "not compared any more": _read(**ENDED | {"verdict": "unknown"}),
+    "its version was replaced": _read(**ENDED | REPLACED),
+    "its version was replaced by two": _read(**ENDED | REPLACED | {"serving": ["3", "4"]}),
+    "its version is compared with another reference": _read(**ENDED | REPLACED | {"serving": ["1"]}),
+    "a person closed it": _read(
+        **ENDED
+        | {"verdict": "unknown", "ended": "closed", "reason": "closed by ada: goes to FP32 since 03:20"}
+    ),
+    "its version serves again": _read(from_verdict="unknown", reason=RETURNED),
+    "trees": alert(found=msgspec.structs.replace(DAMAGE, build="trees")).alert,
+    "a language model": alert(found=msgspec.structs.replace(DAMAGE, build="language")).alert,
+    "a model that only a server has": alert(found=msgspec.structs.replace(DAMAGE, build="other")).alert,
 }
 PAGE = Path(__file__).with_name("alert_texts.txt")
 
@@ -213,6 +230,12 @@ def test_the_lines_for_a_person_who_is_no_statistician_have_no_words_of_statisti
     """Nat, strata, standard errors and intervals are in the details, or nowhere."""
     lines = page(CASES[case]).partition("\n\nDetails\n")[0]
     assert not re.search(r"\bnat\b|strat|standard error|interval|quantile|\bp99\b|\bKL\b", lines)
+
+
+@pytest.mark.parametrize("case", ["trees", "a language model", "a model that only a server has"])
+def test_advice_that_is_of_networks_alone_is_not_given_to_others(case: str) -> None:
+    """Trees have no channels, and a file that nobody has no sensitive layers."""
+    assert not re.search("per channel|sensitive layers|[Cc]alibrate again", page(CASES[case]))
 
 
 def test_one_exchange_is_not_enough_for_a_mean_before() -> None:

@@ -15,6 +15,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
+from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, gpu_share, open_reference
 from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_libraries
 from tests.support.resident_memory import MB, apart, resident_bytes
@@ -194,3 +195,37 @@ def _growth_over_lengths(tmp_path: Path) -> int:
     for length in range(1, n_lengths):
         runtime.run({"x": np.zeros((1, length), np.float32)})
     return resident_bytes() - before
+
+
+@pytest.mark.unit
+def test_a_reference_of_decision_trees_is_known_as_such(tmp_path: Path) -> None:
+    """Each batch says so, and what is advised of an alert depends on it."""
+    tree = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        n_targets=1,
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_featureids=[0, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_values=[0.5, 0.0, 0.0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights=[-1.0, 1.0],
+    )
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])
+        for name, size in (("x", 4), ("y", 1))
+    )
+    model = model_of(helper.make_graph([tree], "trees", [x], [y]))
+    model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
+    forest = OnnxRuntime(saved(model, tmp_path / "trees.onnx"), provider=Provider.CPU)
+    assert replayed_by(forest).build == "trees"
+    assert float(forest.run({"x": np.ones((1, 4), np.float32)})["y"].item()) == 1.0
+    network = OnnxRuntime(saved(linear_model(), tmp_path / "linear.onnx"), provider=Provider.CPU)
+    assert replayed_by(network).build == ""

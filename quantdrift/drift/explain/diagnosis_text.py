@@ -48,8 +48,8 @@ _AGAIN: Final = {
         " sensitive layers), and measure with labels which of them helps"
     ),
     Build.TREES: (
-        "quantise thresholds and leaf values more finely, or by data that has such inputs, and measure with labels which of them"
-        " helps"
+        "quantise thresholds and leaf values in finer steps, with inputs of this slice among the data that sets them, and measure"
+        " with labels whether that helps"
     ),
     Build.LANGUAGE: (
         "quantise again with prompts of this slice among those that calibrate, or with more bits, and measure with judged answers"

@@ -167,7 +167,10 @@ def over(alert: AlertFact) -> list[str]:
         ]
     if alert.ended == Ending.REPLACED:
         known = words.serves_no_more(alert.version, alert.last_seen_at, alert.serving)
-        return [f"{known} This alert is over; it is open again if {alert.version} serves again."]
+        returns = (
+            "" if alert.version in alert.serving else f"; it is open again if {alert.version} serves again"
+        )
+        return [f"{known} This alert is over{returns}."]
     if alert.ended == Ending.RETIRED:
         return ["The slice is not compared any more, so this alert is over."]
     return []
@@ -191,7 +194,7 @@ def summary(event: AlertEvent) -> str:
 def advice(event: AlertEvent) -> str:
     """Return what to do about an alert, first and then."""
     if event.change.ended is Ending.REPLACED:
-        return "The version that serves now is watched by itself."
+        return "What serves now is watched by itself."
     if event.change.ended is Ending.CLOSED:
         return "The detectors of the slice start from the beginning; a drift that goes on alerts again."
     if event.change.after is Verdict.UNKNOWN:
@@ -261,12 +264,16 @@ def _ended(event: AlertEvent) -> list[str]:
     where, evidence, change = event.slice, event.evidence, event.change
     if change.ended is Ending.REPLACED:
         at = None if change.last_seen is None else datetime.fromisoformat(change.last_seen)
+        serving = change.serving or ()
         return [
-            (
-                f"{where.model} {words.serves_no_more(where.version, at, change.serving or ())}"
-                f" The alert of {where.name} is over."
+            f"{where.model} {words.serves_no_more(where.version, at, serving)} The alert of {where.name} is over.",
+            *(
+                [
+                    f"{where.version} has not recovered in {where.name}: if it serves again, the alert is open again."
+                ]
+                if where.version not in serving
+                else ()
             ),
-            f"Nothing has shown that {where.name} was well in {where.version}: if that serves again, the alert is open again.",
             f"Do first: nothing. {advice(event)}",
         ]
     if change.ended is Ending.CLOSED:

@@ -273,6 +273,37 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
         )
 
 
+async def store_serving(connection: asyncpg.Connection, version: int, from_s: float, seconds: int) -> None:
+    """Store an exchange every ten seconds of a version, and the counts of a sidecar, from so long after the first exchange on."""
+    if version not in (1, 2):
+        await connection.execute(
+            "insert into model_version (id, model, candidate_version, reference_digest, first_seen_at)"
+            " overriding system value select $1, model, $2, reference_digest, first_seen_at from model_version where id = 1"
+            " on conflict do nothing",
+            version,
+            str(version),
+        )
+    (of_one, *_), tally = batches(1), batches(10)[-1]
+    for step in range(0, seconds + 1, 10):
+        at_us = BEGIN_US + int((from_s + step) * SECOND_US)
+        rows = tuple(
+            msgspec.structs.replace(
+                row,
+                exchange_id=f"{version:04x}{at_us:028x}",
+                captured_us=at_us,
+                model_version_id=version,
+                flip=0.0,
+            )
+            for row in of_one.comparisons[:1]
+        )
+        await store_batch(connection, msgspec.structs.replace(of_one, stored_us=at_us, comparisons=rows))
+        counts = tuple(
+            msgspec.structs.replace(row, at_us=at_us, sequence=1_000_000 + int(from_s) + step, boot="c" * 32)
+            for row in tally.tallies
+        )
+        await store_batch(connection, msgspec.structs.replace(tally, stored_us=at_us, tallies=counts))
+
+
 def with_noise(
     stream: list[BatchRows], rate: float, *, per_batch: int = 40, side: Side = Side.REFERENCE, seed: int = 3
 ) -> list[BatchRows]:

@@ -1,0 +1,133 @@
+"""What `diagnose`, `repair` and `gate` can do for an alert: what is printed works, and what cannot work is not printed."""
+
+import msgspec
+import pytest
+
+from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
+from quantdrift.core.config.tasks import RawTensor
+from quantdrift.core.config.vision import Detection
+from quantdrift.core.diagnosable import NextCommands, build_of, next_commands, task_problem
+from quantdrift.core.records import Predicate
+from quantdrift.core.tasks import Build, Task
+from quantdrift.shadow.comparators.registry import comparator_of
+
+pytestmark = pytest.mark.unit
+
+ONNX = Reference(path="digits.onnx")
+TORCH = Reference(runtime=Runtime.TORCH, path="digits.safetensors", factory="models:fp32")
+SERVER = Reference(runtime=Runtime.OIP_HTTP, url="http://127.0.0.1:1")
+LANGUAGE = Reference(runtime=Runtime.OPENAI, url="http://127.0.0.1:1")
+BY_HEADER = (Predicate(key="header.x-scanner", equals="archive"),)
+BY_FEATURE = (Predicate(key="feature.contrast", low=0.5),)
+LEARNED = (Predicate(key="cluster", equals="7"),)
+REST = (Predicate(key="header.x-scanner"),)
+RULES = (Slice(name="scanner", header="x-scanner"), Slice(name="contrast", feature="contrast", edges=(0.5,)))
+
+
+def _asked(
+    *references: Reference,
+    task: Task = Task.CLASSIFICATION,
+    where: tuple[Predicate, ...] = BY_HEADER,
+    build: Build | None = None,
+    known: tuple[str, ...] = (),
+) -> NextCommands:
+    model = Model(name="digits", task=task, references=references)
+    return next_commands(
+        Config(models=(model,), slices=RULES),
+        alert_id=12,
+        model="digits",
+        version="int8-1",
+        slice_name="the slice",
+        where=where,
+        build=build,
+        known=known,
+        options=" --data=d",
+    )
+
+
+def _programs(found: NextCommands) -> list[str]:
+    return [one.text.split()[1] for one in found.commands]
+
+
+def test_all_three_are_printed_where_they_can_work() -> None:
+    """Whole, with what the reader has given; of the file it is said what it must be."""
+    found = _asked(ONNX)
+    assert [(one.gives, one.text) for one in found.commands] == [
+        (
+            "Cause, if the candidate is an ONNX file in QDQ form",
+            "quantdrift diagnose 12 --candidate FILE --inputs FOLDER --data=d",
+        ),
+        (
+            "Build repairs",
+            "quantdrift repair 12 --candidate FILE --inputs FOLDER --out REPAIRED --data=d",
+        ),
+        (
+            "Is another file better",
+            "quantdrift gate FILE --inputs FOLDER --model=digits --note=12 --data=d",
+        ),
+    ]
+    assert not found.why_not
+    assert _programs(_asked(ONNX, known=("cause", "repair"))) == ["gate"]
+
+
+def test_the_reference_of_the_version_is_named_where_there_are_several() -> None:
+    """Without its number the command would refuse."""
+    other = msgspec.structs.replace(ONNX, versions=("fp16-*",))
+    assert all(" --reference=2 " in one.text for one in _asked(other, ONNX).commands)
+
+
+@pytest.mark.parametrize(
+    ("found", "programs", "why_not"),
+    [
+        (_asked(ONNX, where=BY_FEATURE), ["diagnose", "repair", "gate"], ""),
+        (_asked(ONNX, where=LEARNED), ["gate"], "it is learned, or has the rest of the values"),
+        (_asked(ONNX, where=REST), ["gate"], "it is learned, or has the rest of the values"),
+        (_asked(ONNX, build=Build.TREES), ["gate"], "it is made of decision trees"),
+        (_asked(TORCH), ["diagnose", "gate"], ""),
+        (_asked(SERVER), ["gate"], "is neither an ONNX file nor in PyTorch"),
+        (_asked(LANGUAGE, task=Task.GENERATION), [], "with the task `generation` cannot be diagnosed"),
+        (_asked(msgspec.structs.replace(ONNX, versions=("fp16-*",))), [], "has no reference of `digits`"),
+        (_asked(), [], "has no reference of `digits`"),
+    ],
+)
+def test_what_cannot_work_is_not_printed(found: NextCommands, programs: list[str], why_not: str) -> None:
+    """And it is said why in one clause; for decision trees no repair either."""
+    assert _programs(found) == programs
+    assert (why_not in found.why_not) if why_not else not found.why_not
+    assert ". " not in found.why_not
+
+
+def test_an_unknown_model_has_no_command() -> None:
+    """The commands read the configuration, too."""
+    found = next_commands(
+        Config(), alert_id=1, model="digits", version="1", slice_name="all", where=(), options=""
+    )
+    assert (found.commands, found.why_not) == ((), "the configuration has no model `digits`")
+
+
+@pytest.mark.parametrize("task", list(Task))
+@pytest.mark.parametrize("several", [False, True])
+def test_the_tasks_that_cannot_be_diagnosed_are_those_whose_comparator_reads_several_outputs(
+    task: Task, *, several: bool
+) -> None:
+    """Who asks before knows what the command will say."""
+    model = Model(
+        name="digits",
+        task=task,
+        detection=Detection(boxes="boxes", scores="scores") if several else Detection(),
+        tensor=RawTensor(outputs=("a", "b")) if several else RawTensor(),
+    )
+    assert bool(task_problem(model)) is bool(comparator_of(model).outputs)
+    assert task_problem(msgspec.structs.replace(model, batched=False))
+
+
+def test_what_a_model_is_made_of_follows_from_its_reference() -> None:
+    """Only the shadow, which opens the file, can see decision trees."""
+
+    def built(reference: Reference, task: Task = Task.CLASSIFICATION, *, trees: bool = False) -> Build:
+        return build_of(Model(name="m", task=task, references=(reference,)), "1", trees=trees)
+
+    assert built(ONNX) is built(TORCH) is Build.NETWORK
+    assert built(ONNX, trees=True) is Build.TREES
+    assert built(LANGUAGE, Task.GENERATION) is Build.LANGUAGE
+    assert built(SERVER) is Build.OTHER
