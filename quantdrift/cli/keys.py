@@ -84,6 +84,27 @@ def rotate(file: Path, after: str, as_json: bool) -> None:
     _show(ring, as_json=as_json)
 
 
+@keys.command("join")
+@_FILE
+@click.argument("others", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
+@JSON
+def join(file: Path, others: tuple[Path, ...], as_json: bool) -> None:
+    """Add the keys of OTHERS to FILE, so that it opens what they have made; its own key goes on making what is new.
+
+    For a shadow, or for `quantdrift privacy`, where the sidecars of each namespace have a key of their own. Run it again when one of them
+    was rotated.
+
+    \b
+    Example:
+      quantdrift keys join shadow-keys.json team-a/payload-keys.json team-b/payload-keys.json
+    """
+    ring = load_keys(file, _ARGUMENT)
+    for other in others:
+        ring = ring.joined(load_keys(other, "OTHERS"))
+    write_keys(file, ring)
+    _show(ring, as_json=as_json)
+
+
 @keys.command("list")
 @_FILE
 @JSON

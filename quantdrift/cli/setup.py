@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import secrets as random_secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from quantdrift.core.config.schema import Stream
 
 SUFFIX: Final = ".nk"
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SEED_BYTES = 32
 
 
@@ -51,13 +53,28 @@ def setup() -> None:
     " Several names with commas between them share a key. May be repeated.",
 )
 @click.option(
+    "--sidecar",
+    "named",
+    multiple=True,
+    metavar="NAME=MODEL,...",
+    help="As --model, with a name for the key: of a namespace, or of an intake. May be repeated.",
+)
+@click.option(
     "--apply",
     "apply_",
     is_flag=True,
     help="Connect as the administrator, and create or update streams and buckets.",
 )
 @JSON
-def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bool, as_json: bool) -> None:
+def nats(
+    config_path: Path,
+    *,
+    directory: Path,
+    models: tuple[str, ...],
+    named: tuple[str, ...],
+    apply_: bool,
+    as_json: bool,
+) -> None:
     """Create a key for each role, and print the users and their rights for the configuration of nats-server.
 
     Put the printed part into the `authorization` of the server, or of an account with JetStream. Then run the command with
@@ -68,6 +85,7 @@ def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bo
     Example:
       quantdrift setup nats --keys nats-keys > quantdrift-users.conf
       quantdrift setup nats --keys nats-keys --model digits --model words > quantdrift-users.conf
+      quantdrift setup nats --keys nats-keys --sidecar team-a=digits,words --sidecar team-b=faces > quantdrift-users.conf
       quantdrift setup nats --keys nats-keys --apply
     """
     config, _ = load_under_up(config_path)
@@ -82,9 +100,12 @@ def nats(config_path: Path, directory: Path, models: tuple[str, ...], apply_: bo
         else:
             click.echo(f"streams and buckets at NATS are up to date: {', '.join(changed)}")
         return
-    roles = [role for role in NatsRole if role is not NatsRole.SIDECAR or not models]
+    bound = [*(_of_models(written) for written in models), *(_of_name(written) for written in named)]
+    if len({name for name, _ in bound}) < len(bound):
+        raise OperatorError("two keys would have one name: give each --model and each name of --sidecar once")
+    roles = [role for role in NatsRole if role is not NatsRole.SIDECAR or not bound]
     users = _users(config.stream.name, keys(directory, roles)) + _sidecars(
-        config.stream.name, directory, models
+        config.stream.name, directory, bound
     )
     if as_json:
         emit({user.name: {"nkey": user.key, "permissions": user.rights} for user in users})
@@ -243,25 +264,42 @@ def _users(name: str, public_keys: Mapping[NatsRole, str]) -> list[_User]:
     ]
 
 
-def _sidecars(name: str, directory: Path, models: Iterable[str]) -> list[_User]:
-    """Return a user for each of `models`, names with commas between them; a missing key is created."""
-    users = []
-    for written in models:
-        names = sorted({model.strip() for model in written.split(",")})
-        if not all(names):
-            raise OperatorError(
-                f"--model {written!r}: write the name of a model, or several with commas between them"
-            )
-        own = f"{NatsRole.SIDECAR}-{'+'.join(subject_token(model) for model in names)}"
-        users.append(
-            _User(
-                name=own,
-                purpose=f"{PURPOSES[NatsRole.SIDECAR]}, of {', '.join(names)} only",
-                key=_public_key(directory / f"{own}{SUFFIX}"),
-                rights=rights(name, NatsRole.SIDECAR, names),
-            )
+def _of_models(written: str) -> tuple[str, list[str]]:
+    """Return name and models of a key that is named by its models."""
+    models = _split(written, "--model")
+    return "+".join(subject_token(model) for model in models), models
+
+
+def _of_name(written: str) -> tuple[str, list[str]]:
+    """Return name and models of a key, from NAME=MODEL,..."""
+    name, _, models = written.partition("=")
+    if not _NAME.fullmatch(name):
+        raise OperatorError(
+            f"--sidecar {written!r}: write NAME=MODEL,..., with a name of lower-case letters, digits and dashes"
         )
-    return users
+    return name, _split(models, "--sidecar")
+
+
+def _split(written: str, option: str) -> list[str]:
+    models = sorted({model.strip() for model in written.split(",")})
+    if not all(models):
+        raise OperatorError(
+            f"{option} {written!r}: write the name of a model, or several with commas between them"
+        )
+    return models
+
+
+def _sidecars(name: str, directory: Path, bound: Iterable[tuple[str, list[str]]]) -> list[_User]:
+    """Return a user for each key with its models; a missing key is created."""
+    return [
+        _User(
+            name=f"{NatsRole.SIDECAR}-{own}",
+            purpose=f"{PURPOSES[NatsRole.SIDECAR]}, of {', '.join(models)} only",
+            key=_public_key(directory / f"{NatsRole.SIDECAR}-{own}{SUFFIX}"),
+            rights=rights(name, NatsRole.SIDECAR, models),
+        )
+        for own, models in bound
+    ]
 
 
 def _configuration(users: Iterable[_User]) -> str:

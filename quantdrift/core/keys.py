@@ -12,7 +12,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -24,6 +24,7 @@ from quantdrift.core.errors import OperatorError
 _LOG = logging.getLogger(__name__)
 _SECRET_BYTES: Final = 32
 _POLL_S = 1.0
+_ONLY_OPENS: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _Id = Annotated[str, msgspec.Meta(pattern=r"^k[0-9a-f]{8}\Z")]
 
 
@@ -78,8 +79,16 @@ class KeyRing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
         The first one is used before its time by a host whose clock is behind.
         """
-        used = [key for key in self.keys if key.used_from <= now]
-        return max(used, key=lambda key: key.used_from) if used else min(self.keys, key=lambda k: k.used_from)
+        making = [key for key in self.keys if key.used_from > _ONLY_OPENS] or self.keys
+        used = [key for key in making if key.used_from <= now]
+        return max(used, key=lambda key: key.used_from) if used else min(making, key=lambda k: k.used_from)
+
+    def joined(self, other: Self) -> Self:
+        """Return this ring with the keys of another one, which only open what they made: this one's go on making what is new."""
+        new = [key for key in other.keys if self.find(key.id) is None]
+        return type(self)(
+            keys=(*(msgspec.structs.replace(key, used_from=_ONLY_OPENS) for key in new), *self.keys)
+        )
 
     def find(self, key_id: str) -> Key | None:
         """Return the key with this id, or None."""

@@ -1,6 +1,8 @@
 """The walk-through of docs/how-to/kubernetes.md: its commands make what the manifests need, in the order that they need."""
 
+import asyncio
 import base64
+import contextlib
 import os
 import re
 import shutil
@@ -8,22 +10,34 @@ import stat
 import subprocess
 import sys
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import nkeys
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from quantdrift.cli.main import main
+from quantdrift.core.codec import encode
 from quantdrift.core.config import load
+from quantdrift.core.config.callers import find_caller, read_callers
 from quantdrift.core.config.load import Role, load_secrets
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.errors import RetryError
+from quantdrift.core.keys import read_keys
+from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.config import subject_token
-from quantdrift.core.stream.connection import durable_name
+from quantdrift.core.stream.connection import Queue, durable_name
+from quantdrift.core.stream.rights import NatsRole
 from quantdrift.report.page import DIRECTORY
 from tests.integration.test_deploy import DEPLOY, PODS, ROOT, Pod, given_files, of_kind, pods
+from tests.integration.test_nats_rights import server_with
+from tests.support.commands import started
 from tests.support.kustomize import render
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration
 
@@ -62,21 +76,45 @@ def manifests(tmp_path: Path) -> Path:
     for name in ("nats", "postgres"):
         (tmp_path / f"{name}-ca.pem").write_text(f"the authority of {name}\n")
     (tmp_path / "owner.dsn").write_text("postgresql://OWNER:PASSWORD@postgres.postgres.svc/quantdrift\n")
-    _run(copied)
+    assert _run(copied) == ["models"]
     return copied
 
 
-def _run(copied: Path) -> None:
+def _run(copied: Path, commands: str = "") -> list[str]:
+    """Run the commands of the page, or others; return the namespaces whose secrets were applied after those of the roles."""
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     calls = copied.parents[1] / "calls"
+    calls.unlink(missing_ok=True)
     subprocess.run(
-        ["bash", "-c", _AROUND + _block("secrets")],
+        ["bash", "-c", _AROUND + (commands or _block("secrets"))],
         check=True,
         cwd=copied.parents[1],
         env={**os.environ, "PATH": programs, "CALLS": str(calls)},
         stdout=subprocess.DEVNULL,
     )
-    assert calls.read_text().splitlines()[-1] == "apply --kustomize ."
+    applied = [line for line in calls.read_text().splitlines() if line.startswith("apply")]
+    assert applied[0] == "apply --kustomize ."
+    found = [re.fullmatch(r"apply --namespace (\S+) --kustomize namespaces/\1", line) for line in applied[1:]]
+    return [one[1] for one in found if one]
+
+
+_CREATE: Final = "deploy/kubernetes/secrets/create.sh owner.dsn nats-ca.pem postgres-ca.pem"
+
+
+def _applied(secrets: Path) -> dict[tuple[str, str], dict[str, bytes]]:
+    """Return the secrets that are applied, by namespace and name: those of the roles, and of each namespace with models."""
+    made = {
+        (one["metadata"]["namespace"], one["metadata"]["name"]): one["data"]
+        for one in render(secrets)
+        if one["kind"] == "Secret"
+    }
+    for folder in (path.parent for path in secrets.glob("namespaces/*/kustomization.yaml")):
+        for one in render(folder):
+            if one["kind"] == "Secret":
+                made[folder.name, one["metadata"]["name"]] = one["data"]
+    return {
+        key: {name: base64.b64decode(value) for name, value in data.items()} for key, data in made.items()
+    }
 
 
 def _files(secrets: Path) -> dict[str, bytes]:
@@ -88,35 +126,128 @@ def _files(secrets: Path) -> dict[str, bytes]:
 def test_the_commands_make_every_secret_and_a_second_run_changes_none(manifests: Path) -> None:
     """Only the owner can read the files, git ignores them, and the salt, a variable, ends without a new line."""
     secrets = manifests / "secrets"
-    made = {one["metadata"]["name"]: one for one in render(secrets) if one["kind"] == "Secret"}
+    made = _applied(secrets)
     assert made.keys() == {
-        f"quantdrift-{role}"
-        for role in ["sidecar", "intake", "shadow", "monitor", "report", "web", "migrate"]
+        *(
+            ("quantdrift", f"quantdrift-{role}")
+            for role in ["intake", "shadow", "monitor", "report", "web", "migrate"]
+        ),
+        ("models", "quantdrift-sidecar"),
+        ("models", "quantdrift-gate"),
     }
-    salts = {one["data"]["sampling-salt"] for one in made.values() if "sampling-salt" in one["data"]}
-    (salt,) = salts
-    assert re.fullmatch(rb"[0-9a-f]{64}", base64.b64decode(salt))
-    for directory in ("nats", "postgres", "random"):
-        for path in (secrets / directory).iterdir():
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    for data in made.values():
+        if "sampling-salt" in data:
+            assert re.fullmatch(rb"[0-9a-f]{64}", data["sampling-salt"])
+    for directory in ("nats", "postgres", "shadow", "namespaces"):
+        for path in (secrets / directory).rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert "*" in (secrets / ".gitignore").read_text().splitlines()
     before = _files(secrets)
-    _run(manifests)
+    assert _run(manifests) == ["models"]
     assert _files(secrets) == before
+    assert _run(manifests, _CREATE) == ["models"], "the namespaces are remembered"
+    assert _files(secrets) == before
+
+
+def test_each_namespace_has_keys_of_its_own(manifests: Path) -> None:
+    """A namespace that is added changes no other's; the shadow opens what all encrypt, and nobody what the shadow encrypts."""
+    secrets = manifests / "secrets"
+    before = _applied(secrets)["models", "quantdrift-sidecar"]
+    assert _run(manifests, f"{_CREATE} vision=faces,plates") == ["models", "vision"]
+    made = _applied(secrets)
+    assert made["models", "quantdrift-sidecar"] == before
+    own = [
+        made[key]
+        for key in (
+            ("models", "quantdrift-sidecar"),
+            ("vision", "quantdrift-sidecar"),
+            ("quantdrift", "quantdrift-intake"),
+        )
+    ]
+    for name in ("sidecar.nk", "payload-keys.json", "hmac-key", "sampling-salt"):
+        assert len({data[name] for data in own}) == len(own), name
+    now = datetime.now(UTC)
+    shadow = read_keys(made["quantdrift", "quantdrift-shadow"]["payload-keys.json"], "", "")
+    for data in own:
+        ring = read_keys(data["payload-keys.json"], "", "")
+        (key,) = ring.keys
+        assert unseal(seal(b"x", key, model="faces", exchange_id="a" * 32), shadow, "faces") == b"x"
+        assert ring.find(shadow.current(now).id) is None
+    for kind in ("intake", "gate"):
+        file = made["quantdrift", f"quantdrift-{'intake' if kind == 'intake' else 'monitor'}"][
+            f"{kind}-tokens"
+        ]
+        callers = read_callers(file.decode(), kind)
+        for namespace, models in (("models", ("digits",)), ("vision", ("faces", "plates"))):
+            token = (secrets / "namespaces" / namespace / f"{kind}-token").read_text()
+            caller = find_caller(callers, token, now)
+            assert caller is not None
+            assert (caller.name, caller.models) == (namespace, models)
+    assert made["vision", "quantdrift-gate"]["gate-token"] != made["models", "quantdrift-gate"]["gate-token"]
+
+
+async def test_nats_refuses_what_one_namespace_forges_of_anothers_model(
+    manifests: Path, tmp_path: Path
+) -> None:
+    """With the key of its pods it publishes its own models alone; the intake's publishes all, unless it is bound too."""
+    secrets = manifests / "secrets"
+    await asyncio.to_thread(_run, manifests, f"{_CREATE} models=digits vision=faces,plates")
+    users = (secrets / "nats-users.conf").read_text()
+    async with server_with(users, tmp_path) as url:
+        keys = str(secrets / "nats")
+        (tmp_path / "config.toml").write_text(f'[stream]\nurl = "{url}"\n')
+        applied = await asyncio.to_thread(
+            started, "setup", "nats", "--keys", keys, "--apply", directory=tmp_path
+        )
+        assert applied.returncode == 0, applied.stderr
+        for place, models in (
+            (("models", "quantdrift-sidecar"), {"digits"}),
+            (("vision", "quantdrift-sidecar"), {"faces", "plates"}),
+            (("quantdrift", "quantdrift-intake"), {"digits", "faces", "plates"}),
+        ):
+            key = tmp_path / "stolen.nk"
+            key.write_bytes(_applied(secrets)[place]["sidecar.nk"])
+            stream = Stream(url=url, credentials_file=str(key))
+            queue = await Queue.connect(
+                stream, client_name="attacker", role=NatsRole.SIDECAR, publish_timeout_s=1.0
+            )
+            try:
+                taken = set()
+                for model in ("digits", "faces", "plates", "unknown"):
+                    exchange = exchange_of(inputs_of(1))
+                    wire = encode(msgspec.structs.replace(exchange, model=model))
+                    with contextlib.suppress(RetryError):
+                        await queue.publish_exchange(model, exchange.id, wire)
+                        taken.add(model)
+                assert taken == models, place
+            finally:
+                await queue.close()
+    assert "sidecar: " not in users, "a key for all models"
+    await asyncio.to_thread(_run, manifests, f"{_CREATE} quantdrift=plates")
+    (of_intake,) = re.findall(
+        r"# sidecar-quantdrift: .*of (.*) only", (secrets / "nats-users.conf").read_text()
+    )
+    assert of_intake == "plates"
 
 
 def test_the_key_that_a_pod_mounts_is_that_of_its_role(manifests: Path) -> None:
     """NATS knows its public half as the user of this role; the database's address names this role too."""
     users = (manifests / "secrets" / "nats-users.conf").read_text()
-    roles = {key: role for role, key in re.findall(r"# (\w+): .*\n +\{ nkey: (\w+)", users)}
-    made = {one["metadata"]["name"]: one for one in render(manifests / "secrets")}
+    roles = {key: role for role, key in re.findall(r"# ([\w-]+): .*\n +\{ nkey: (\w+)", users)}
+    made = _applied(manifests / "secrets")
     for pod in PODS:
+        namespace = pod.owner["metadata"]["namespace"]
         for name, key, path in given_files(pod):
-            content = base64.b64decode(made[name]["data"][key]) if key != "ca.crt" else b""
+            content = made[namespace, name][key] if key != "ca.crt" else b""
             role = name.removeprefix("quantdrift-")
             if path.endswith(".nk"):
                 public = nkeys.from_seed(bytearray(content.strip())).public_key.decode()
-                assert roles[public] == {"intake": "sidecar", "migrate": "admin"}.get(role, role)
+                expected = {
+                    "intake": f"sidecar-{namespace}",
+                    "sidecar": f"sidecar-{namespace}",
+                    "migrate": "admin",
+                }
+                assert roles[public] == expected.get(role, role)
             elif path == "dsn":
                 user = {"migrate": "OWNER", "web": "quantdrift_reader"}.get(role, f"quantdrift_{role}")
                 assert f"://{user}:".encode() in content
@@ -146,24 +277,26 @@ def test_every_command_of_a_container_exists(arguments: tuple[str, ...]) -> None
         assert option in ran.output
 
 
-def test_kubectl_builds_the_same_secrets(manifests: Path) -> None:
+@pytest.mark.parametrize("folder", [".", "namespaces/models"])
+def test_kubectl_builds_the_same_secrets(manifests: Path, folder: str) -> None:
     """The authority of both servers is in the ConfigMap of each namespace."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl here")
-    command = [kubectl, "kustomize", str(manifests / "secrets")]
+    directory = manifests / "secrets" / folder
+    command = [kubectl, "kustomize", str(directory)]
     built = list(yaml.safe_load_all(subprocess.run(command, check=True, capture_output=True).stdout))
 
     def key(resource: dict[str, Any]) -> tuple[str, str, str]:
         metadata = resource["metadata"]
-        return resource["kind"], metadata["namespace"], metadata["name"]
+        return resource["kind"], metadata.get("namespace", ""), metadata["name"]
 
     for one in built:  # in lines
         if one["kind"] == "Secret":
             one["data"] = {name: value.replace("\n", "") for name, value in one["data"].items()}
-    assert sorted(built, key=key) == sorted(render(manifests / "secrets"), key=key)
-    authorities = [one["data"] for one in built if one["kind"] == "ConfigMap"]
-    assert authorities == [{"ca.crt": "the authority of nats\nthe authority of postgres\n"}] * 2
+    assert sorted(built, key=key) == sorted(render(directory), key=key)
+    (authorities,) = [one["data"] for one in built if one["kind"] == "ConfigMap"]
+    assert authorities == {"ca.crt": "the authority of nats\nthe authority of postgres\n"}
 
 
 def test_every_object_that_the_page_names_exists() -> None:

@@ -334,8 +334,14 @@ def test_files_that_the_configuration_names_are_mounted(
     config = configured(pod, container, tmp_path)
     read = [config.stream.credentials_file, config.stream.ca_file]
     if role == "sidecar":
-        read += [config.capture.hmac_key_file] + [config.intake.token_file] * bool(config.intake.listen)
-    else:
+        intake = config.intake
+        others = (intake.kserve_logger or intake.ext_proc or intake.tap) and intake.token_file
+        read += [config.capture.hmac_key_file] + [intake.token_file] * bool(intake.listen or others)
+    if role in {"sidecar", "shadow"}:
+        read += [config.stream.payload_key_file]
+    if role == "monitor":
+        read += [config.monitor.gate_token_file]
+    if role != "sidecar":
         read += [config.storage.dsn_file]
     assert set(read) <= {f"/etc/quantdrift/secrets/{path}" for _, _, path in given_files(pod)}
     if config.intake.tap:
@@ -350,23 +356,20 @@ def given_files(pod: Pod) -> Iterator[tuple[str, str, str]]:
         for source in volume.get("projected", {}).get("sources", []):
             ((kind, given),) = source.items()
             assert kind in {"secret", "configMap"}
-            if given.get("optional"):
-                assert given == {"name": "quantdrift-keys", "optional": True}
-                continue
+            assert not given.get("optional")
             yield from ((given["name"], item["key"], item["path"]) for item in given["items"])
 
 
 # What a pod of each kind may have: files of its secret. Nobody has a file of the operators.
 _OWN = {
-    "sidecar": {"sidecar.nk", "hmac-key", "sampling-salt"},
-    "intake": {"sidecar.nk", "hmac-key", "sampling-salt", "intake-token"},
-    "shadow": {"shadow.nk", "shadow.dsn"},
-    "monitor": {"monitor.nk", "monitor.dsn", "gate-token"},
+    "sidecar": {"sidecar.nk", "payload-keys.json", "hmac-key", "sampling-salt"},
+    "intake": {"sidecar.nk", "payload-keys.json", "hmac-key", "sampling-salt", "intake-tokens"},
+    "shadow": {"shadow.nk", "shadow.dsn", "payload-keys.json"},
+    "monitor": {"monitor.nk", "monitor.dsn", "gate-tokens"},
     "report": {"report.dsn"},
     "web": {"reader.dsn"},
     "migrate": {"migrate.dsn", "admin.nk"},
 }
-_WITH_KEYS = {"sidecar", "intake", "shadow"}  # payloads pass through these
 
 
 def _secrets(pod: Pod) -> set[tuple[str, str]]:
@@ -389,16 +392,18 @@ def test_a_pod_has_the_secret_of_its_own_role_only(pod: Pod) -> None:
     component = pod.metadata["labels"].get("app.kubernetes.io/component", "sidecar")
     expected = {(f"quantdrift-{component}", key) for key in _OWN[component]} if ours else set()
     assert _secrets(pod) == expected
-    optional = ["quantdrift-keys" in str(volume) for volume in pod.spec.get("volumes", [])]
-    assert any(optional) == (ours and component in _WITH_KEYS)
 
 
 def test_the_secrets_have_exactly_what_the_pods_read() -> None:
     """Each in the namespace of its pods, from the files that the commands write; Argo Rollouts reads one beside its rollout."""
-    (told,) = documents(DEPLOY / "secrets" / "kustomization.yaml")
+    told = {
+        namespace: documents(DEPLOY / "secrets" / folder / "kustomization.yaml")[0]
+        for namespace, folder in (("quantdrift", "."), ("models", "sidecar"))
+    }
     made = {
-        (one["namespace"], one["name"], Path(file).name)
-        for one in told["secretGenerator"]
+        (namespace, one["name"], Path(file).name)
+        for namespace, content in told.items()
+        for one in content["secretGenerator"]
         for file in one["files"]
     }
     read = {(pod.owner["metadata"]["namespace"], name, key) for pod in PODS for name, key in _secrets(pod)}
@@ -406,8 +411,8 @@ def test_the_secrets_have_exactly_what_the_pods_read() -> None:
     of_argo = [one["valueFrom"]["secretKeyRef"] for one in argo["spec"]["args"] if "valueFrom" in one]
     read |= {("models", one["name"], one["key"]) for one in of_argo}
     assert made == read
-    authorities = {(one["namespace"], one["name"], *one["files"]) for one in told["configMapGenerator"]}
-    assert authorities == {(namespace, "quantdrift-ca", "ca.crt") for namespace in ("models", "quantdrift")}
+    for content in told.values():
+        assert content["configMapGenerator"] == [{"name": "quantdrift-ca", "files": ["ca.crt"]}]
 
 
 def test_the_swap_sends_the_service_to_the_relay(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,28 @@ pytestmark = pytest.mark.integration
 SECRET = b"what a patient sent"
 
 
+@asynccontextmanager
+async def server_with(users: str, directory: Path) -> AsyncIterator[str]:
+    """Run a server with these users in its authorization, and return its address."""
+    (directory / "nats.conf").write_text(
+        f'host: "127.0.0.1"\nport: -1\nhttp: "127.0.0.1:-1"\nports_file_dir: "{directory}"\n'
+        f'jetstream {{ store_dir: "{directory / "store"}" }}\nauthorization {{\n{users}\n}}\n'
+    )
+    process = subprocess.Popen(  # noqa: ASYNC220 - a moment
+        ending_with_parent([str(find_program()), "-c", str(directory / "nats.conf")]),
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        ports = directory / f"nats-server_{process.pid}.ports"
+        async with asyncio.timeout(30):
+            while not (ports.exists() and ports.read_bytes().rstrip().endswith(b"}")):
+                await asyncio.sleep(0.01)
+        yield msgspec.json.decode(ports.read_bytes())["nats"][0]
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.fixture
 async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Stream]:
     """Run a server with the users that `quantdrift setup nats` prints, and let the command create the streams.
@@ -49,27 +72,11 @@ async def stream(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
     config_path.write_text("[sidecar]\n")
     printed = invoked("setup", "nats", *getattr(request, "param", ()), directory=tmp_path)
     assert printed.returncode == 0, printed.stderr
-    (tmp_path / "nats.conf").write_text(
-        f'host: "127.0.0.1"\nport: -1\nhttp: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n'
-        f'jetstream {{ store_dir: "{tmp_path / "store"}" }}\nauthorization {{\n{printed.stdout}\n}}\n'
-    )
-    process = subprocess.Popen(  # noqa: ASYNC220 - a moment
-        ending_with_parent([str(find_program()), "-c", str(tmp_path / "nats.conf")]),
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        ports = tmp_path / f"nats-server_{process.pid}.ports"
-        async with asyncio.timeout(30):
-            while not (ports.exists() and ports.read_bytes().rstrip().endswith(b"}")):
-                await asyncio.sleep(0.01)
-        address = msgspec.json.decode(ports.read_bytes())["nats"][0]
+    async with server_with(printed.stdout, tmp_path) as address:
         config_path.write_text(f'[stream]\nurl = "{address}"\n')
         applied = await asyncio.to_thread(started, "setup", "nats", "--apply", directory=tmp_path)
         assert applied.returncode == 0, applied.stderr
         yield Stream(url=address)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def of(stream: Stream, role: NatsRole, tmp_path: Path) -> Stream:
@@ -228,6 +235,24 @@ async def test_a_sidecars_key_is_bound_to_its_models_by_the_command(
             await queue.publish_tally("pod", name, 1, b"{}")
         finally:
             await queue.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--sidecar", "team-a"), "write the name of a model"),
+        (("--sidecar", "=digits"), "write NAME=MODEL"),
+        (("--sidecar", "../a=digits"), "write NAME=MODEL"),
+        (("--sidecar", "a=digits,"), "write the name of a model"),
+        (("--sidecar", "digits=words", "--model", "digits"), "two keys would have one name"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    """No file is made, and the message says what to write."""
+    (tmp_path / "config.toml").touch()
+    done = invoked("setup", "nats", *words, directory=tmp_path)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "nats-keys").exists()
 
 
 @pytest.mark.parametrize("role", [NatsRole.MONITOR, NatsRole.OPERATOR])

@@ -53,6 +53,32 @@ def test_only_the_key_opens_a_message_and_only_for_its_model() -> None:
     assert missing.value.reason is QuarantineReason.ENCRYPTED
 
 
+def test_joined_keys_open_and_make_nothing(tmp_path: Path) -> None:
+    """A file gets the keys of others, once; its own goes on making what is new, however old it is, and rotated ones are added."""
+    own, others = tmp_path / "shadow.json", [tmp_path / "a.json", tmp_path / "b.json"]
+
+    def run(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(main, ["keys", *arguments])
+        assert result.exit_code == code, result.output
+        return result.output
+
+    for file in (own, *others):
+        run("new", str(file))
+    run("rotate", str(others[0]), "--after", "1s")
+    made = [key for file in others for key in load_keys(file, "").keys]
+    before = load_keys(own, "")
+    for _ in range(2):
+        run("join", str(own), *map(str, others))
+    ring = load_keys(own, "")
+    assert {key.id for key in ring.keys} == {key.id for key in (*made, *before.keys)}
+    assert len(ring.keys) == 4
+    assert ring.current(datetime.now(UTC)) == before.keys[0]
+    assert ring.current(NOW - timedelta(days=9)) == before.keys[0], "whatever the clock says"
+    for key in made:
+        assert unseal(seal(b"x", key, model="m", exchange_id=ID), ring, "m") == b"x"
+    assert "is not a key file" in run("join", str(own), __file__, code=2)
+
+
 @pytest.mark.parametrize("end", range(0, 60, 7))
 def test_a_damaged_envelope_is_quarantined(end: int) -> None:
     """Whatever arrives ends in a reason of the closed set."""
