@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.cli.output import explained
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.connections import Connection
-from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
+from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
@@ -39,27 +38,22 @@ def config_() -> None:
     "--requests-per-s", type=float, help="Inference traffic of one pod; adds the expected replay rate."
 )
 @click.option(
-    "--references/--no-references",
-    default=None,
-    help="Open each reference, or none, and check as the shadow does that it is FP32 and fits the configuration. By default:"
-    " ONNX files that are here.",
+    "--references",
+    is_flag=True,
+    help="Open each reference and check, as the shadow does, that it is FP32 and has the configured `embedding`.",
 )
 @JSON
-def config_check(
-    config_path: Path, requests_per_s: float | None, references: bool | None, as_json: bool
-) -> None:
+def config_check(config_path: Path, requests_per_s: float | None, references: bool, as_json: bool) -> None:
     """Check the configuration and show its effects: references, slices, sampling rates, memory.
 
-    References in ONNX that are on this machine are opened: their precision, inputs and outputs must fit the configuration. Give
-    --references on the machine of the shadow to open all others, too. It lists the connections to servers, and which of them are
-    encrypted.
+    It lists the connections to servers, and which of them are encrypted.
 
     Exit code 2 if it is invalid; all errors are listed at once. The command imports your own adapters, which runs
     their code. If the backend is on this machine it tries to connect, and adds a note if nothing listens there.
 
     \b
     Example:
-      quantdrift config check --requests-per-s 300
+      quantdrift config check --requests-per-s 300 --references
     """
     from quantdrift.cli.config_summary import explain
     from quantdrift.sidecar.protocols.adapters import load_adapter
@@ -84,22 +78,15 @@ def config_check(
     ]
     missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
     missing += _key_file_notes(config)
-    if config.capture.hmac and not _has_hmac_key(config):
-        missing.append(
-            "capture.hmac is set, and its key is not here: the sidecar does not start without QUANTDRIFT_HMAC_KEY or"
-            " capture.hmac_key_file"
-        )
     missing += _unanswered(config)
-    wanted = [
-        (model, reference)
-        for model in config.models
-        for reference in model.references
-        if references or (references is None and _is_here(reference))
-    ]
-    missing += _contradictions(config, wanted)
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
-    if wanted:
-        found = [artefact for model, reference in wanted for artefact in _opened(config, model, reference)]
+    if references:
+        found = [
+            artefact
+            for model in config.models
+            for reference in model.references
+            for artefact in _opened(config, model, reference)
+        ]
         checked = {one.path: _said(one) for one in found}
         explanation = msgspec.structs.replace(explanation, checked=checked)
     if as_json:
@@ -170,48 +157,6 @@ def _unanswered(config: Config) -> list[str]:
         note = f"nothing accepts connections at {backend} on this machine now (sidecar.backend)"
         return [f"{note}: until a server does, clients of the sidecar are disconnected"]
     return []
-
-
-def _has_hmac_key(config: Config) -> bool:
-    """Return whether the key of hashed attributes can be read here."""
-    try:
-        return bool(hmac_key(config))
-    except OperatorError:
-        return True  # there is a note about its file
-
-
-def _is_here(reference: Reference) -> bool:
-    """Return whether a reference is an ONNX file on this machine: nothing of it runs when it is opened."""
-    return (
-        find_spec("onnx") is not None
-        and reference.runtime is Runtime.ONNX
-        and Path(reference.path).is_file()
-        and not (reference.copy.path and not Path(reference.copy.path).is_file())
-    )
-
-
-def _contradictions(config: Config, wanted: Sequence[tuple[Model, Reference]]) -> list[str]:
-    """Return notes on what references in ONNX declare, which may contradict the configuration.
-
-    Raises
-    ------
-    OperatorError
-        It does, so that nothing could be compared.
-    """
-    from quantdrift.shadow.runtimes.onnx.declared import contradictions, declared, doubts
-
-    wrong: list[str] = []
-    notes: list[str] = []
-    for model, reference in wanted:
-        if reference.runtime is Runtime.ONNX:
-            found = declared(Path(reference.path))
-            wrong += contradictions(model, reference, found, config.slices)
-            notes += doubts(model, reference, found)
-    if wrong:
-        raise OperatorError(
-            "the configuration contradicts its references:\n" + "\n".join(f"  - {text}" for text in wrong)
-        )
-    return notes
 
 
 def _said(artefact: "Artefact") -> str:

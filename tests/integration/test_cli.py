@@ -10,13 +10,11 @@ from pathlib import Path
 import asyncpg
 import msgspec
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from tests.support.commands import invoked, started
 from tests.support.monitor.alert_cases import event_with
-from tests.support.shadow.onnx_models import WEIGHT, linear_model, model_of, saved
+from tests.support.shadow.onnx_models import WEIGHT, linear_model, saved
 from tests.support.sidecar.relay_process import free_port
 from tests.support.storage.report_rows import write_short_story
 
@@ -88,7 +86,7 @@ def test_a_stopped_data_directory_says_to_start_up(tmp_path: Path, command: list
 def test_config_check_opens_the_references(tmp_path: Path) -> None:
     """It says what each one is, and refuses one that is itself reduced, before anything is deployed."""
     text = '[[models]]\nname = "m"\n[[models.references]]\npath = "model.onnx"\n'
-    command = ("config", "check")
+    command = ("config", "check", "--references")
     for weight, code, said in (
         (WEIGHT, 0, "float32, opset"),
         (WEIGHT.astype(np.float16), 2, "not full precision"),
@@ -109,61 +107,6 @@ def test_config_check_opens_the_references(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "models `m`: the output `logitz` is not one of the reference" in done.stderr
     assert "did you mean `logits`?" in done.stderr
-    assert invoked(*command, "--no-references", directory=tmp_path).returncode == 0
-
-
-def _classifier() -> onnx.ModelProto:
-    """Return what converters of scikit-learn make: the label first, then the probabilities of a softmax."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["logits"]),
-            helper.make_node("Softmax", ["logits"], ["scores"]),
-            helper.make_node("Identity", ["scores"], ["probabilities"]),
-            helper.make_node("ArgMax", ["scores"], ["label"], axis=1, keepdims=0),
-        ],
-        "classifier",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", len(WEIGHT)])],
-        [
-            helper.make_tensor_value_info("label", TensorProto.INT64, ["n"]),
-            helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", WEIGHT.shape[1]]),
-        ],
-        [numpy_helper.from_array(WEIGHT, "w")],
-    )
-    return model_of(graph)
-
-
-def test_config_check_compares_the_configuration_with_what_references_declare(tmp_path: Path) -> None:
-    """A label that cannot be compared, an input that is not there, and probabilities that are said to be logits."""
-    saved(_classifier(), tmp_path / "model.onnx")
-    references = '[[models.references]]\npath = "model.onnx"\n'
-    slices = '[[slices]]\nname = "length"\nfeature = "length"\ninput = "y"\nedges = [1.0]\n'
-
-    def check(options: str, rest: str = "") -> subprocess.CompletedProcess[str]:
-        (tmp_path / "config.toml").write_text(f'[[models]]\nname = "m"\n{options}\n{references}{rest}')
-        return invoked("config", "check", directory=tmp_path)
-
-    done = check("", slices)
-    assert done.returncode == 2
-    assert "its first output, `label`, has no floating-point numbers" in done.stderr
-    assert 'set output = "probabilities"' in done.stderr
-    assert "it has no input `y`, which slice `length` names" in done.stderr
-    done = check('output = "probabilities"')
-    assert done.returncode == 0, done.stderr
-    assert (
-        "`probabilities` comes from Softmax, so it seems to have probabilities, but output_kind is `logits`"
-        in (done.stdout)
-    )
-    done = check('output = "probabilities"\noutput_kind = "probabilities"')
-    assert (done.returncode, "comes from" in done.stdout) == (0, False)
-
-
-def test_config_check_says_that_a_key_is_missing(tmp_path: Path) -> None:
-    """The sidecar would not start without it."""
-    (tmp_path / "config.toml").write_text('[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]\n')
-    assert (
-        "the sidecar does not start without QUANTDRIFT_HMAC_KEY"
-        in invoked("config", "check", directory=tmp_path).stdout
-    )
 
 
 @pytest.mark.parametrize(

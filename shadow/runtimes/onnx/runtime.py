@@ -80,7 +80,7 @@ class OnnxRuntime:
         engine_cache: str = "",
         what: str = _REFERENCE,
     ) -> None:
-        model = read_graph(path, what)
+        model = _read(path, what)
         self.artefact = _artefact(path, model, allow_reduced_precision, what)
         self.embedding, graph = _embedding(path, model, embedding)
         engine = Engine(
@@ -162,10 +162,10 @@ def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
     OperatorError
         It is missing, not ONNX, lacks external data, or is of reduced precision beyond `allowed`.
     """
-    return _artefact(path, read_graph(path), allowed)
+    return _artefact(path, _read(path), allowed)
 
 
-def read_graph(path: Path, what: str = _REFERENCE) -> onnx.ModelProto:
+def _read(path: Path, what: str = _REFERENCE) -> onnx.ModelProto:
     """Return the graph without its external data."""
     try:
         return onnx.load(path, load_external_data=False)
