@@ -3,9 +3,7 @@
 import os
 import socket
 import stat
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -14,15 +12,10 @@ from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.cli.output import explained
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.connections import Connection
-from quantdrift.core.config.load import Role, load, load_secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
-from quantdrift.core.config.wrong_values import nearest
+from quantdrift.core.config.load import Role, hmac_key, load, load_secrets
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.keys import is_key_file, load_keys
-from quantdrift.core.passed_secrets import variables
-
-if TYPE_CHECKING:
-    from quantdrift.shadow.runtimes.protocol import Artefact
 
 _CONNECT_S = 1.0
 
@@ -38,24 +31,29 @@ def config_() -> None:
     "--requests-per-s", type=float, help="Inference traffic of one pod; adds the expected replay rate."
 )
 @click.option(
-    "--references",
-    is_flag=True,
-    help="Open each reference and check, as the shadow does, that it is FP32 and has the configured `embedding`.",
+    "--references/--no-references",
+    default=None,
+    help="Open every reference, also those of 1 GiB or more and those at servers; or open none.  [default: open the smaller files that are here]",
 )
 @JSON
-def config_check(config_path: Path, requests_per_s: float | None, references: bool, as_json: bool) -> None:
+def config_check(
+    config_path: Path, requests_per_s: float | None, *, references: bool | None, as_json: bool
+) -> None:
     """Check the configuration and show its effects: references, slices, sampling rates, memory.
 
-    It lists the connections to servers, and which of them are encrypted.
+    The references are opened, as the shadow does it, and compared with the configuration: precision, names and types of outputs,
+    output_kind, embedding, inputs of slices. It lists the connections to servers, and which of them are encrypted.
 
-    Exit code 2 if it is invalid; all errors are listed at once. The command imports your own adapters, which runs
-    their code. If the backend is on this machine it tries to connect, and adds a note if nothing listens there.
+    Exit code 2 if something is wrong; all errors are listed at once. The command runs the code of your own adapters and of
+    references that are code. If the backend is on this machine it tries to connect, and adds a note if nothing listens there.
 
     \b
-    Example:
-      quantdrift config check --requests-per-s 300 --references
+    Examples:
+      quantdrift config check --requests-per-s 300
+      quantdrift config check --references
     """
     from quantdrift.cli.config_summary import explain
+    from quantdrift.cli.reference_check import CheckedReferences, check_references
     from quantdrift.sidecar.protocols.adapters import load_adapter
     from quantdrift.sidecar.supervisor import missing_packages
 
@@ -68,6 +66,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     explanation = msgspec.structs.replace(
         explanation, connections=[*explanation.connections, *_postgres(config)]
     )
+    missing += _missing_key(config)
     missing += [
         f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
         for model in config.models
@@ -79,16 +78,18 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
     missing += _key_file_notes(config)
     missing += _unanswered(config)
-    explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
-    if references:
-        found = [
-            artefact
-            for model in config.models
-            for reference in model.references
-            for artefact in _opened(config, model, reference)
-        ]
-        checked = {one.path: _said(one) for one in found}
-        explanation = msgspec.structs.replace(explanation, checked=checked)
+    checked = (
+        CheckedReferences() if references is False else check_references(config, everything=bool(references))
+    )
+    if checked.problems:
+        listed = "\n".join(f"  - {problem}" for problem in checked.problems)
+        raise OperatorError(f"the configuration does not fit its references:\n{listed}")
+    explanation = msgspec.structs.replace(
+        explanation,
+        missing=missing,
+        notes=[*missing, *checked.notes, *explanation.notes],
+        checked=checked.artefacts,
+    )
     if as_json:
         emit(explanation)
     else:
@@ -116,6 +117,19 @@ def _postgres(config: Config) -> list[Connection]:
         return []
     address = Address.of(secrets.dsn)
     return [Connection(to=f"Postgres {address.where}", protection=address.protection)]
+
+
+def _missing_key(config: Config) -> list[str]:
+    """Return a note if attributes are to be hashed and no key is here."""
+    try:
+        key = hmac_key(config)
+    except OperatorError:  # a note about the file says so
+        return []
+    if key or not config.capture.hmac:
+        return []
+    note = f"capture.hmac names {', '.join(config.capture.hmac)}, and there is no key here"
+    remedy = "without QUANTDRIFT_HMAC_KEY or capture.hmac_key_file (`quantdrift keys new FILE`) the sidecar does not start"
+    return [f"{note}: {remedy}"]
 
 
 def _key_file_notes(config: Config) -> list[str]:
@@ -157,68 +171,6 @@ def _unanswered(config: Config) -> list[str]:
         note = f"nothing accepts connections at {backend} on this machine now (sidecar.backend)"
         return [f"{note}: until a server does, clients of the sidecar are disconnected"]
     return []
-
-
-def _said(artefact: "Artefact") -> str:
-    opset = f"opset {artefact.opset}, " if artefact.opset else ""
-    return f"{artefact.precision}, {opset}sha256 {artefact.digest}"
-
-
-def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefact, ...]":
-    """Return the artefact of a reference, and of its copy if it has one, after the checks that the shadow makes.
-
-    An ONNX graph is loaded only for an embedding.
-    """
-    from quantdrift.shadow.comparators.registry import comparator_of
-    from quantdrift.shadow.runtimes.canaries.check import checked_canaries
-    from quantdrift.shadow.runtimes.onnx.runtime import inspect
-    from quantdrift.shadow.runtimes.protocol import check_pin
-    from quantdrift.shadow.runtimes.registry import check_mapping, open_reference, runtime_request
-    from quantdrift.shadow.runtimes.text.candidate_replica import open_replica, replica_request
-
-    opening = msgspec.structs.replace(
-        runtime_request(config, model, reference, variables().get("QUANTDRIFT_REFERENCE_TOKEN", "")),
-        provider=Provider.CPU,
-        threads=1,
-    )
-    compared = comparator_of(model).outputs
-    named = (
-        opening.embedding
-        or reference.inputs
-        or reference.output
-        or reference.canaries
-        or model.output
-        or compared
-    )
-    if reference.runtime is Runtime.ONNX and not named:
-        artefact = inspect(Path(reference.path), reference.allow_reduced_precision)
-        check_pin(reference.path, artefact.digest, reference.digest)
-        return (artefact,)
-    runtime = open_reference(opening)
-    try:
-        check_mapping(model, reference, runtime, compared)
-        _check_outputs(model, reference, [spec.name for spec in runtime.outputs], compared)
-        checked_canaries(model, reference, runtime)
-    finally:
-        runtime.close()
-    told = replica_request(opening)
-    if told is None:
-        return (runtime.artefact,)
-    copy = open_replica(told)
-    copy.close()
-    return runtime.artefact, copy.artefact
-
-
-def _check_outputs(model: Model, reference: Reference, known: Sequence[str], compared: Sequence[str]) -> None:
-    """Refuse names of outputs that the reference does not have, unless it has a name of its own."""
-    if reference.output:
-        return
-    for name in compared or [one for one in (model.output,) if one]:
-        if known and name not in known:
-            raise OperatorError(
-                f"models `{model.name}`: the output `{name}` is not one of the reference "
-                f"{reference.where(model.name)}: {nearest(name, known)}"
-            )
 
 
 @config_.command("show")

@@ -75,6 +75,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         Every configured connection to a server, and how it is protected.
     checked
         Precision, opset and digest of the references that were opened, by path.
+    missing
+        Those of the notes that tell what a process needs and this machine lacks.
     """
 
     models: list[ModelPlan]
@@ -86,6 +88,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     connections: list[Connection] = []
     checked: dict[str, str] = {}
+    missing: list[str] = []
 
 
 def explain(config: Config, requests_per_s: float | None = None) -> Explanation:

@@ -48,6 +48,8 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def explained(explanation: Explanation, path: Path) -> str:
     """Return the summary of a configuration as text."""
     lines = [f"{path} is sound.", ""]
+    if explanation.missing:
+        lines = [f"{path} is sound. Missing here:", *(f"  - {note}" for note in explanation.missing), ""]
     for model in explanation.models:
         measure = MEASURES[model.task]
         lines.append(
@@ -77,6 +79,6 @@ def explained(explanation: Explanation, path: Path) -> str:
         "connections:",
         *(f"  {connection.to}: {connection.protection}" for connection in explanation.connections),
     ]
-    if explanation.notes:
-        lines += ["", "Notes:", *(f"  - {note}" for note in explanation.notes)]
+    if notes := [note for note in explanation.notes if note not in explanation.missing]:
+        lines += ["", "Notes:", *(f"  - {note}" for note in notes)]
     return "\n".join(lines)

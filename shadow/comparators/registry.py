@@ -1,6 +1,7 @@
 """The registry of comparators by task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from quantdrift.core.config.schema import Model
@@ -20,6 +21,19 @@ from quantdrift.shadow.comparators.vectors.embedding import EmbeddingComparator
 from quantdrift.shadow.comparators.vision import segmentation
 from quantdrift.shadow.comparators.vision.objects import THRESHOLD
 from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
+
+COMPARED_TYPES: Final[Mapping[Task, str]] = MappingProxyType(
+    {
+        Task.CLASSIFICATION: "f",
+        Task.MULTILABEL: "fiu",
+        Task.REGRESSION: "fiu",
+        Task.EMBEDDING: "fiu",
+        Task.RANKING: "fiu",
+        Task.DETECTION: "fiu",
+        Task.SEGMENTATION: "fiub",
+    }
+)
+"""Kinds of NumPy types that a task compares, of the reference; a task that is not here compares any."""
 
 
 def comparator_of(model: Model) -> Comparator:

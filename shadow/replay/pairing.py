@@ -10,6 +10,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.items import item_columns, itemised
@@ -128,20 +129,32 @@ def _dequantised(captured: Tensor, reference: Reference) -> Array:
 def _output_names(entry: PreparedExchange) -> tuple[str, str]:
     """Return the names of the compared output: the candidate's and the reference's."""
     names = [tensor.name for tensor in entry.exchange.outputs]
-    embedding = entry.version_reference.runtime.embedding
     wanted = entry.version_reference.model.output
-    # An embedding is compared only if no other output can be.
-    known = sorted(
-        (spec.name for spec in entry.version_reference.runtime.outputs), key=lambda name: name == embedding
-    )
-    pairs = [(name, name) for name in known if wanted in ("", name)]
-    if entry.version_reference.reference.output:
-        pairs = [(wanted, entry.version_reference.reference.output)]
+    runtime = entry.version_reference.runtime
+    pairs = possible_outputs(wanted, entry.version_reference.reference.output, runtime)
     common = [pair for pair in pairs if pair[0] in names]
     if not common:
+        known = [spec.name for spec in runtime.outputs]
         missing = f"`{wanted}`, as configured, is not" if wanted else "none is"
         raise output_error(
             f"the candidate's outputs are {names}, the reference's {known}: {missing} on both sides. "
             "Set `models.output` and `models.references.output`"
         )
     return common[0]
+
+
+def possible_outputs(
+    wanted: str, wanted_of_reference: str, runtime: ReferenceRuntime
+) -> list[tuple[str, str]]:
+    """Return the outputs that may be compared, as the candidate's name and the reference's: the first that the candidate has is.
+
+    Parameters
+    ----------
+    wanted, wanted_of_reference
+        `models.output` and `models.references.output`; empty: not configured.
+    """
+    if wanted_of_reference:
+        return [(wanted, wanted_of_reference)]
+    # An embedding is compared only if no other output can be.
+    known = sorted((spec.name for spec in runtime.outputs), key=lambda name: name == runtime.embedding)
+    return [(name, name) for name in known if wanted in ("", name)]

@@ -7,6 +7,7 @@ import pytest
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.protocol import Divergences, Values
+from quantdrift.shadow.comparators.registry import COMPARED_TYPES
 from tests.support.shadow.comparator_cases import CASES, N_ITEMS, Case, part
 
 pytestmark = pytest.mark.contract
@@ -100,3 +101,15 @@ def test_outputs_of_another_number_of_items_are_refused(case: Case) -> None:
     outputs = case.outputs(1)
     with pytest.raises(QuarantineError, match="output"):
         case.comparator.compare(part(outputs, slice(0, 3)), outputs)
+
+
+@EVERY
+def test_an_output_of_another_type_than_the_task_compares_is_refused(case: Case) -> None:
+    """`config check` refuses such an output before the first exchange, by the same list."""
+    kinds = COMPARED_TYPES.get(case.model.task, "")
+    outputs = case.outputs(1)
+    types = [np.dtype(name) for name in ("f4", "i8", "u1", "?", "O")]
+    for refused in (one for one in types if kinds and one.kind not in kinds):
+        others = {name: np.abs(np.nan_to_num(array)).astype(refused) for name, array in outputs.items()}
+        with pytest.raises(QuarantineError):
+            case.comparator.compare(others, others)

@@ -61,6 +61,29 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         load(_file(tmp_path, text), {})
 
 
+def test_a_name_far_from_all_known_ones_is_not_mistaken_for_one(tmp_path: Path) -> None:
+    """`income` is no misspelt `norm`."""
+    rule = '[[slices]]\nname = "a"\nfeature = "income"\nedges = [1.0]'
+    with pytest.raises(OperatorError, match=r"one of `length`, .*`missing`$"):
+        load(_file(tmp_path, rule), {})
+
+
+def test_the_case_of_a_header_does_not_matter(tmp_path: Path) -> None:
+    """Slices, hashes and body strata get the spelling of `capture.headers`, which is that of the recorded attribute."""
+    text = (
+        '[capture]\nheaders = ["x-tier", "X-User"]\nhmac = ["header.x-user"]\n'
+        '[[slices]]\nname = "tier"\nheader = "X-Tier"\nvalues = ["gold"]\n'
+        '[[sampling.body_strata]]\nname = "gold"\nrate = 1.0\n'
+        'where = [{ key = "header.X-TIER", equals = "gold" }]\n'
+    )
+    config = load(_file(tmp_path, text), {})
+    assert [rule.header for rule in config.slices] == ["x-tier"]
+    assert config.capture.hmac == ("header.X-User",)
+    assert config.sampling.body_strata[0].where[0].key == "header.x-tier"
+    with pytest.raises(OperatorError, match=r"header.X-Team is not recorded"):
+        load(_file(tmp_path, text.replace("X-Tier", "X-Team")), {})
+
+
 TORCH = MODEL.replace('"m.onnx"', '"{path}"\nruntime = "torch"')
 TOLD = '[[models.inputs]]\nname = "x"\ndatatype = "{datatype}"\nshape = {shape}\n'
 

@@ -130,13 +130,36 @@ def config_of(parts: Parts, path: Path, environment: Mapping[str, str] | None = 
     wrong = list(mistakes(document, Config))
     found += [f"{source(mistake.keys)}: {mistake.text}" for mistake in wrong]
     names = [model.get("name") if isinstance(model, dict) else None for model in _models(document)]
-    config = msgspec.convert(without(document, wrong), Config)
+    config = _with_recorded_headers(msgspec.convert(without(document, wrong), Config))
     for problem in problems(config):
         if not any(_follows(problem, mistake, names) for mistake in wrong):
             found.append(f"{_source(problem, path, parts, overridden, names)}: {problem}")
     if found:
         raise OperatorError("the configuration is wrong:\n" + "\n".join(f"  - {line}" for line in found))
     return with_strata(_resolve(config, path.resolve().parent))
+
+
+def _with_recorded_headers(config: Config) -> Config:
+    """Return `config` with the headers of slices, hashes and body strata as `capture.headers` spells them: their case does not matter."""
+    spelled = {name.lower(): name for name in reversed(config.capture.headers)}
+
+    def header(name: str) -> str:
+        return name if name in config.capture.headers else spelled.get(name.lower(), name)
+
+    def key(name: str) -> str:
+        kind, dot, rest = name.partition(".")
+        return f"{kind}.{header(rest)}" if dot and kind == "header" else name
+
+    slices = tuple(msgspec.structs.replace(rule, header=header(rule.header)) for rule in config.slices)
+    capture = msgspec.structs.replace(config.capture, hmac=tuple(key(name) for name in config.capture.hmac))
+    strata = tuple(
+        msgspec.structs.replace(
+            stratum, where=tuple(msgspec.structs.replace(one, key=key(one.key)) for one in stratum.where)
+        )
+        for stratum in config.sampling.body_strata
+    )
+    sampling = msgspec.structs.replace(config.sampling, body_strata=strata)
+    return msgspec.structs.replace(config, slices=slices, capture=capture, sampling=sampling)
 
 
 def _models(document: Mapping[str, Any]) -> list[Any]:

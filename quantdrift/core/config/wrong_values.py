@@ -12,7 +12,7 @@ from msgspec import inspect
 
 Key = str | int
 _MOST_SHOWN = 64
-_ALIKE = 0.5
+_ALIKE = 0.65
 """How similar a name must be to be suggested, from 0 to 1."""
 
 
