@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.notation import count_of, listed, number, percent
 from quantdrift.core.process.states import PartState
 from quantdrift.core.records import UNANSWERED, Loss
 from quantdrift.core.sampling.pause import Pause
@@ -187,7 +187,7 @@ def _configurations(facts: Facts) -> Iterator[str]:
         yield facts.config_problem
     elif is_refused:
         others = [role for role in digests if role not in stale] if differ else []
-        unlike = f", unlike {' and '.join(others)}" if others else ""
+        unlike = f", unlike {listed(others)}" if others else ""
         yield (
             f"the sidecar refuses the changed configuration and goes on with the one before{unlike}: its log says why"
         )
@@ -195,13 +195,13 @@ def _configurations(facts: Facts) -> Iterator[str]:
         return
     what = "([sampling], [capture], [[models]] or [[slices]] differ)"
     if len(stale) == len(digests):
-        yield f"{' and '.join(stale)} run with different configurations {what}, and none with that of this command: give them one file"
+        yield f"{listed(stale)} run with different configurations {what}, and none with that of this command: give them one file"
         return
     if stale := [role for role in stale if not (role == "sidecar" and is_refused)]:
         command = f"quantdrift up {' '.join(f'--restart {role}' for role in stale)}"
         yield (
-            f"{' and '.join(stale)} {'runs' if len(stale) == 1 else 'run'} with another configuration than the file {what}:"
-            f" {f'`{command}`' if facts.processes else 'restart ' + ' and '.join(stale)}"
+            f"{listed(stale)} {'runs' if len(stale) == 1 else 'run'} with another configuration than the file {what}:"
+            f" {f'`{command}`' if facts.processes else 'restart ' + listed(stale)}"
         )
 
 

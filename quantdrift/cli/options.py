@@ -108,8 +108,7 @@ def prepare(
     """
     config, why = load_under_up(config_path)
     set_up_logs(config)
-    if why:
-        _LOG.error("%s", why)
+    _say(why)
     return config, secrets_at(config, role, data, address=address)
 
 
@@ -124,6 +123,14 @@ def secrets_at(config: Config, role: Role, data: Path | None = None, *, address:
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
         environment["QUANTDRIFT_DSN"] = embedded_address(data, address)
     return load_secrets(config, role, environment)
+
+
+def _say(why_kept: str) -> None:
+    """Log why the configuration is not that of its files; for its parts `quantdrift up` has said so."""
+    from quantdrift.core.process.admin import INSTANCE
+
+    if why_kept and INSTANCE not in os.environ:
+        _LOG.error("%s", why_kept)
 
 
 def load_under_up(config_path: Path) -> tuple[Config, str]:
@@ -154,8 +161,7 @@ def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
     """
     config, why = load_or_kept(config_path)
     set_up_logs(config)
-    if why:
-        _LOG.error("%s", why)
+    _say(why)
     try:
         return config, load_secrets(config, Role.SIDECAR)
     except UnreadableSecretError as error:

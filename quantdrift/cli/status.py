@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +38,6 @@ _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
 _WATCH_S: Final = 2.0
 _WIDTH: Final = 10
-_LINES: Final = re.compile(r"\n(  - )?")
 # What is read of /metrics, without prefix `quantdrift_ROLE_` and suffix `_total`.
 _COUNTS: Final = {
     "sidecar": (
@@ -141,7 +139,7 @@ async def _gathered(config: Config, refusal: str, data: Path | None, span: str, 
         processes=processes,
         up_missing=str(data) if runs is False else "",
         missing=missing_files(config),
-        config_problem=_LINES.sub(" ", refusal),
+        config_problem=refusal.replace(":\n  - ", ": ").replace("\n  - ", "; ").replace("\n", ". "),
         digest=shared_digest(config),
     )
 

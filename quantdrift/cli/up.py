@@ -35,6 +35,7 @@ from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.config.state import changed_options, config_state
 from quantdrift.core.config.web import TOKEN_VARIABLE
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.notation import listed
 from quantdrift.core.output import background
 from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
@@ -589,7 +590,7 @@ class _Supervisor:
         if parts:
             _LOG.info(
                 "%s restarted with the changed configuration: %s",
-                f"{' and '.join(parts)} {'is' if len(parts) == 1 else 'are'}",
+                f"{listed(parts)} {'is' if len(parts) == 1 else 'are'}",
                 plain(", ".join(changed), _MOST_CHARACTERS),
             )
         if "sidecar" in self._names and (waiting := merge(self._config_of_sidecar, config)[1]):

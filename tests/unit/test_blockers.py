@@ -335,7 +335,7 @@ def test_what_blocks_nothing_is_noted() -> None:
             {},
             (
                 (
-                    "sidecar and shadow and monitor run with different configurations ([sampling], [capture], [[models]] or"
+                    "sidecar, shadow and monitor run with different configurations ([sampling], [capture], [[models]] or"
                     " [[slices]] differ), and none with that of this command: give them one file"
                 ),
             ),
