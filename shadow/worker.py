@@ -121,6 +121,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)
     telemetry = Telemetry("quantdrift-shadow")
+    telemetry.observe_config("shadow", lambda: config)
     spans: Spans = NoSpans()
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)

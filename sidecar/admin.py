@@ -48,6 +48,7 @@ async def serve(child: ChildProcess, stop: Stop) -> int:
     telemetry.observe(RELOADS, lambda: _reloads(counters))
     refused = supervisor_slot(counters)
     telemetry.observe(CONFIG_REFUSED, lambda: [(float(refused.gauge(Gauge.CONFIG_REFUSED)), {})])
+    telemetry.observe_config("sidecar", lambda: live_config_file.current.config)
     switch = PauseSwitch(child.start.directory, config.sidecar.pause_file, config.sidecar.admin)
     telemetry.observe(PAUSED, switch.gauge)
     if states := os.environ.get(STATES_FILE):

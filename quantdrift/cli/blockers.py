@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.notation import count_of, listed, number, percent
 from quantdrift.core.process.states import PartState
 from quantdrift.core.records import UNANSWERED, Loss
 from quantdrift.core.sampling.pause import Pause
@@ -72,12 +72,15 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
         Whether anything answered, and whether it was ready.
     counts
         Sums of its counters by name on `/metrics`, since its start.
+    digest
+        Of the options that all parts must have alike; empty: it does not say.
     """
 
     address: str
     answers: bool = False
     ready: bool = False
     counts: dict[str, float] = {}
+    digest: str = ""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +108,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         The data directory, if no `quantdrift up` runs with it; else empty.
     missing
         Files of references that do not exist on this machine, by model.
+    config_problem
+        Why the configuration files are refused, where this is made with the configuration that was accepted last; else empty.
+    digest
+        As of `Port`, of the configuration that this is made with.
     """
 
     now: datetime
@@ -120,6 +127,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     processes: dict[str, PartState] = {}
     up_missing: str = ""
     missing: dict[str, tuple[str, ...]] = {}
+    config_problem: str = ""
+    digest: str = ""
 
 
 def ago(span: timedelta) -> str:
@@ -145,7 +154,8 @@ def blockers(config: Config, facts: Facts) -> tuple[str, ...]:
 
 def notes(config: Config, facts: Facts) -> tuple[str, ...]:
     """Return what blocks nothing and should be known: parts that do not answer here, and contradictions."""
-    lines = [
+    lines = [*_configurations(facts)]
+    lines += [
         f"the {role} does not answer at {facts.ports[role].address} ({role}.admin), and {sign}: it runs elsewhere, or has"
         " another address"
         for role, sign in _signs(config, facts).items()
@@ -164,6 +174,35 @@ def notes(config: Config, facts: Facts) -> tuple[str, ...]:
         for contradiction in flows[model.name].contradictions
     ]
     return tuple(lines)
+
+
+def _configurations(facts: Facts) -> Iterator[str]:
+    """Yield that the files are refused, and which parts do not have the configuration that the others have."""
+    sidecar = facts.ports.get("sidecar")
+    is_refused = sidecar is not None and bool(sidecar.counts.get("config_refused"))
+    digests = {role: port.digest for role, port in facts.ports.items() if port.digest}
+    stale = [role for role, digest in digests.items() if digest != facts.digest]
+    differ = len(set(digests.values())) > 1
+    if facts.config_problem:
+        yield facts.config_problem
+    elif is_refused:
+        others = [role for role in digests if role not in stale] if differ else []
+        unlike = f", unlike {listed(others)}" if others else ""
+        yield (
+            f"the sidecar refuses the changed configuration and goes on with the one before{unlike}: its log says why"
+        )
+    if not differ:
+        return
+    what = "([sampling], [capture], [[models]] or [[slices]] differ)"
+    if len(stale) == len(digests):
+        yield f"{listed(stale)} run with different configurations {what}, and none with that of this command: give them one file"
+        return
+    if stale := [role for role in stale if not (role == "sidecar" and is_refused)]:
+        command = f"quantdrift up {' '.join(f'--restart {role}' for role in stale)}"
+        yield (
+            f"{listed(stale)} {'runs' if len(stale) == 1 else 'run'} with another configuration than the file {what}:"
+            f" {f'`{command}`' if facts.processes else 'restart ' + listed(stale)}"
+        )
 
 
 def _is_silent(facts: Facts, role: str) -> bool:

@@ -106,14 +106,31 @@ def prepare(
     address
         The file in it with the address of Postgres.
     """
-    environment = variables()
     config, why = load_under_up(config_path)
+    set_up_logs(config)
+    _say(why)
+    return config, secrets_at(config, role, data, address=address)
+
+
+def set_up_logs(config: Config) -> None:
+    """Set up logging under the command's name."""
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
-    if why:
-        _LOG.error("%s", why)
+
+
+def secrets_at(config: Config, role: Role, data: Path | None = None, *, address: str = "dsn") -> Secrets:
+    """Return the secrets of `role`; parameters as of `prepare`."""
+    environment = variables()
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
         environment["QUANTDRIFT_DSN"] = embedded_address(data, address)
-    return config, load_secrets(config, role, environment)
+    return load_secrets(config, role, environment)
+
+
+def _say(why_kept: str) -> None:
+    """Log why the configuration is not that of its files; for its parts `quantdrift up` has said so."""
+    from quantdrift.core.process.admin import INSTANCE
+
+    if why_kept and INSTANCE not in os.environ:
+        _LOG.error("%s", why_kept)
 
 
 def load_under_up(config_path: Path) -> tuple[Config, str]:
@@ -143,9 +160,8 @@ def prepare_sidecar(config_path: Path) -> tuple[Config, Secrets | None]:
     configuration that was accepted last.
     """
     config, why = load_or_kept(config_path)
-    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
-    if why:
-        _LOG.error("%s", why)
+    set_up_logs(config)
+    _say(why)
     try:
         return config, load_secrets(config, Role.SIDECAR)
     except UnreadableSecretError as error:

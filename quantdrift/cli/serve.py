@@ -4,17 +4,15 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Final
 
 import click
 
 from quantdrift.cli.options import CONFIG, DATA, prepare, prepare_sidecar
 from quantdrift.core.config.load import Role
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, keep, load_or_kept
+from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, KEPT, load_or_kept
 
 _LOG = logging.getLogger(__name__)
-_KEPT: Final = "accepted-config"  # in the data directory
 NICE = 10
 """Niceness of a shadow worker: where it shares a host with anything that serves, it waits."""
 
@@ -104,7 +102,14 @@ def monitor(config_path: Path, data: Path | None) -> None:
     multiple=True,
     help="Start only this process and the servers; may be repeated.",
 )
-def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
+@click.option(
+    "--restart",
+    "restarted",
+    type=click.Choice(["sidecar", "shadow", "monitor", "web"]),
+    multiple=True,
+    help="Let the running command start this process again, and end; may be repeated.",
+)
+def up(config_path: Path, data: Path, only: tuple[str, ...], restarted: tuple[str, ...]) -> None:
     """Run sidecar, shadow, monitor and live page on this host, with embedded Postgres and NATS servers.
 
     If a server is configured (QUANTDRIFT_DSN or storage.dsn_file, stream.url), it is used instead of the embedded
@@ -113,19 +118,26 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
     on SIGTERM or Ctrl-C, which stop everything in order, or with exit code 2 if the sidecar cannot start with its
     configuration.
 
+    It watches the configuration file and the directory models.d/ next to it. The sidecar takes a change at once; shadow,
+    monitor and live page are restarted with it. The log names what a sidecar takes at its next start: `--restart sidecar`
+    starts it again, and its port stays open.
+
     \b
     Example:
       quantdrift up -c config.toml --data /var/lib/quantdrift
+      quantdrift up --restart sidecar --data /var/lib/quantdrift
     """
-    from quantdrift.cli.up import SERVERS_GRACE_S, serve
+    from quantdrift.cli.up import SERVERS_GRACE_S, ask_restart, serve
     from quantdrift.core.process.run import GRACE_S, run
 
-    os.environ.setdefault(DIRECTORY_VARIABLE, str(data.absolute() / _KEPT))
+    if restarted:
+        ask_restart(data, restarted)
+        click.echo(f"started again: {', '.join(restarted)}; `quantdrift status` says when it is ready")
+        return
+    os.environ.setdefault(DIRECTORY_VARIABLE, str(data.absolute() / KEPT))
     config, why = load_or_kept(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
     if why:
         _LOG.error("%s", why)
-    else:
-        keep(config_path)
     grace_s = config.sidecar.grace_s + 2 * GRACE_S + SERVERS_GRACE_S
     sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))

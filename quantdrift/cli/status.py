@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +14,16 @@ import msgspec
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
 from quantdrift.cli.embedded_nats import at_data
-from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, secrets_at, set_up_logs, span_of
 from quantdrift.cli.output import columns
 from quantdrift.core.config.address import read_address
-from quantdrift.core.config.load import Role, load
+from quantdrift.core.config.load import Role
 from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.state import shared_digest
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.notation import count_of, number
-from quantdrift.core.process.states import STATES, PartState, read_states
+from quantdrift.core.process.kept_config import KEPT, load_or_kept
+from quantdrift.core.process.states import STATES, PartState, read_states, up_runs
 from quantdrift.core.records import UNANSWERED
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
 
@@ -44,6 +45,7 @@ _COUNTS: Final = {
         "taken",
         "lost",
         "ignored",
+        "config_refused",
         "backend_failures",
         "blind_connections",
         "stream_unstored_seconds",
@@ -99,10 +101,11 @@ def status(
     """
     if watch and as_json:
         raise OperatorError("--watch and --json exclude each other")
-    config = load(config_path)
     since = span_of("--since", span)
     while True:
-        facts = asyncio.run(_gathered(config, config_path, data, span, since))
+        config, refusal = load_or_kept(config_path, None if data is None else data / KEPT)
+        set_up_logs(config)
+        facts = asyncio.run(_gathered(config, refusal, data, span, since))
         found = blockers(config, facts)
         if as_json:
             emit(_as_json(config, facts, found))
@@ -114,15 +117,13 @@ def status(
         time.sleep(_WATCH_S)
 
 
-async def _gathered(
-    config: Config, config_path: Path, data: Path | None, span: str, since: timedelta
-) -> Facts:
+async def _gathered(config: Config, refusal: str, data: Path | None, span: str, since: timedelta) -> Facts:
     now = datetime.now(UTC)
     flow: Flow | str
-    runs = None if data is None else _up_runs(data)
+    runs = None if data is None else up_runs(data)
     processes = read_states(data / STATES) if runs and data is not None else {}
     (flow, (waiting, oldest_s, pause, nats_problem), ports) = await asyncio.gather(
-        _database(config_path, data, now - since), _stream(config, data), _ports(config, processes)
+        _database(config, data, now - since), _stream(config, data), _ports(config, processes)
     )
     return Facts(
         now=now,
@@ -138,6 +139,8 @@ async def _gathered(
         processes=processes,
         up_missing=str(data) if runs is False else "",
         missing=missing_files(config),
+        config_problem=refusal.replace(":\n  - ", ": ").replace("\n  - ", "; ").replace("\n", ". "),
+        digest=shared_digest(config),
     )
 
 
@@ -150,7 +153,7 @@ def missing_files(config: Config) -> dict[str, tuple[str, ...]]:
     return {model: paths for model, paths in found.items() if paths}
 
 
-async def _database(config_path: Path, data: Path | None, begin: datetime) -> "Flow | str":
+async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow | str":
     """Return the flow, or why the database cannot be asked."""
     try:
         from quantdrift.core.stream.errors import in_words
@@ -161,7 +164,7 @@ async def _database(config_path: Path, data: Path | None, begin: datetime) -> "F
         return f"Postgres cannot be read: {error.name} is not installed: pip install 'quantdrift[storage]'"
     where = ""
     try:
-        _config, secrets = prepare(config_path, Role.REPORT, data)
+        secrets = secrets_at(config, Role.REPORT, data)
         where = f" at {Address.of(secrets.dsn).where}"
         async with (
             asyncio.timeout(_DATABASE_S),
@@ -235,27 +238,16 @@ async def _port(client: "aiohttp.ClientSession", role: str, address: str) -> Por
     except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
         return Port(address=where)
     counts: dict[str, float] = {}
+    digest = ""
     with contextlib.suppress(ValueError):  # another program has the port
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
+                if sample.name == "quantdrift_config":
+                    digest = sample.labels.get("digest", "")
                 name = sample.name.removeprefix(f"quantdrift_{role}_").removesuffix("_total")
                 if name != sample.name and name in _COUNTS[role]:
                     counts[name] = counts.get(name, 0.0) + sample.value
-    return Port(address=where, answers=True, ready=ready, counts=counts)
-
-
-def _up_runs(data: Path) -> bool | None:
-    """Return whether a `quantdrift up` uses the data directory; None if that cannot be found out."""
-    try:
-        with (data / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    return False
+    return Port(address=where, answers=True, ready=ready, counts=counts, digest=digest)
 
 
 def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:

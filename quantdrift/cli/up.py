@@ -3,6 +3,8 @@
 The sidecar starts first and serves even if the rest fails. It needs only the address of NATS, which is chosen before any
 server runs. The embedded servers, the migration, shadow and monitor are restarted without limit. Each is its own
 process, so that none of them can block this one.
+
+A sidecar takes a changed configuration itself. Shadow, monitor and page read theirs at their start, so they are restarted.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ import logging
 import secrets
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,17 +32,22 @@ from quantdrift.cli.outage import LastError, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.schema import Config, Stream
+from quantdrift.core.config.state import changed_options, config_state
 from quantdrift.core.config.web import TOKEN_VARIABLE
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.notation import listed
 from quantdrift.core.output import background
 from quantdrift.core.passed_secrets import variables, without_secrets
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.heartbeat import LOOK_S, VARIABLE, HangWatch, Heartbeat
-from quantdrift.core.process.nats_server import make_encryption, server_url
+from quantdrift.core.process.kept_config import keep
+from quantdrift.core.process.nats_server import ENCRYPTION, make_encryption, server_url
 from quantdrift.core.process.run import GRACE_S, Stop, supervise
-from quantdrift.core.process.states import STATES, STATES_FILE, PartState
+from quantdrift.core.process.states import STATES, STATES_FILE, PartState, read_states, up_runs
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.core.text import plain
+from quantdrift.sidecar.state.config import FileWatch, merge
 
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = (
@@ -48,6 +56,8 @@ _ROLES: Final = (
     "monitor",
 )  # what must work; also the order in which they stop: the source first
 _PAGE: Final = "web"
+PARTS: Final = (*_ROLES, _PAGE)
+"""The processes that `quantdrift up` can start again on request."""
 _OPERATOR: Final = 2  # a process's exit code when a person must act
 _NEEDED: Final = {
     "sidecar": {"QUANTDRIFT_HMAC_KEY", "QUANTDRIFT_INTAKE_TOKEN", "QUANTDRIFT_SAMPLING_SALT"},
@@ -84,6 +94,16 @@ a data directory and a start after a crash come before the first check.
 """
 _PORTS: Final = range(20_000, 32_000)
 _TRIES: Final = 100
+_MOST_CHARACTERS: Final = 500  # of the names of options in a log line
+_CONFIG_POLL_S: Final = 1.0
+_REQUEST: Final = "restart"  # file in the data directory: names of processes to be started again
+_REQUEST_POLL_S: Final = 0.1
+_REQUEST_S: Final = 60.0
+_AT_START: Final = frozenset(
+    {"storage.dsn_file", "stream.name", "stream.url", "stream.url_file", "stream.credentials_file"}
+)
+"""Options by which this process chooses its servers: no part takes them before it is restarted itself."""
+_OPERATOR_FILE: Final = "QUANTDRIFT__WEB__OPERATOR_DSN_FILE"
 
 
 async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop) -> int:
@@ -110,6 +130,44 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
     """
     with _exclusive(data):
         return await _Supervisor(config_path, config, data, only, stop).run()
+
+
+def ask_restart(data: Path, names: Sequence[str]) -> None:
+    """Ask the `quantdrift up` that uses a data directory to start processes again, and wait until it has.
+
+    Raises
+    ------
+    OperatorError
+        None uses it, or it does not run such a process.
+    RetryError
+        It has not done it within a minute.
+    """
+    if not up_runs(data):
+        raise OperatorError(
+            f"no `quantdrift up` runs with the data directory {data}: give its own with --data"
+        )
+    before = read_states(data / STATES)
+    if unknown := [name for name in names if name not in before]:
+        raise OperatorError(
+            f"the `quantdrift up` of {data} runs no {unknown[0]}; it runs {', '.join(name for name in PARTS if name in before)}"
+        )
+    new = data / f"{_REQUEST}.{secrets.token_hex(4)}"
+    try:
+        new.write_bytes(msgspec.json.encode(names))
+        new.replace(data / _REQUEST)
+    except OSError as error:
+        raise OperatorError(f"{new} cannot be written: {error.strerror}") from error
+    until_s = time.monotonic() + _REQUEST_S
+    while True:
+        states = read_states(data / STATES)
+        waiting = [name for name in names if name not in states or states[name].starts <= before[name].starts]
+        if not waiting:
+            return
+        if time.monotonic() > until_s:
+            raise RetryError(
+                f"{', '.join(waiting)} was not started again within {_REQUEST_S:g} s: see the log of `quantdrift up`"
+            )
+        time.sleep(_REQUEST_POLL_S)
 
 
 @contextmanager
@@ -147,6 +205,13 @@ class _Process:
         Measures outages.
     on_stdout
         Called with each line of its stdout; None: the lines go to our stdout.
+    on_start
+        Called at each start; returns HOST:PORT where this process answers, as it is configured then.
+
+    Attributes
+    ----------
+    address : str
+        What `on_start` returned.
     """
 
     def __init__(
@@ -159,9 +224,14 @@ class _Process:
         clock: Clock,
         final: int | None = None,
         on_stdout: Callable[[bytes], None] | None = None,
+        on_start: Callable[[], str] = lambda: "",
     ) -> None:
         self.name = name
+        self.address = ""
         self.is_up = False
+        self._on_start = on_start
+        self._n_starts = 0
+        self._why_restarted = ""
         self._clock = clock
         self._heartbeat = Heartbeat.create()
         self._last_error = LastError()
@@ -186,6 +256,8 @@ class _Process:
             orphan=orphan,
             final=final,
             longest_pause_s=longest_pause_s,
+            on_start=self._begun,
+            on_restart=self._forget_beats,
             on_end=self._ended,
             on_output=on_output,
         )
@@ -206,12 +278,38 @@ class _Process:
     def state(self) -> PartState:
         """Whether it works, and if not, since when and why."""
         outage = self._outage
-        return PartState(works=self.is_up, since=outage.since, why=outage.why, restarts=dict(self._restarts))
+        return PartState(
+            works=self.is_up,
+            since=outage.since,
+            why=outage.why,
+            restarts=dict(self._restarts),
+            address=self.address if self.name in _ROLES else "",
+            starts=self._n_starts,
+        )
 
     def mark_up(self) -> None:
         """Record that it works: its outage, if any, is over."""
         self.is_up = True
         self._outage.over()
+        if self._why_restarted:
+            _LOG.info("%s runs %s", self.name, self._why_restarted)
+            self._why_restarted = ""
+
+    def restart(self, why: str) -> None:
+        """End it and start it again at once: it reads its configuration at the start.
+
+        A sidecar is killed: its relay workers serve on and give their port to the next one, which SIGTERM would close.
+
+        Parameters
+        ----------
+        why
+            For the log, after "shadow runs": `with the changed configuration`.
+        """
+        self._why_restarted = why
+        if self.name == "sidecar":
+            self.child.restart(signal.SIGKILL, within_s=_KILLED_S)
+        else:
+            self.child.restart(within_s=GRACE_S + _KILLED_S)
 
     def mark_down(self, why: str, plan: str) -> None:
         """Record that it runs, but does not work."""
@@ -221,7 +319,7 @@ class _Process:
     def replace_if_hung(self, elapsed_s: float) -> None:
         """Kill it if it hangs; it is started again.
 
-        A sidecar is only reported: its relay workers serve without it, and would end with it.
+        A sidecar is only reported: its relay workers serve without it.
 
         Parameters
         ----------
@@ -236,7 +334,7 @@ class _Process:
         elif self.is_up:
             self.mark_down(
                 f"its first process {why}",
-                "its relay workers serve, so it is left alone: restart `quantdrift up` when you can",
+                "its relay workers serve, so it is left alone: `quantdrift up --restart sidecar` starts it again",
             )
 
     async def end(self, within_s: float) -> None:
@@ -250,10 +348,17 @@ class _Process:
             self.child.kill()
             await asyncio.wait([self._running], timeout=_KILLED_S)
 
-    def _ended(self, how: str, code: int | None, pause_s: float) -> None:
+    def _begun(self, _pid: int) -> None:
+        self._n_starts += 1
+        self.address = self._on_start()
+
+    def _forget_beats(self) -> None:
         self.is_up = False
-        self._restarts["not_started" if code is None else self.child.label(code)] += 1
         self._heartbeat.reset()
+
+    def _ended(self, how: str, code: int | None, pause_s: float) -> None:
+        self._forget_beats()
+        self._restarts["not_started" if code is None else self.child.label(code)] += 1
         self._shows_output_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
         error = self._last_error.take()
         self._outage.failed(error if error and code is not None and code >= 0 else f"it {how}")
@@ -273,7 +378,8 @@ class _Supervisor:
     def __init__(
         self, config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop
     ) -> None:
-        self._config = config
+        self._config = self._config_of_sidecar = config
+        self._config_path = config_path
         self._data = data
         self._stop = stop
         self._clock = SystemClock()
@@ -291,13 +397,8 @@ class _Supervisor:
         self._choose_addresses()
         self._steps: list[_Process] = []  # what is done once and ends
         self._names = [name for name in _ROLES if not only or name in only]
-        admin = {
-            "sidecar": config.sidecar.admin,
-            "shadow": config.shadow.admin,
-            "monitor": config.monitor.admin,
-        }
-        self._admin = {name: admin[name] for name in self._names}
-        self._has_page = bool(config.web.listen) and (not only or _PAGE in only)
+        self._may_have_page = not only or _PAGE in only
+        self._has_parts = False
         self._roles: dict[str, _Process] = {}
         self._states: dict[str, PartState] = {}
 
@@ -313,6 +414,7 @@ class _Supervisor:
             work = {
                 "starting shadow and monitor": self._start_shadow_and_monitor,
                 "checking readiness": self._watch,
+                "watching the configuration": self._watch_config,
                 "watching for processes that hang": self._watch_silence,
             }
             if self._nats is not None:
@@ -404,16 +506,38 @@ class _Supervisor:
             environment["QUANTDRIFT_DSN"] = embedded_address(
                 self._data, address_file("reader" if name == _PAGE else name)
             )
-            if name == _PAGE and not self._config.web.operator_dsn_file:
-                file = self._data.resolve() / address_file("operator")
-                environment["QUANTDRIFT__WEB__OPERATOR_DSN_FILE"] = str(file)
+            if name == _PAGE:
+                environment |= self._page_variables()
         final = (
             _OPERATOR if name == "sidecar" else None
         )  # only a failure of its first start ends this command
         self._roles[name] = _Process(
-            name, "quantdrift", arguments, environment, clock=self._clock, final=final
+            name,
+            "quantdrift",
+            arguments,
+            environment,
+            clock=self._clock,
+            final=final,
+            on_start=lambda: self._begins(name),
         )
         return self._roles[name]
+
+    def _begins(self, name: str) -> str:
+        """Note that a part reads the present configuration, and return the address of its port."""
+        config = self._config
+        if name == "sidecar":
+            self._config_of_sidecar = config
+        return {
+            "sidecar": config.sidecar.admin,
+            "shadow": config.shadow.admin,
+            "monitor": config.monitor.admin,
+            _PAGE: config.web.listen,
+        }[name]
+
+    def _page_variables(self) -> dict[str, str]:
+        if not self._has_postgres or self._config.web.operator_dsn_file:
+            return {}
+        return {_OPERATOR_FILE: str(self._data.resolve() / address_file("operator"))}
 
     async def _start_shadow_and_monitor(self) -> None:
         """Start shadow and monitor once the database is up and upgraded."""
@@ -425,9 +549,79 @@ class _Supervisor:
         for name in self._names:
             if name != "sidecar":
                 self._role(name).start()
-        if self._has_page:
-            self._role(_PAGE).start()
+        self._has_parts = True
         await self._stop.wait()
+
+    async def _watch_config(self) -> None:
+        """Restart what reads the configuration at its start once that has changed, and what somebody asks for."""
+        watch = FileWatch(self._config_path)
+        while not await self._stop.wait(_CONFIG_POLL_S):
+            for name in _requested(self._data):
+                self._restart(name, "again, as asked")
+            try:
+                config = await asyncio.to_thread(watch.poll)
+            except OperatorError as error:
+                if "sidecar" not in self._names:  # it says so itself
+                    _LOG.error(
+                        "the changed configuration is refused, the previous one stays in effect: %s", error
+                    )
+                continue
+            if config is not None:
+                if "sidecar" not in self._names:  # it keeps what it accepts
+                    await asyncio.to_thread(keep, self._config_path)
+                self._take(config)
+            await self._set_page()
+
+    def _take(self, config: Config) -> None:
+        """Restart shadow, monitor and page with a changed configuration; the sidecar takes it itself."""
+        if config == self._config:
+            return
+        changed = changed_options(config_state(self._config), config_state(config))
+        if held := [name for name in changed if name in _AT_START or self._needs_encryption(name)]:
+            _LOG.warning(
+                "the changed configuration reaches no part but the sidecar before `quantdrift up` is restarted, because of %s",
+                ", ".join(held),
+            )
+            return
+        self._config = config
+        parts = [name for name in self._roles if name != "sidecar"]
+        for name in parts:
+            self._restart(name, "with the changed configuration")
+        if parts:
+            _LOG.info(
+                "%s restarted with the changed configuration: %s",
+                f"{listed(parts)} {'is' if len(parts) == 1 else 'are'}",
+                plain(", ".join(changed), _MOST_CHARACTERS),
+            )
+        if "sidecar" in self._names and (waiting := merge(self._config_of_sidecar, config)[1]):
+            _LOG.warning(
+                "%s: the sidecar takes this at its next start. `quantdrift up --restart sidecar --data %s` does that; its port"
+                " stays open",
+                ", ".join(waiting),
+                self._data,
+            )
+
+    def _needs_encryption(self, option: str) -> bool:
+        """Return whether an option lets exemplars be kept at an embedded server whose disk is not encrypted yet."""
+        if self._nats is None or not option.startswith("models.") or not option.endswith(".exemplars"):
+            return False
+        return not (self._nats[0] / ENCRYPTION).exists()
+
+    def _restart(self, name: str, why: str) -> None:
+        if (part := self._roles.get(name)) is None:
+            return
+        if name == _PAGE:
+            part.child.environment.pop(_OPERATOR_FILE, None)
+            part.child.environment |= self._page_variables()
+        part.restart(why)
+
+    async def _set_page(self) -> None:
+        """Start the page once the others were, and end it when the configuration has none any more."""
+        wanted = self._has_parts and self._may_have_page and bool(self._config.web.listen)
+        if wanted and _PAGE not in self._roles:
+            self._role(_PAGE).start()
+        if not wanted and (page := self._roles.pop(_PAGE, None)) is not None:
+            await page.end(_PAGE_GRACE_S + _KILLED_S)
 
     async def _set_up_nats(self) -> None:
         """Create or update streams and buckets at the embedded server: only the administrator may."""
@@ -456,15 +650,14 @@ class _Supervisor:
 
     async def _watch(self) -> None:
         """Check which processes are ready, and print the addresses once all of them are."""
-        addresses = dict(self._admin)
-        if self._has_page:
-            addresses[_PAGE] = self._config.web.listen
-        urls = {name: f"http://{read_address(address).dialled}" for name, address in addresses.items()}
+        urls: dict[str, str] = {}
         is_up = is_shown = False
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
             while True:
                 for name, role in list(self._roles.items()):
-                    if not role.is_up and await self._is_ready(client, urls[name]):
+                    if role.address:
+                        urls[name] = f"http://{read_address(role.address).dialled}"
+                    if not role.is_up and name in urls and await self._is_ready(client, urls[name]):
                         role.mark_up()
                         role.child.final = None  # its configuration works: a restart can solve later failures
                         if name == _PAGE and not is_shown:
@@ -489,10 +682,7 @@ class _Supervisor:
 
     def _write_states(self) -> None:
         """Write the states of all processes to the data directory if one has changed; `quantdrift status` reads them."""
-        states = {
-            part.name: msgspec.structs.replace(part.state, address=self._admin.get(part.name, ""))
-            for part in (*self._servers, *self._steps, *self._roles.values())
-        }
+        states = {part.name: part.state for part in (*self._servers, *self._steps, *self._roles.values())}
         if states != self._states:
             self._states = states
             _write(self._data / STATES, msgspec.json.encode(states).decode())
@@ -504,6 +694,22 @@ class _Supervisor:
                 return answer.status == 200 and answer.headers.get(INSTANCE_HEADER) == self._instance
         except (aiohttp.ClientError, TimeoutError):
             return False
+
+
+def _requested(data: Path) -> tuple[str, ...]:
+    """Return the processes that somebody wants to be started again, and forget them."""
+    file = data / _REQUEST
+    try:
+        names = msgspec.json.decode(file.read_bytes(), type=tuple[str, ...])
+        file.unlink()
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.MsgspecError) as error:
+        _LOG.error("%s cannot be read: %s", file, error)
+        with contextlib.suppress(OSError):
+            file.unlink()
+        return ()
+    return names
 
 
 def _print(line: bytes) -> None:

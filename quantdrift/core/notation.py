@@ -1,5 +1,6 @@
 """Numbers as text: two or three significant digits, no exponent, nouns in singular or plural."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from math import floor, isfinite, log10
 
@@ -12,6 +13,12 @@ _UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 def count_of(n: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: `1 exchange`, `1,042 exchanges`; `plural` is for nouns that take no s."""
     return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them: `a`, `a and b`, `a, b and c`."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -20,7 +20,9 @@ from opentelemetry.sdk.resources import Resource
 
 from quantdrift.core.config.address import read_server_url
 from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config
 from quantdrift.core.config.schema import Telemetry as TelemetryOptions
+from quantdrift.core.config.state import shared_digest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.tls import Tls
 
@@ -213,6 +215,14 @@ QUEUE_AGE = Instrument(
     _OG,
     "s",
     "Age of the oldest exchange that waits in the capture process for the stream to acknowledge it; 0: none waits.",
+)
+
+# Sidecar, shadow and monitor.
+CONFIG = Instrument(
+    "quantdrift.config",
+    _OG,
+    "{configuration}",
+    "1, with process and digest as labels: that of [sampling], [capture], [[models]] and [[slices]], which all processes must have alike.",
 )
 
 # The processes of `quantdrift up`, exported by its sidecar.
@@ -530,6 +540,19 @@ class Telemetry:
             self._meter.create_observable_gauge(
                 instrument.name, [callback], instrument.unit, instrument.description
             )
+
+    def observe_config(self, process: str, config: Callable[[], Config]) -> None:
+        """Export the digest of a configuration, which is read at each collection; the same object as long as it is the same."""
+        of: Config | None = None
+        digest = ""
+
+        def read() -> Iterable[tuple[float, Labels]]:
+            nonlocal of, digest
+            if (now := config()) is not of:
+                of, digest = now, shared_digest(now)
+            return [(1.0, {"process": process, "digest": digest})]
+
+        self.observe(CONFIG, read)
 
     def close(self) -> None:
         """Export the remaining data and shut down."""

@@ -79,6 +79,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     clock = SystemClock()
     readers = _readers(config, secrets)
     telemetry = Telemetry("quantdrift-monitor", readers)
+    telemetry.observe_config("monitor", lambda: config)
     exporter = (
         OtlpEvents(config.telemetry, secrets, telemetry.resource, partial(alert_page, config))
         if config.telemetry.otlp_endpoint

@@ -18,7 +18,11 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from quantdrift.core.config.load import load
+from quantdrift.core.config.state import shared_digest
+from quantdrift.core.process.states import STATES, PartState, read_states
 from quantdrift.storage.server.postgres import PostgresServer
+from tests.support.commands import invoked, started
 from tests.support.shadow.onnx_models import linear_model, saved
 from tests.support.sidecar.relay_process import Backend, free_port, running_backend
 from tests.support.sidecar.relay_rig import answer, post
@@ -63,7 +67,8 @@ class Up:
         self.config = directory / "config.toml"
         self._port = free_port()
         self._output = directory / "output"
-        self._admin, *_ = admins = [free_port() for _ in range(3)]
+        admins = [free_port() for _ in range(3)]
+        self.admins = dict(zip(("sidecar", "shadow", "monitor"), admins, strict=True))
         self.config.write_text(
             f'[sidecar]\nlisten = "127.0.0.1:{self._port}"\nbackend = "127.0.0.1:{backend.port}"\n'
             f'admin = "127.0.0.1:{admins[0]}"\ndrain_delay_s = 0\ngrace_s = 1\n'
@@ -135,10 +140,27 @@ class Up:
                     return process
         raise AssertionError(f"no process {words}")
 
-    def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of a metric of the sidecar over the series with these labels; 0 if there is none."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/metrics", timeout=10) as response:
-            text = response.read().decode()
+    def n_children(self, *words: str) -> int:
+        """Return how many processes below it have a command with all `words`."""
+        n = 0
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                n += all(any(word in part for part in line) for word in words)
+        return n
+
+    def states(self) -> dict[str, PartState]:
+        """Return the states that it writes for other commands."""
+        return read_states(self.data / STATES)
+
+    def metric(self, name: str, *, port: int | None = None, **labels: str) -> float:
+        """Return the sum of a metric of the sidecar, or of the part at `port`, over the series with these labels; 0 if there is none."""
+        url = f"http://127.0.0.1:{port or self.admins['sidecar']}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as response:
+                text = response.read().decode()
+        except OSError:  # it is being started
+            return 0.0
         return sum(
             sample.value
             for family in text_string_to_metric_families(text)
@@ -251,8 +273,86 @@ def test_a_broken_configuration_ends_nothing(memory_path: Path) -> None:
         up.child("quantdrift", "monitor").kill()
         up.wait_for_line("monitor runs again")
         up.serves()
+        done = invoked(
+            "status", "-c", str(up.config), "--data", str(up.data), "--json", directory=memory_path
+        )
+        (note,) = json.loads(done.stdout)["notes"]
+        assert "config.toml cannot be read" in note
+        assert "The last one that was accepted is used instead" in note
         up.config.write_text(good + "[sampling]\nrate = 0.5\n")
         up.wait_for_line("the changed configuration is in effect")
+
+
+def _parts_with(up: Up, config: Path, *roles: str) -> bool:
+    """Return whether these parts answer, and say that they have the configuration in the file."""
+    digest = shared_digest(load(config))
+    return all(up.metric("quantdrift_config", port=up.admins[role], digest=digest) == 1 for role in roles)
+
+
+def test_a_changed_configuration_reaches_every_part(memory_path: Path) -> None:
+    """The sidecar takes it at once, the others are restarted; what the sidecar takes at its next start, it gets without losing a request."""
+    reference = saved(linear_model(), memory_path / "reference.onnx")
+    page = free_port()
+    with _up(memory_path, "") as up:
+        up.wait_for_line("quantdrift is up")
+        first = up.config.read_text()
+        up.config.write_text(f'{first}[[models]]\nname = "m"\n[[models.references]]\npath = "{reference}"\n')
+        up.wait(
+            lambda: _parts_with(up, up.config, "sidecar", "shadow", "monitor"), "every part has the model"
+        )
+        up.wait_for_line("shadow and monitor are restarted with the changed configuration: models.m")
+        up.wait_for_line("shadow runs with the changed configuration")
+        up.wait_for_line("monitor runs with the changed configuration")
+        up.wait(lambda: up.metric("quantdrift_up_running", process="monitor") == 1, "the monitor works")
+        assert up.metric("quantdrift_up_restarts_total") == 0
+        assert "is down since" not in up.said()
+        up.serves()
+
+        config = up.config.read_text()
+        up.config.write_text(config.replace('[web]\nlisten = ""', f'[web]\nlisten = "127.0.0.1:{page}"'))
+        up.wait_for_line(f"the live page is at http://127.0.0.1:{page}")
+        up.config.write_text(config)
+        up.wait(lambda: "web" not in up.states(), "the page has ended")
+
+        up.config.write_text(config.replace("drain_delay_s = 0\n", "drain_delay_s = 0\nworkers = 2\n"))
+        up.wait_for_line("sidecar.workers: the sidecar takes this at its next start", "up --restart sidecar")
+        done = started("up", "--restart", "sidecar", "--data", str(up.data), directory=memory_path)
+        assert done.returncode == 0, done.stderr
+        up.wait_for_line("sidecar runs again, as asked")
+        up.wait(lambda: up.n_children("quantdrift.sidecar.relay.worker") == 2, "two relay workers serve")
+        up.serves()
+
+        refused = started("up", "--restart", "web", "--data", str(up.data), directory=memory_path)
+        assert refused.returncode == 2
+        assert "runs no web; it runs sidecar, shadow, monitor" in refused.stderr
+    refused = started("up", "--restart", "web", "--data", str(up.data), directory=memory_path)
+    assert refused.returncode == 2
+    assert "no `quantdrift up` runs with the data directory" in refused.stderr
+
+
+def test_other_servers_wait_for_a_restart(memory_path: Path) -> None:
+    """Of `quantdrift up` itself: a part at another database than the others would be worse than an old option."""
+    with _up(memory_path, "") as up:
+        up.wait_for_line("quantdrift is up")
+        config = up.config.read_text()
+        up.config.write_text(f'{config}[storage]\ndsn_file = "dsn"\n[sampling]\nrate = 0.5\n')
+        up.wait_for_line("reaches no part but the sidecar", "because of storage.dsn_file")
+        up.config.write_text(f"{config}[sampling]\nrate = 0.5\n")
+        up.wait_for_line("shadow and monitor are restarted with the changed configuration: sampling.rate")
+        up.wait_for_line("monitor runs with the changed configuration")
+
+
+def test_a_configuration_that_the_sidecar_refuses_is_not_kept(memory_path: Path) -> None:
+    """Its file is sound and a key is missing: the next start uses the configuration before it, as the sidecar did."""
+    with _up(memory_path, "") as up:
+        up.wait_for_line("quantdrift is up")
+        good = up.config.read_text()
+        up.config.write_text(good + '[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]\n')
+        up.wait_for_line("the changed configuration is refused", "capture.hmac needs a key")
+        for n in (2, 3):
+            up.kill()
+            up.wait_for_line("quantdrift is up", n=n)
+            up.serves()
 
 
 async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the_stream(

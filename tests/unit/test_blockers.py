@@ -305,6 +305,71 @@ def test_what_blocks_nothing_is_noted() -> None:
     assert notes(CONFIG, _facts()) == ()
 
 
+@pytest.mark.parametrize(
+    ("digests", "changes", "said"),
+    [
+        ("aaa", {}, ()),
+        ("bbb", {}, ()),  # this command has another file, or other variables, than all parts
+        (
+            "aba",
+            {},
+            (
+                (
+                    "shadow runs with another configuration than the file ([sampling], [capture], [[models]] or [[slices]] differ):"
+                    " restart shadow"
+                ),
+            ),
+        ),
+        (
+            "abb",
+            {"processes": {"shadow": PartState(works=True)}},
+            (
+                (
+                    "shadow and monitor run with another configuration than the file ([sampling], [capture], [[models]] or [[slices]]"
+                    " differ): `quantdrift up --restart shadow --restart monitor`"
+                ),
+            ),
+        ),
+        (
+            "bcc",
+            {},
+            (
+                (
+                    "sidecar, shadow and monitor run with different configurations ([sampling], [capture], [[models]] or"
+                    " [[slices]] differ), and none with that of this command: give them one file"
+                ),
+            ),
+        ),
+        (
+            "baa",
+            {"refused": 1.0},
+            (
+                (
+                    "the sidecar refuses the changed configuration and goes on with the one before, unlike shadow and monitor:"
+                    " its log says why"
+                ),
+            ),
+        ),
+        (
+            "aaa",
+            {"refused": 1.0, "config_problem": "config.toml cannot be read"},
+            ("config.toml cannot be read",),
+        ),
+    ],
+)
+def test_refused_and_different_configurations_are_noted(
+    digests: str, changes: dict[str, Any], said: tuple[str, ...]
+) -> None:
+    """With the parts that do not have what the file has, and what to do."""
+    given = dict(changes)
+    counts = {"config_refused": given.pop("refused", 0.0)}
+    ports = {
+        role: Port(address=role, answers=True, ready=True, digest=digest, counts=counts)
+        for role, digest in zip(("sidecar", "shadow", "monitor"), digests, strict=True)
+    }
+    assert notes(CONFIG, _facts(ports=ports, digest="a", **given)) == said
+
+
 def test_a_part_that_does_not_answer_is_never_beside_everything_flows() -> None:
     """Whatever else is known: it is a line of what blocks, or a note."""
     config = msgspec.structs.replace(CONFIG, sidecar=Sidecar(tally_interval_s=60.0))

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.process.child import Child
 
 pytestmark = pytest.mark.integration
@@ -55,3 +56,41 @@ async def test_a_childs_output_is_passed_on_line_by_line_and_its_exit_is_reporte
     assert lines[0] == b"a"
     assert b"".join(lines) == 2 * (b"a" + b"b" * 200_000 + b"c")
     assert max(map(len, lines)) < 200_000
+
+
+async def test_a_restart_is_no_death_and_waits_for_no_pause() -> None:
+    """It ends by the signal, or else by SIGKILL, and is started again; an end by itself is a death as before."""
+    wait = "print('here', flush=True); signal.pause()"
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    programs = [f"import signal; {wait}", f"import signal; {ignore}; {wait}", "exit(3)"]
+    deadlines_s = [60.0, 0.1]
+    ends: list[str] = []
+    restarts: list[int] = []
+
+    def begin_next() -> None:
+        child._command = [sys.executable, "-c", programs.pop(0)]
+
+    def on_line(_line: bytes) -> None:
+        begin_next()
+        child.restart(within_s=deadlines_s.pop(0))
+
+    def on_end(how: str, _code: int | None, _pause_s: float) -> None:
+        ends.append(how)
+        child.terminate()
+
+    child = Child(
+        "a part",
+        "this",
+        [],
+        environment=os.environ,
+        on_restart=lambda: restarts.append(len(programs)),
+        on_death=ends.append,
+        on_end=on_end,
+        on_output={1: on_line},
+    )
+    child._backoff = Backoff(3600.0, 3600.0)
+    begin_next()
+    async with asyncio.timeout(60):
+        await child.run()
+    assert restarts == [1, 0]
+    assert ends == ["exit_3", "ended with exit code 3"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quantdrift.core.config.schema import Config, Model, Stream, Telemetry
-from quantdrift.core.config.state import changed_options, config_digest, config_state
+from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice, Stream, Telemetry
+from quantdrift.core.config.state import changed_options, config_digest, config_state, shared_digest
 
 pytestmark = pytest.mark.unit
 
@@ -37,3 +37,19 @@ def test_what_changed_is_named_in_both_directions() -> None:
     assert changed_options(before, after) == ["a", "b", "c"]
     assert config_digest(before) != config_digest(after)
     assert config_digest({"a": 1, "b": 2}) == config_digest({"b": 2, "a": 1})
+
+
+def test_the_shared_digest_is_of_what_all_parts_must_have_alike() -> None:
+    """Not of addresses and limits, in which they differ by design."""
+    digest = shared_digest(Config())
+    assert (
+        shared_digest(Config(stream=Stream(url="nats://h:1"), capture=Capture(hmac_key_file="k"))) == digest
+    )
+    changes = (
+        {"models": (Model(name="digits"),)},
+        {"slices": (Slice(name="s", header="x-s"),)},
+        {"sampling": Sampling(rate=0.5)},
+        {"capture": Capture(headers=("x-s",))},
+    )
+    digests = {shared_digest(Config(**change)) for change in changes}
+    assert len(digests | {digest}) == 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantdrift.core.notation import count_of, from_to, number, percent
+from quantdrift.core.notation import count_of, from_to, listed, number, percent
 
 pytestmark = pytest.mark.unit
 
@@ -40,3 +40,8 @@ def test_two_numbers_are_printed_with_enough_digits_to_differ() -> None:
     assert from_to(0.105, 0.305) == ("0.105", "0.305")
     assert from_to(0.99999, 0.9998) == ("1", "0.9998")
     assert from_to(1.0, 1.0 - 1e-12) is None
+
+
+def test_names_are_listed_as_in_a_sentence() -> None:
+    """With commas, and one `and`."""
+    assert [listed(names) for names in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from quantdrift.core.config.schema import Capture, Config, Model, Monitor, Recheck, Reference, Sampling
 
+_SHARED = ("sampling.", "capture.", "models.", "slices.")
 # An address with a user, a password or parameters: only its scheme is shown, because a wrong cut would show a secret.
 _ADDRESS = re.compile(r"^([a-z+]{1,20}://).*[@?]", re.DOTALL | re.IGNORECASE)
 
@@ -64,6 +65,13 @@ def judged_by(config: Config, model: Model) -> dict[str, Any]:
 def config_digest(state: dict[str, Any]) -> str:
     """Return the SHA-256 of what `config_state` returns, in hexadecimal digits."""
     return hashlib.sha256(msgspec.json.encode(state, order="sorted")).hexdigest()
+
+
+def shared_digest(config: Config) -> str:
+    """Return the digest of the options that sidecar, shadow and monitor must have alike, and take while they run or at a start."""
+    state = config_state(config)
+    state.pop("capture.hmac_key_file", None)
+    return config_digest({name: value for name, value in state.items() if name.startswith(_SHARED)})[:16]
 
 
 def changed_options(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -91,6 +91,8 @@ class Child:
         Exit code after which it is not restarted, because a person must act first. None: always restart.
     longest_pause_s
         Limit of the pauses before restarts.
+    on_restart
+        Called between the end and the next start that `restart` asked for; that end is no death.
     on_end
         Called after each end with how it ended ("ended with exit code 1"), its exit code (None if it could not be
         started), and the pause before the restart. None: log these.
@@ -117,6 +119,7 @@ class Child:
         orphan: signal.Signals = signal.SIGTERM,
         on_death: Callable[[str], None] = lambda _: None,
         on_start: Callable[[int], object] = lambda _: None,
+        on_restart: Callable[[], object] = lambda: None,
         final: int | None = None,
         longest_pause_s: float = _LAST_PAUSE_S,
         on_end: Callable[[str, int | None, float], None] | None = None,
@@ -129,12 +132,14 @@ class Child:
         self.environment = dict(environment)
         self._on_death = on_death
         self._on_start = on_start
+        self._on_restart = on_restart
         self._backoff = Backoff(_FIRST_PAUSE_S, longest_pause_s)
         self._on_end = on_end or self._log
         self._on_output = dict(on_output or {})
         self._process: asyncio.subprocess.Process | None = None
         self._ending = Stop()
         self._why_replaced = ""
+        self._is_restarted = False
 
     @property
     def pid(self) -> int | None:
@@ -162,7 +167,14 @@ class Child:
                 pause_s = self._backoff.next_s()
                 self._on_end(f"cannot be started ({error})", None, pause_s)
             else:
-                if self._ending.is_set() or code == self.final:
+                if self._ending.is_set():
+                    return code
+                if self._is_restarted:
+                    self._is_restarted = False
+                    self._backoff.reset()
+                    self._on_restart()
+                    continue
+                if code == self.final:
                     return code
                 self._on_death(self.label(code))
                 if loop.time() - started_s >= _STEADY_S:
@@ -234,6 +246,21 @@ class Child:
         if self._process is not None:
             self._why_replaced = why
             self._send(signal.SIGKILL)
+
+    def restart(self, number: signal.Signals = signal.SIGTERM, *, within_s: float) -> None:
+        """End it with a signal, and start it again at once; kill it after `within_s`. One that does not run is left to its pause."""
+        process = self._process
+        if process is None or self._is_restarted:
+            return
+        self._is_restarted = True
+        self._send(number)
+
+        def kill() -> None:
+            if self._process is process:
+                _LOG.error("%s did not end within %g s and is killed", self.name, within_s)
+                self._send(signal.SIGKILL)
+
+        asyncio.get_running_loop().call_later(within_s, kill)
 
     def _end(self, number: signal.Signals) -> None:
         self._ending.set()

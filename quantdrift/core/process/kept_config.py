@@ -24,6 +24,8 @@ from quantdrift.core.process.shared_memory import user_directory
 
 DIRECTORY_VARIABLE: Final = "QUANTDRIFT_STATE_DIRECTORY"
 """Where it is kept; `quantdrift up` sets it to its data directory. Else systemd's `STATE_DIRECTORY`, else memory."""
+KEPT: Final = "accepted-config"
+"""The directory in the data directory of `quantdrift up`."""
 MOST: Final = 64
 """Configurations of one user that are kept in memory, the newest."""
 _SUFFIX: Final = ".config"
@@ -92,17 +94,28 @@ def keep(path: Path) -> None:
         _LOG.warning("the configuration in effect cannot be kept for a restart with a broken file: %s", error)
 
 
-def kept(path: Path) -> Kept | None:
-    """Return the last accepted configuration of `path`; None: there is none that can be read."""
+def kept(path: Path, directory: Path | None = None) -> Kept | None:
+    """Return the last accepted configuration of `path`; None: there is none that can be read.
+
+    Parameters
+    ----------
+    directory
+        Where it is; None: where this process would keep it.
+    """
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        found = msgspec.json.decode((_directory() / _name(path)).read_bytes(), type=Kept)
+        found = msgspec.json.decode(((directory or _directory()) / _name(path)).read_bytes(), type=Kept)
         if found.path == str(path.resolve()):
             return found
     return None
 
 
-def load_or_kept(path: Path) -> tuple[Config, str]:
+def load_or_kept(path: Path, directory: Path | None = None) -> tuple[Config, str]:
     """Return the configuration in `path`, or the last one that was accepted if that is wrong or missing, and then why.
+
+    Parameters
+    ----------
+    directory
+        As of `kept`.
 
     Raises
     ------
@@ -112,7 +125,7 @@ def load_or_kept(path: Path) -> tuple[Config, str]:
     try:
         return load(path), ""
     except OperatorError as error:
-        last = kept(path)
+        last = kept(path, directory)
         if last is None:
             raise
         with contextlib.suppress(OperatorError):

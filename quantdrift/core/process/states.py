@@ -1,5 +1,6 @@
 """The states of the processes that `quantdrift up` runs, in a file that other processes read."""
 
+import fcntl
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a process works; `since` and `why` say when and why it went down, if it did.
 
     `restarts` is how often it was started again, by reason: `exit_1`, the name of a signal, or `not_started`. `address` is
-    that of its admin port, HOST:PORT; empty: it has none.
+    that of its admin port, HOST:PORT; empty: it has none. `starts` is how often it was started.
     """
 
     works: bool
@@ -27,6 +28,21 @@ class PartState(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     restarts: dict[str, int] = {}
     address: str = ""
+    starts: int = 0
+
+
+def up_runs(data: Path) -> bool | None:
+    """Return whether a `quantdrift up` uses the data directory; None if that cannot be found out."""
+    try:
+        with (data / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
 
 
 def read_states(file: Path) -> dict[str, PartState]:
