@@ -15,6 +15,7 @@ The token is a bearer token. Flagger cannot send one, so both may be in the body
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -104,13 +105,14 @@ def gate_routes(database: Database, config: Config, token: str = "") -> Iterable
         try:
             async with asyncio.timeout(_ANSWER_S):
                 asked = await _asked(request)
-                if why := callers.refusal(asked.token):
-                    return GateBody(verdict=_INSUFFICIENT, reason=why)
+                caller = callers.find(asked.token)
+                if isinstance(caller, str):
+                    return GateBody(verdict=_INSUFFICIENT, reason=caller)
                 number = int(request.match_info["id"])
                 run = await read(database, number) if number <= _MOST_ID else None
         except (RetryError, OperatorError, TimeoutError):
             return GateBody(verdict=_INSUFFICIENT, reason="the database does not answer: ask again")
-        if run is None or not callers.may_ask(asked.token, run.model):
+        if run is None or not _may_ask(caller, run.model):
             return GateBody(
                 verdict=_INSUFFICIENT,
                 reason=f"there is no gate {number}: `quantdrift gate --live` makes one",
@@ -151,6 +153,9 @@ def body_of(run: GateRun, unfit: str = "") -> GateBody:
     )
 
 
+_ANYBODY: Final = Caller(name="anybody")
+
+
 class _Callers:
     """The programs that may ask for verdicts: whoever has a token; without a file everybody on this machine."""
 
@@ -158,37 +163,30 @@ class _Callers:
         self._file, self._token = config.monitor.gate_token_file, token
         self._is_local = is_loopback(read_address(config.monitor.admin).host)
 
-    def refusal(self, token: str) -> str:
-        """Return why a token is refused, empty if it is not."""
+    def find(self, token: str) -> Caller | str:
+        """Return the program with this token, or why it is refused."""
+        if not self._token and self._is_local:
+            return _ANYBODY
         if not self._token:
             return (
-                ""
-                if self._is_local
-                else "this port can be reached by others, and nobody would be checked: set monitor.gate_token_file"
+                "this port can be reached by others, and nobody would be checked: set monitor.gate_token_file"
             )
-        if self._find(token) is None:
-            return "the token is missing or wrong: send `Authorization: Bearer TOKEN` with one of monitor.gate_token_file"
-        return ""
-
-    def may_ask(self, token: str, model: str) -> bool:
-        """Return whether the program may ask for the gates of a model."""
-        caller = self._find(token) if self._token else None
+        text = self._token
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # a mount that is being replaced
+            text = Path(self._file).read_text(encoding="utf-8").strip() or text
+        try:
+            callers = read_callers(text, "monitor.gate_token_file")
+        except OperatorError as error:
+            return f"nobody can be checked: {error}"
+        found = find_caller(callers, token, datetime.now(UTC)) if token else None
         return (
-            caller is None
-            or not caller.models
-            or any(fnmatchcase(model, pattern) for pattern in caller.models)
+            found
+            or "the token is missing or wrong: send `Authorization: Bearer TOKEN` with one of monitor.gate_token_file"
         )
 
-    def _find(self, token: str) -> Caller | None:
-        text = self._token
-        try:
-            text = Path(self._file).read_text(encoding="utf-8").strip() or text
-            callers = read_callers(text, "monitor.gate_token_file")
-        except OperatorError:
-            return None
-        except (OSError, UnicodeDecodeError):  # a mount that is being replaced
-            callers = read_callers(text, "monitor.gate_token_file")
-        return find_caller(callers, token, datetime.now(UTC)) if token else None
+
+def _may_ask(caller: Caller, model: str) -> bool:
+    return not caller.models or any(fnmatchcase(model, pattern) for pattern in caller.models)
 
 
 async def _asked(request: web.Request) -> _Asked:

@@ -135,11 +135,11 @@ async def refuse_unknown(connection: AsyncConnection) -> None:
         As `Database.begin`.
     """
     if found := await unknown_objects(connection):
-        named = "".join(f"\n  - {plain(name)}" for name in found[:_SHOWN])
-        more = f"\n  and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        named = "; ".join(plain(name) for name in found[:_SHOWN])
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise OperatorError(
             "the database has what quantdrift did not make, and it would run with the rights of this command:"
-            f"{named}{more}\nFind out who made it, remove it, and give that user a new password; then run this again"
+            f" {named}{more}. Find out who made it, remove it, and give that user a new password; then run this again"
         )
 
 
