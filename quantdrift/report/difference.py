@@ -46,10 +46,9 @@ def clustered_share(sums: ClusterSums) -> Estimate | None:
     variance = _variance(sums, mean)
     if variance > 0:
         of_variance, n_events = mean * (1 - mean) / variance, _effective_events(sums)
-        if n_events >= _LEAST_EVENTS * sqrt(sums.n / n):
-            n = of_variance * (Z / _t(n_events - 1)) ** 2
-        else:
-            n = min(n, of_variance)
+        careful = min(n, of_variance)
+        is_known = n_events >= _LEAST_EVENTS * sqrt(sums.n / n)
+        n = max(careful, of_variance * (Z / _t(n_events - 1)) ** 2) if is_known else careful
     return share(mean, n) if n > 0 else Estimate(mean=mean, low=None, high=None)
 
 
