@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import quote
@@ -20,7 +20,7 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Notify, Web
+from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
 from quantdrift.core.notation import percent
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import FindingKind, add_finding
@@ -96,7 +96,8 @@ _NASTY: Final = "</td><script>alert(1)</script>\u202e\u001b[31m{:d}"
 async def _served(
     dsn: str, web: Web | None = None, token: str = "", operator_file: str = "", config: Config | None = None
 ) -> AsyncIterator[str]:
-    config = config or Config(models=(Model(name="digits"),), web=web or Web())
+    model = Model(name="digits", references=(Reference(path="digits.onnx"),))
+    config = config or Config(models=(model,), web=web or Web())
     async with Database(dsn) as database:
         port = page_port(config, Secrets(dsn=dsn, web_token=token, operator_dsn_file=operator_file), database)
         number = await port.open(("127.0.0.1", 0))
@@ -301,6 +302,51 @@ async def test_a_token_opens_the_page_and_a_link_from_elsewhere_keeps_the_sessio
         await page.get_by_role("button", name="Log out").click()
         await page.get_by_label("Token").wait_for()
         assert complaints == []
+
+
+async def test_a_replaced_version_and_a_closed_alert_say_so_first(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """On the alert, its slice, the list and the overview: what serves now, when the other was seen last, and who closed what."""
+    end = datetime.now(UTC)
+    old, slices, alert = await write_history(record, n_slices=3, n_days=2, end=end - timedelta(hours=1))
+    new, *_ = await write_history(record, n_slices=1, n_days=2, end=end, version="int8-9")
+    serving = "insert into serving (model_version_id, last_at, gap_s, gaps_s, replaced_at) values ($1, $2, 1, 60, $3)"
+    await record.execute(serving, old, end - timedelta(minutes=50), end - timedelta(minutes=47))
+    await record.execute(serving, new, end, None)
+    await record.execute("update alert set resolved_at = $2, ended = 'replaced' where id = $1", alert, end)
+    await record.execute(
+        "update verdict set verdict = 'unknown', alert_id = null where model_version_id = $1", old
+    )
+    file = tmp_path / "operator.dsn"
+    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    token = f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\n"
+    said = f"int8-7 serves no more: it was last seen {end - timedelta(minutes=50):%Y-%m-%d %H:%M} UTC. int8-9 serves now."
+    paths = [f"/alert/{alert}", f"/slice/{old}/{slices[1]}", "/alerts", "/"]
+    async with _served(postgres_dsn) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
+            assert seen[paths[0]].index(said) < seen[paths[0]].index("answers in scanner=0001 changed")
+            assert "(version replaced)" in seen[paths[0]]
+            assert said in seen[paths[1]]
+            assert "No alert is open" in seen["/alerts"]
+            assert "version replaced" in seen["/alerts"]
+            assert "Replaced versions: int8-7 (last seen" in seen["/"]
+            assert "Open alert" not in seen["/"]
+    async with _served(await login_in(postgres_dsn, READER), token=token, operator_file=str(file)) as base:
+        page, _, complaints = await _open(browser, 390, "dark")
+        await page.goto(f"{base}/alert/{alert}")
+        await page.get_by_label("Token").fill("one")
+        await page.keyboard.press("Enter")
+        await page.get_by_label("Why, or what the next person on call must know").fill("it stays away")
+        await page.get_by_role("button", name="Close", exact=True).click()
+        await page.get_by_text("ana closed this alert").wait_for()
+        seen_closed = await page.locator("main").inner_text()
+        assert "(closed by a person)" in seen_closed
+        assert await page.get_by_role("button", name="Close", exact=True).count() == 0
+        assert await page.evaluate(_CHECKS) == []
+        assert complaints == []
+    assert await record.fetchval("select action from audit order by seq desc limit 1") == "alert close"
 
 
 async def test_a_person_acknowledges_an_alert_on_the_page(
