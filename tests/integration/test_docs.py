@@ -1,12 +1,18 @@
 """What the pages show can be typed."""
 
+import asyncio
 import re
+import shlex
 from pathlib import Path
 
 import asyncpg
 import pytest
+from click.testing import CliRunner, Result
 
+from quantdrift.cli.main import main
 from quantdrift.core.config import load
+from tests.support.monitor.fold_stream import FAINT_ID, batches, store_batch, store_catalog
+from tests.support.monitor.monitor_processes import running_monitor, until
 
 pytestmark = pytest.mark.integration
 
@@ -52,3 +58,55 @@ async def test_every_query_shown_runs(postgres_dsn: str) -> None:
             await connection.fetch(query)
     finally:
         await connection.close()
+
+
+async def test_the_commands_of_the_first_hour_run_as_typed_with_two_models(
+    postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, on a page of one of two models that have a slice of the same name; only the alert's number differs."""
+    await store_catalog(record)
+    await record.execute("update slice set name = 'scanner=archive' where id = $1", FAINT_ID)
+    await record.execute(
+        "update model_version set candidate_version = 'int8-' || id, reference_digest = repeat('d', 64)"
+    )
+    await record.execute(
+        "insert into model_version (id, model, candidate_version, reference_digest, first_seen_at) overriding system value"
+        " select id + 100, 'letters', candidate_version, reference_digest, first_seen_at from model_version;"
+        " insert into slice (id, model, predicate, name, definition) overriding system value"
+        " select id + 100, 'letters', predicate, name, definition from slice"
+    )
+    for rows in (*batches(60, faint_flips=0.3), *batches(20, seed=2, version=2, tally_every=100)):
+        await store_batch(record, rows)
+
+    async def alert() -> int | None:
+        found: int | None = await record.fetchval("select max(id) from alert where severity = 'firing'")
+        return found
+
+    async def has_paged() -> bool:
+        return await alert() is not None
+
+    async with running_monitor(postgres_dsn, tmp_path):
+        await until(has_paged, "the drift is paged")
+    with (tmp_path / "config.toml").open("a") as config:
+        config.write('[[models]]\nname = "letters"\n')
+    (tmp_path / "served.onnx").touch()
+    (tmp_path / "recorded").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
+    page = (ROOT / "docs/how-to/first-hour.md").read_text(encoding="utf-8")
+
+    async def typed(command: str) -> Result:
+        words = shlex.split(re.sub(r"\b12\b", str(await alert()), command))
+        return await asyncio.to_thread(CliRunner().invoke, main, words)
+
+    commands = re.findall(r"^\$ quantdrift (.+)$", page, flags=re.MULTILINE)
+    assert len(commands) >= 7
+    for command in commands:
+        result = await typed(command)
+        # NATS and the other processes are away, and `status` says so.
+        assert result.exit_code == 0 or (command == "status" and result.exit_code == 1), result.output
+    rest = [one for one in re.findall(r"\| `quantdrift ([^`]+)` \|", page) if "..." not in one]
+    assert {one.split()[0] for one in rest} == {"diagnose", "repair", "compare"}
+    for command in rest:
+        assert "Usage:" not in (await typed(command)).output, command
+    assert (await typed(rest[-1])).exit_code == 0

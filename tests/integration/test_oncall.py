@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -336,6 +337,65 @@ async def test_all_traffic_that_fires_as_its_slice_ends_updates_the_page_of_the_
         await until(moved, "the page names all traffic")
     assert len({one["groupKey"] for one in receiver.notifications}) == 1
     assert not receiver.of("resolved")
+
+
+@needs_programs
+@pytest.mark.parametrize("name", ["QuantdriftSliceFiring", "QuantdriftSliceWarning"])
+async def test_the_silence_of_a_runbook_is_of_one_slice_of_one_model(name: str, tmp_path: Path) -> None:
+    """As typed, against a real Alertmanager: the other slices and models go on to notify."""
+    port = free_port()
+    page = (DEPLOY.parent / f"docs/runbooks/{name}.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^amtool silence add .+$", page, flags=re.MULTILINE)
+    command = command.replace("http://localhost:9093", f"http://127.0.0.1:{port}")
+    config = tmp_path / "alertmanager.yml"
+    config.write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
+    now = datetime.now(UTC)
+    alerts = [
+        {
+            "labels": {"alertname": name, "model": model, "version": "1", "slice": slice_},
+            "startsAt": (now - timedelta(minutes=1)).isoformat(),
+            "endsAt": (now + timedelta(minutes=5)).isoformat(),
+        }
+        for model in ("digits", "letters")
+        for slice_ in ("scanner=archive", "scanner=office")
+    ]
+    url = f"http://127.0.0.1:{port}/api/v2/alerts"
+
+    def post() -> bool:
+        request = urllib.request.Request(
+            url, json.dumps(alerts).encode(), {"content-type": "application/json"}
+        )
+        try:
+            urllib.request.urlopen(request, timeout=5).close()
+        except OSError:  # it does not listen yet
+            return False
+        return True
+
+    def silenced() -> set[tuple[str, str]]:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            found = json.load(answer)
+        return {
+            (one["labels"]["model"], one["labels"]["slice"]) for one in found if one["status"]["silencedBy"]
+        }
+
+    async def sent() -> bool:
+        return await asyncio.to_thread(post)
+
+    async def is_silent() -> bool:
+        return bool(await asyncio.to_thread(silenced))
+
+    async with _program(
+        "prometheus-alertmanager",
+        f"--config.file={config}",
+        f"--storage.path={tmp_path / 'alertmanager'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ):
+        await until(sent, "Alertmanager listens")
+        done = await asyncio.create_subprocess_shell(command, env={**os.environ, "HOME": str(tmp_path)})
+        assert await done.wait() == 0
+        await until(is_silent, "the silence is in effect")
+        assert await asyncio.to_thread(silenced) == {("digits", "scanner=archive")}
 
 
 @needs_programs

@@ -57,6 +57,19 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
         assert f"alertname={name}" in page
 
 
+def test_each_silence_names_what_its_alert_is_about() -> None:
+    """By the labels that the rule keeps; a silence by `alertname` alone would be one of the whole fleet."""
+    for rule in _rules():
+        found = re.search(r"\bby \(([^)]*)\)", rule["expr"])
+        kept = {one.strip() for one in found[1].split(",")} if found else set()
+        wanted = kept & {"model", "slice", "instance", "child"}
+        page = (RUNBOOKS / f"{rule['alert']}.md").read_text(encoding="utf-8")
+        (command,) = re.findall(r"^amtool silence add .+$", page, flags=re.MULTILINE)
+        assert set(re.findall(r"['\s](\w+)=", command.partition("--comment")[2])) == {"alertname", *wanted}, (
+            rule["alert"]
+        )
+
+
 def test_each_alert_says_what_it_is_where_to_read_on_and_whom_it_wakes() -> None:
     """Summary, description, severity, runbook and a link to the live page."""
     for rule in _rules():
