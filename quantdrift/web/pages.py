@@ -517,7 +517,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         What the person has typed.
     """
     # Its text is that of the event; what it imports is not needed before.
-    from quantdrift.monitor.fold.alert_text import commands_of, over, page  # noqa: PLC0415
+    from quantdrift.monitor.fold.alert_text import commands_of, over, page, when_opened  # noqa: PLC0415
 
     async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alert(connection, int(request.match_info["alert"]))
@@ -553,7 +553,9 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
             connection, partial(count_people, connection, state), present.PATIENCE_S
         )
     event = event_of(found.details)
+    ends = [plain(line) for line in over(state)]
     lines = page(event).split("\n") if event else []
+    lines = when_opened(lines) if lines and ends else lines
     cut = lines.index("") if "" in lines else len(lines)
     marks = [
         charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
@@ -565,7 +567,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         "alert.html",
         status=409 if problem else 200,
         alert=found,
-        over=[plain(line) for line in over(state)],
+        over=ends,
         explained_by=state.explained_by,
         explains=state.explains,
         may_close=state.is_open or (state.ended == "replaced" and state.closed is None),

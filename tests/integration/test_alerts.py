@@ -401,7 +401,9 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
     said = "1 serves no more: it was last seen 2026-03-01 12:02 UTC. 3 serves now."
     listed = await typed("alerts", "list")
     assert listed.startswith(f"No open alerts.\ndigits {said} Over for that reason: alert ")
-    state, _, first, *_ = (await typed("alerts", "show", str(fired))).splitlines()
+    state, _, first, then, *rest = (await typed("alerts", "show", str(fired))).splitlines()
+    assert then.startswith("When it opened: digits 1: ")
+    assert not any("Do first" in line or "ack" in line.split() or "diagnose" in line for line in rest)
     assert state.endswith(" UTC (replaced).")
     assert first == f"{said} This alert is over; it is open again if 1 serves again."
     assert f"digits {said}" in (triage := await typed("triage"))

@@ -136,7 +136,9 @@ def alert_text(alert: AlertFact, where: Callable[[int], str]) -> str:
     """
     event = event_of(alert.details)
     text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
-    return "\n".join([*over(alert), with_related(text, alert, where)])
+    if lines := over(alert):
+        text = "\n".join([*lines, *when_opened(text.split("\n"))])
+    return with_related(text, alert, where)
 
 
 def commands_of(
@@ -174,6 +176,12 @@ def over(alert: AlertFact) -> list[str]:
     if alert.ended == Ending.RETIRED:
         return ["The slice is not compared any more, so this alert is over."]
     return []
+
+
+def when_opened(lines: Sequence[str]) -> list[str]:
+    """Return the text of an alert that is over: as it was when it opened, without what was to be done then."""
+    first, *rest = lines
+    return [f"When it opened: {first}", *(line for line in rest if not line.startswith("Do first: "))]
 
 
 def with_related(text: str, alert: AlertFact, where: Callable[[int], str]) -> str:
