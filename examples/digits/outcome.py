@@ -2,6 +2,7 @@
 
 import msgspec
 
+from examples.digits.model import Quality
 from examples.digits.watch import ALL, ARCHIVE, Snapshot
 from examples.otlp_receiver import Event
 
@@ -48,6 +49,37 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             for event in self.events
             if event.attributes.get(VERDICT) in {"warning", "firing"}
         }
+
+    def figures(self, served: Quality) -> str:
+        """Return the shares of changed answers of the archive that are printed, each with what it is of; empty before a page.
+
+        Parameters
+        ----------
+        served
+            All of its pages that were served.
+        """
+        paged = next(
+            (event.attributes for event in self.events if is_page(event) and slice_of(event) == ARCHIVE), {}
+        )
+        state = self.snapshot.slice(ARCHIVE)
+        if not paged or state is None or state.flip_mean is None:
+            return ""
+        lines = []
+        # What decided is in `after`; where that is the divergence, the changed answers are in `flips`.
+        share = paged.get(
+            "quantdrift.after" if paged.get("quantdrift.metric") == "flip" else "quantdrift.flips"
+        )
+        if share is not None:
+            n = paged["quantdrift.n_since_onset"]
+            lines.append(f"{share:7.2%}  when it paged: {n:,} readers since the drift began")
+        return "\n".join(
+            [
+                *lines,
+                f"{state.flip_mean:7.2%}  lately: the window of the table of verdicts",
+                f"{served.flip:7.2%}  all {served.n:,} pages that were served, also before the drift",
+                "One rate is behind them: another sample of pages has another share.",
+            ]
+        )
 
     def conclusion(self) -> str:
         """Return what a run without problems has shown: all traffic is called fine only where its figures are."""

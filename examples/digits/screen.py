@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from examples.digits.model import Quality
-from examples.digits.watch import SliceState, Snapshot
+from examples.digits.watch import ALL, SliceState, Snapshot
 from examples.otlp_receiver import Event
 from quantdrift.core.notation import number
 
@@ -122,7 +123,7 @@ class Screen:
             self._live.update(_table(view), refresh=True)
         elif view.elapsed_s - self._last_line_s >= _LINE_EVERY_S:
             self._last_line_s = view.elapsed_s
-            self.console.print(_line(view), highlight=False, soft_wrap=True)
+            self.console.print(_line(view), highlight=False, markup=False, soft_wrap=True)
 
     def settle(self) -> None:
         """Leave the live table as it is and go on below it."""
@@ -159,8 +160,12 @@ class Screen:
         decided
             Per slice that alerts what decided, in words.
         """
-        table = Table(title="What quantdrift says", title_justify="left", title_style="bold")
-        for name in ("slice", "verdict", "changed lately", "95 % interval", "accepted", "replayed"):
+        table = Table(
+            title="What quantdrift says now, of the pages that were replayed",
+            title_justify="left",
+            title_style="bold",
+        )
+        for name in ("slice", "verdict", "changed lately", "95 % interval", "accepted", "readers"):
             table.add_column(name, justify="left" if name in {"slice", "verdict"} else "right")
         for state in slices:
             table.add_row(
@@ -175,7 +180,8 @@ class Screen:
         for state in slices:
             if state.verdict in _ALERTS and state.slice in decided:
                 self.console.print(
-                    Text(f"{state.slice} {state.verdict}: {decided[state.slice]}"), soft_wrap=True
+                    Text(f"{state.slice} {state.verdict}; its alert said: {decided[state.slice]}"),
+                    soft_wrap=True,
                 )
 
     def quality(self, title: str, rows: Sequence[Quality]) -> None:
@@ -245,7 +251,7 @@ def _table(view: View) -> Group:
     table = Table()
     for name in (
         "slice",
-        "replayed",
+        "readers",
         "answers changed",
         "95 % interval",
         "KL, nats",
@@ -253,7 +259,7 @@ def _table(view: View) -> Group:
         "verdict",
     ):
         table.add_column(
-            name, justify="right" if name in {"replayed", "answers changed", "KL, nats"} else "left"
+            name, justify="right" if name in {"readers", "answers changed", "KL, nats"} else "left"
         )
     for state in snapshot.slices:
         colour = _COLOURS[state.verdict]
@@ -280,17 +286,20 @@ def _evidence(state: SliceState) -> Text:
 
 
 def _line(view: View) -> str:
+    """Return the moment in a line: all traffic and the worst slice with their shares of changed answers, the others counted."""
     snapshot = view.snapshot
-    states = ", ".join(
-        f"{state.slice.removeprefix('scanner=')} {state.verdict} {_percent(state.flip_mean)}"
-        + (f" {_interval(state)}" if _interval(state) else "")
-        for state in snapshot.slices
-    )
-    return (
-        f"{view.elapsed_s:4.0f} s  offered {snapshot.offered:,}  sampled {snapshot.taken:,}"
-        f"  replayed {snapshot.replayed:,}  lost {snapshot.lost:,}  failed {view.failed:,}"
-        f"{_STALE if snapshot.stale else ''}{' | ' if states else ''}{states}"
-    ).replace("[", r"\[")
+    parts = [f"{view.elapsed_s:4.0f} s  {snapshot.offered:,} requests, {snapshot.replayed:,} replayed"]
+    parts += [f"{n:,} {what}" for n, what in ((snapshot.lost, "lost"), (view.failed, "failed")) if n]
+    slices = [state for state in snapshot.slices if state.slice != ALL]
+    worst = max(slices, key=lambda state: state.flip_mean or 0.0, default=None)
+    named = [state for state in (snapshot.slice(ALL), worst) if state is not None]
+    states = [
+        f"{state.slice.removeprefix('scanner=')} {state.verdict} {_percent(state.flip_mean)}".rstrip()
+        for state in named
+    ]
+    others = Counter(state.verdict for state in slices if state is not worst)
+    states += [f"{n} {'other' if n == 1 else 'others'} {verdict}" for verdict, n in sorted(others.items())]
+    return f"{', '.join(parts)}{' | ' if states else ''}{', '.join(states)}{_STALE if snapshot.stale else ''}"
 
 
 def _percent(value: float | None) -> str:

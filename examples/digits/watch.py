@@ -29,7 +29,7 @@ class SliceState(msgspec.Struct, frozen=True, kw_only=True):
     slice, verdict, reason
         As in the database.
     n_groups
-        Exchanges compared.
+        Readers compared: those of one slice who sent a sampled page.
     evidence_ratio
         Evidence over its threshold: pages at 1.
     flip_mean, flip_low, flip_high, flip_budget

@@ -197,6 +197,8 @@ def diagnose(
             click.echo(
                 f"Inputs: {found.n_items} that nobody has chosen, and {n_chosen} that are kept because they are damaged; these count in no share."
             )
+        else:
+            click.echo(f"Inputs: {found.n_items:,} of {plain(chosen.name)} in {inputs}.")
         click.echo(text_of(found, model=model.name, slice_name=chosen.name))
         if picture is not None:
             click.echo(

@@ -24,7 +24,7 @@ from quantdrift.core.text import plain
 if TYPE_CHECKING:
     from quantdrift.drift.gate import Decision
     from quantdrift.shadow.repair.blame import Compare, Diagnosis
-    from quantdrift.shadow.repair.remedies import Measured, NotBuilt, Workbench
+    from quantdrift.shadow.repair.remedies import Change, Measured, NotBuilt, Workbench
     from quantdrift.shadow.repair.samples import Recording
     from quantdrift.shadow.repair.sites import SwitchableCopy
 
@@ -432,11 +432,7 @@ def _text(
     if not measured:
         reason = [f"{one.kind.value}: not built, {one.why}" for one in skipped]
         return "\n".join([text_of(found, model=case.model.name, slice_name=name), *reason])
-    lines = [
-        f"{plain(case.model.name)}, {plain(name)}: {_share(found.flips)} of the answers change; the budget is {_share(found.budget)}.",
-        f"Cause: {cause_of(found)}.",
-        f"Found and calibrated on {n_items[0]:,} {recording.source}, measured on {n_items[1]:,} others.",
-    ]
+    lines = _head(case, found, measured[0].flips.get(name), n_items, recording.source)
     if len(recording.chosen):
         lines.append(
             f"{len(recording.chosen)} of them are kept because they are damaged: they measure nothing. Each slice is measured by those that were"
@@ -458,6 +454,23 @@ def _text(
     lines += [f"{_KIND_WORDS[one.kind.value]}: not built, {one.why}." for one in skipped]
     lines += ["", *_advice(case, candidate, out, measured, recording, gate_options)]
     return "\n".join(lines)
+
+
+def _head(
+    case: Damaged, found: "Diagnosis", change: "Change | None", n_items: tuple[int, int], source: str
+) -> list[str]:
+    """Return the damage with the cause, and on which of the inputs which share was counted."""
+    n_change, before = (0, 0.0) if change is None else (change.n, change.before)
+    n = found.n_items + n_change
+    share = (found.flips * found.n_items + before * n_change) / n if n else 0.0
+    of_slice = [f", {found.n_items:,} of the slice ({_share(found.flips)} change)", ""]
+    if change is not None:
+        of_slice[1] = f", {n_change:,} of the slice ({_share(before)} change)"
+    return [
+        f"{plain(case.model.name)}, {plain(case.slice.name)}: {_share(share)} of {n:,} answers change; the budget is {_share(found.budget)}.",
+        f"Cause: {cause_of(found)}.",
+        f"Found and calibrated on {n_items[0]:,} {source}{of_slice[0]}; measured on {n_items[1]:,} others{of_slice[1]}.",
+    ]
 
 
 _KIND_WORDS: Final = {

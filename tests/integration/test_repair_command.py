@@ -105,6 +105,12 @@ def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "Cause: saturation" in done.stdout
     assert "in FP32: A:image" in done.stdout
+    diagnosed = invoked(
+        "diagnose", "--slice=scanner=office", "--candidate=narrow.onnx", *OFFICE, directory=folder
+    )
+    inputs, damage, *_ = diagnosed.stdout.splitlines()
+    assert inputs.startswith("Inputs: ")
+    assert damage.partition(";")[0] == done.stdout.partition(";")[0], "one recording has one share"
     assert "quantdrift gate " in done.stdout
     one = _record(out)["fp32-sites"]
     assert (one["result"], one["sites"][0]) == ("passes", "A:image")  # type: ignore[index]

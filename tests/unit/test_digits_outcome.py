@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from examples.digits.model import Quality
 from examples.digits.outcome import SLICE, VERDICT, Outcome
+from examples.digits.scans import Scanner
 from examples.digits.watch import ARCHIVE, SliceState, Snapshot
 from examples.otlp_receiver import Event
 
@@ -95,3 +97,34 @@ def test_what_decided_is_what_the_first_line_of_the_alert_says() -> None:
     assert Outcome(events=tuple(events), snapshot=Snapshot(), failed=0).decided() == {
         ARCHIVE: "5 % of answers changed."
     }
+
+
+def test_each_share_of_one_slice_is_named_with_the_pages_that_it_is_of() -> None:
+    """They are estimates of one rate, and differ; before a page there is nothing to compare."""
+    (aggregate,) = _snapshot("ok").slices
+    archive = msgspec.structs.replace(aggregate, slice=ARCHIVE, verdict="firing", flip_mean=0.047)
+    paged = {"quantdrift.metric": "flip", "quantdrift.after": 0.0477, "quantdrift.n_since_onset": 1311}
+    event = msgspec.structs.replace(
+        _event(ARCHIVE, "firing"), attributes={SLICE: ARCHIVE, VERDICT: "firing", **paged}
+    )
+    served = Quality(
+        scanner=Scanner.ARCHIVE,
+        n=1930,
+        reference_accuracy=0.98,
+        candidate_accuracy=0.94,
+        flip=0.0495,
+        divergence=0.08,
+    )
+    snapshot = Snapshot(slices=(aggregate, archive))
+    figures = Outcome(events=(event,), snapshot=snapshot, failed=0).figures(served).splitlines()
+    assert figures[:3] == [
+        "  4.77%  when it paged: 1,311 readers since the drift began",
+        "  4.70%  lately: the window of the table of verdicts",
+        "  4.95%  all 1,930 pages that were served, also before the drift",
+    ]
+    other = {"quantdrift.metric": "divergence", "quantdrift.after": 0.086, "quantdrift.flips": 0.0477}
+    by_divergence = msgspec.structs.replace(event, attributes={**event.attributes, **other})
+    assert (
+        Outcome(events=(by_divergence,), snapshot=snapshot, failed=0).figures(served).splitlines() == figures
+    )
+    assert Outcome(events=(), snapshot=snapshot, failed=0).figures(served) == ""

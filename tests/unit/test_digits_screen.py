@@ -62,9 +62,28 @@ def test_a_log_file_gets_plain_lines_now_and_then() -> None:
     lines = text.getvalue().splitlines()
     assert len(lines) == 3
     assert "\x1b" not in text.getvalue()
-    assert "offered 5,000" in lines[0]
-    assert "all ok 0.30% 0.15% to 0.60%" in lines[0]
-    assert "archive unknown" in lines[0]
+    assert lines[0] == "   0 s  5,000 requests, 990 replayed | all ok 0.30%, archive unknown"
+
+
+def test_a_line_of_a_log_file_fits_on_a_screen() -> None:
+    """Of many slices the worst one is named, and the others are counted; so are lost and failed requests, if there are any."""
+    screen, text = _screen(terminal=False)
+    names = ("office", "lab", "microfilm", "mobile", "archive")
+    slices = (
+        _slice("all", "ok", 1e-3, 0.0031),
+        *(_slice(f"scanner={name}", "ok", 1e-3, 0.001) for name in names[:3]),
+        _slice("scanner=mobile", "unknown", None, None),
+        _slice("scanner=archive", "firing", 1.0, 0.0712),
+    )
+    snapshot = Snapshot(offered=123_456, taken=65_432, replayed=65_321, lost=12, slices=slices, stale=True)
+    with screen:
+        screen.show(View(phase="", elapsed_s=412.0, snapshot=snapshot, failed=3))
+    (line,) = text.getvalue().splitlines()
+    assert line.startswith(
+        " 412 s  123,456 requests, 65,321 replayed, 12 lost, 3 failed | all ok 0.31%, archive firing 7.12%,"
+        " 3 others ok, 1 other unknown"
+    )
+    assert len(line.partition("  (something")[0]) <= 130
 
 
 def test_a_line_without_slices_ends_with_its_counts() -> None:
@@ -72,7 +91,7 @@ def test_a_line_without_slices_ends_with_its_counts() -> None:
     screen, text = _screen(terminal=False)
     with screen:
         screen.show(View(phase="", elapsed_s=0.0, snapshot=Snapshot(offered=5), failed=0))
-    assert text.getvalue().endswith("failed 0\n")
+    assert text.getvalue() == "   0 s  5 requests, 0 replayed\n"
 
 
 def test_a_terminal_gets_a_live_table() -> None:
@@ -129,5 +148,5 @@ def test_the_figures_that_decided_an_alert_are_below_those_of_the_recent_window(
         slices, {"scanner=archive": "mean KL 0.09 nat since 12:00", "all": "an alert that has ended"}
     )
     assert "changed lately" in text.getvalue()
-    assert "scanner=archive firing: mean KL 0.09 nat since 12:00" in text.getvalue()
+    assert "scanner=archive firing; its alert said: mean KL 0.09 nat since 12:00" in text.getvalue()
     assert "an alert that has ended" not in text.getvalue()
