@@ -23,7 +23,7 @@ from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
     from quantdrift.core.records import Exchange
-    from quantdrift.shadow.repair.blame import Blamed, Diagnosis
+    from quantdrift.shadow.repair.blame import Blamed, Clipping, Diagnosis
     from quantdrift.shadow.repair.copies import Copy
     from quantdrift.shadow.repair.samples import Samples
 
@@ -31,6 +31,7 @@ _EXIT: Final = {"named": 0, "nobody to blame": 3, "too few exemplars": 4}
 _PICTURES: Final = (".svg", ".png")
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TINY: Final = 5e-5  # a share below it is shown as 0
+_MOST_CLIPPED: Final = 5  # ranges that clip, in the text
 
 _KINDS: Final = {"A": "activation ranges", "W": "weights", "L": "layers"}
 # What each cause means, and what to do about it.
@@ -66,6 +67,14 @@ _MEANING: Final = {
             " If activation ranges restore most together, `quantdrift repair` measures whether new ones help."
         ),
     ),
+    "clipping": (
+        "Values of this slice lie outside several ranges, which are too narrow together: what one lets pass the next one cuts off.",
+        (
+            "Calibrate again, with inputs of this slice among the others: for ONNX files `quantdrift repair` does that and measures it. Then"
+            " run quantdrift gate on every slice."
+        ),
+    ),
+    "clipping elsewhere": ("Other slices are damaged, too: calibrate with inputs of all slices.", ""),
     "within budget": (
         "On these inputs the slice is within its budget: there is no damage to explain.",
         "If an alert is open, these inputs do not show its damage: record newer ones.",
@@ -132,11 +141,12 @@ def diagnose(
     """Name the quantised sites of the candidate that damage a slice: that of ALERT, or the one of --slice.
 
     A site is an activation range, the weight of a layer, or a layer as a whole where these cannot be told apart. Each is put into FP32 alone and with others, on inputs of the slice; a site
-    is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. A healthy candidate is accused in at
+    is named only if it restores more than 39 placebos do, on inputs on which it was not chosen. Where several activation ranges are too narrow
+    together, the ranges that cut values off are named as a group, by the same rules. A healthy candidate is accused in at
     most 5 % of diagnoses. Without --inputs it works on the exemplars of the slice, or, if none of them was drawn at random, on what
     waits in the stream of samples. With ALERT the result becomes a note of the alert.
 
-    Exit code 0 if a site is named, 3 if none is to blame, 4 if there are too few inputs of the slice, or too few that are damaged; 1
+    Exit code 0 if a site is named, or ranges that clip together, 3 if none is to blame, 4 if there are too few inputs of the slice, or too few that are damaged; 1
     and 2 are errors, 2 also where this candidate cannot be diagnosed.
 
     \b
@@ -225,10 +235,16 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
     if found.verdict.value == "too few exemplars":
         return "\n".join([*lines, _too_few(found)])
     lines.append(f"Cause: {cause_of(found)}.")
-    lines += [f"  {_MEANING[cause.value][0]}" for cause in found.causes]
+    lines += [f"  {_MEANING[word][0]}" for word in _words(found)]
     if found.together:
         parts = [f"all {_KINDS[kind]} {_share(max(share, 0.0))}" for kind, share in found.together.items()]
         lines.append(f"  Together in FP32 they restore: {', '.join(parts)} of the damage.")
+    if found.clipping is not None:
+        lines += [
+            f"  {_clipping(found.clipping, is_beside=bool(found.blamed))}",
+            "",
+            _clipped(found.clipping),
+        ]
     if found.blamed:
         head = ("site", "restores", "by chance", "changed answers left", "why", "multiplications in FP32")
         lines += ["", columns(head, [_row(one) for one in found.blamed]), ""]
@@ -251,7 +267,10 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
 def sentence_of(found: "Diagnosis") -> str:
     """Return the cause and what to do, for a person who reads the alert."""
     sites = f" at {', '.join(one.site for one in found.blamed)}" if found.blamed else ""
-    return f"Cause: {cause_of(found)}{sites}. {_to_do(found)}"
+    clips = (
+        f"{_clipping(found.clipping, is_beside=bool(found.blamed))} " if found.clipping is not None else ""
+    )
+    return f"Cause: {cause_of(found)}{sites}. {clips}{_to_do(found)}"
 
 
 def details_of(found: "Diagnosis", candidate: str) -> dict[str, Any]:
@@ -261,12 +280,59 @@ def details_of(found: "Diagnosis", candidate: str) -> dict[str, Any]:
         "candidate": candidate,
         **msgspec.to_builtins({name: getattr(found, name) for name in names}),
         "sites": msgspec.to_builtins(found.blamed),
+        "clipping": msgspec.to_builtins(found.clipping),
     }
 
 
 def _to_do(found: "Diagnosis") -> str:
-    last = found.causes[-1].value
-    return _MEANING[last if last == "not this slice" else found.causes[0].value][1]
+    words = _words(found)
+    first = words[-1] if words[-1] == "not this slice" else words[0]
+    advice = [first, *(word for word in words if word == "clipping" and word != first)]
+    return " ".join(_MEANING[word][1] for word in advice)
+
+
+def _words(found: "Diagnosis") -> list[str]:
+    """Return the causes by their key in `_MEANING`: ranges that clip together have keys of their own."""
+    words = [cause.value for cause in found.causes]
+    if found.clipping is None:
+        return words
+    own = {"saturation": "clipping"}
+    if not found.blamed:
+        own["not this slice"] = "clipping elsewhere"
+    return list(dict.fromkeys(own.get(word, word) for word in words))
+
+
+def _clipping(clipping: "Clipping", *, is_beside: bool) -> str:
+    """Return which ranges clip, in a sentence or two."""
+    worst = clipping.ranges[0]
+    elsewhere = "" if worst.elsewhere is None else f", and {_share(worst.elsewhere)} elsewhere"
+    n, more = len(clipping.ranges), " more" if is_beside else ""
+    left = (
+        f"; {_share(clipping.flips_left)} of the answers then change"
+        if clipping.flips_left is not None
+        else ""
+    )
+    return (
+        f"{n}{more} of {clipping.n_ranges} activation ranges cut values off. The worst, {worst.site}, cuts off {_share(worst.outside)} of the"
+        f" values of inputs whose answer changes{elsewhere}. Together in FP32 these {n} restore {_percent(clipping.restores)} of the damage"
+        f" (by chance at most {_percent(max(clipping.placebo, 0.0))}){left}."
+    )
+
+
+def _clipped(clipping: "Clipping") -> str:
+    """Return a table of the ranges that clip most."""
+    rows = [
+        (
+            one.site,
+            _share(one.outside),
+            "unknown" if one.elsewhere is None else _share(one.elsewhere),
+            f"[{one.low:.3g}, {one.high:.3g}]" if one.low is not None else "by channel",
+        )
+        for one in clipping.ranges[:_MOST_CLIPPED]
+    ]
+    table = columns(("range that clips", "values outside", "elsewhere", "from, to"), rows)
+    more = len(clipping.ranges) - len(rows)
+    return f"{table}\n... and {more} more, with --json" if more else table
 
 
 def _too_few(found: "Diagnosis") -> str:
@@ -300,6 +366,9 @@ def cause_of(found: "Diagnosis") -> str:
         "not this slice": "not only on this slice",
         "input": "none of the sites",
     }
+    if found.clipping is not None and not found.blamed:
+        n = len(found.clipping.ranges)
+        words["saturation"] = f"saturation of {n} of {found.clipping.n_ranges} activation ranges together"
     return ", ".join([words.get(first, first), *(words.get(other, other) for other in others)])
 
 

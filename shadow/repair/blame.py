@@ -22,10 +22,24 @@ Bound: such a site is then named with a probability of at most 2 / 40 = 5 % at e
 each direction. Where no item was kept aside that could confirm it, 79 placebos make that 2.5 %. Source: the Monte Carlo test (Dwass,
 Annals of Mathematical Statistics 28, 1957), with sample splitting.
 
-Assumption on the items that were kept aside: they are independent. Bound: if no step heals more than it breaks, a site is named
-with a probability of at most 5 %, over all steps, because each of k steps is tested at 5 % / k. Source: the exact sign test on
-discordant pairs (McNemar, Psychometrika 12, 1947). Both bounds are for one diagnosis; nothing is named where the slice is within its
-budget.
+**When ranges are said to clip.** Ranges that are too narrow together hide each other: with one in FP32 the next one still cuts its
+values off, so no site alone restores more than chance. This needs no search, because the values tell which ranges clip:
+
+- on the damaged exemplars, what a range cuts off has a larger mean square than what it rounds, as for a named site;
+- a larger share of values is outside than on items of other slices. Where those are within the budget, clipping as much harms nothing
+  there, so it is no cause here. Where other slices are damaged, too, or none were given, this is not asked.
+
+All of these ranges in FP32, beside the named sites, must restore more than each of 39 (or 79) placebos, and half of the loss that is left:
+a sound candidate has a few ranges that clip a little, beside rounding everywhere. And they must heal more items than they break, where
+some were kept aside.
+
+Assumption: these ranges are chosen by their values and not by the loss, so if they repair nothing, their gain and those of the
+placebos are exchangeable. Bound: they are accused with a probability of at most 1 / 40, or 1 / 80 with 79 placebos.
+
+Assumption on the items that were kept aside: they are independent. Bound: if nothing heals more than it breaks, a site or a group of
+ranges is named with a probability of at most 5 %, over all steps, because each of k steps and the group are tested at 5 % / (k + 1).
+Source: the exact sign test on discordant pairs (McNemar, Psychometrika 12, 1947). All bounds are for one diagnosis; nothing is named
+where the slice is within its budget.
 
 Where no site is named with fewer than 32 damaged exemplars, nothing is said of the others either: of the demo's faults, which are real,
 half were missed with 12.
@@ -81,7 +95,7 @@ _ROUNDINGS: Final = 4
 
 
 class Verdict(StrEnum):
-    """The outcome of a diagnosis."""
+    """The outcome of a diagnosis: whether a site is named, or ranges that clip together."""
 
     NAMED = "named"
     NOBODY = "nobody to blame"
@@ -150,13 +164,59 @@ class Blamed(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
 
 
+class Clipped(msgspec.Struct, frozen=True, kw_only=True):
+    """An activation range that cuts values off.
+
+    Parameters
+    ----------
+    site
+        Its name.
+    outside
+        Mean share of values outside the range, on the damaged exemplars.
+    elsewhere
+        The same on items of other slices; None: none were given.
+    low, high
+        The range; None where each channel has its own.
+    """
+
+    site: str
+    outside: float
+    elsewhere: float | None
+    low: float | None
+    high: float | None
+
+
+class Clipping(msgspec.Struct, frozen=True, kw_only=True):
+    """Activation ranges that are too narrow together.
+
+    Parameters
+    ----------
+    ranges
+        Those that clip and are not named, by the share of values outside, the largest first.
+    n_ranges
+        Activation ranges of the candidate.
+    restores
+        Share of the loss of the exemplars that goes away with all of them in FP32, beside the named sites.
+    placebo
+        The largest share that a placebo restores there.
+    flips_left
+        As in `Blamed`, with them and the named sites in FP32.
+    """
+
+    ranges: tuple[Clipped, ...]
+    n_ranges: int
+    restores: float
+    placebo: float
+    flips_left: float | None
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What was found.
 
     Parameters
     ----------
     verdict
-        Whether a site is named.
+        Whether a site is named, or ranges that clip together.
     causes
         In words, the most important one first.
     flips, budget
@@ -169,6 +229,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         Sites of the candidate.
     blamed
         The named sites in the order in which they are best put into FP32.
+    clipping
+        Ranges that clip together, beside the named sites; None: they do no damage.
     order
         Names of the sites that greedy search would put into FP32, named or not.
     one_off, one_on
@@ -199,6 +261,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     n_random: int
     n_sites: int
     blamed: tuple[Blamed, ...] = ()
+    clipping: Clipping | None = None
     order: tuple[str, ...] = ()
     one_off: dict[str, float] = {}
     one_on: dict[str, float] = {}
@@ -237,6 +300,17 @@ class _Exemplars:
         found = compare(copy.run(inputs), self._expected)
         self._n_flips = float((np.nan_to_num(found.flip) > 0).sum())
         self.base = _loss(found, cap)
+
+    def placebos(
+        self, restored: Iterable[int], n_placebos: int, rng: Generator, runs: "_Counted"
+    ) -> list[Values]:
+        """Return the losses with some sites in FP32 and all other scales changed at random, for each placebo."""
+        losses = []
+        for _ in range(n_placebos):
+            factors = rng.uniform(1.0, _MOST_FACTOR, len(self._copy.sites))
+            losses.append(self.loss(restored, factors))
+            runs.one()
+        return losses
 
     def part(self, step: int) -> "_Exemplars":
         """Return one exemplar in so many."""
@@ -339,28 +413,38 @@ def diagnose(
     exemplars = _Exemplars(copy, compare, _taken(pool, chosen), halves, _cap(found.part(0, n_pool)))
     again = 2 * _CHOSEN if len(copy.sites) > _MANY else 0
     n_placebos = _PLACEBOS_ALONE if keep_aside and not len(fresh) else _PLACEBOS
-    runs = _Counted(progress, 2 * (len(copy.sites) + again) + _MOST_NAMED * (_LEADERS + n_placebos))
+    n_runs = 2 * (len(copy.sites) + again) + _MOST_NAMED * (_LEADERS + n_placebos) + n_placebos
+    runs = _Counted(progress, n_runs)
     one_off, one_on = _alone(copy, exemplars, runs)
-    steps = _greedy(
-        copy, exemplars, one_off=one_off, one_on=one_on, n_placebos=n_placebos, rng=rng, runs=runs
+    steps = _greedy(exemplars, one_off=one_off, one_on=one_on, n_placebos=n_placebos, rng=rng, runs=runs)
+    left = _Fresh(copy, compare, _taken(inside, fresh), _taken(expected, fresh))
+    steps_named = [step for step in steps if step.is_named]
+    alpha = _ALPHA / (len(steps_named) + 1)
+    named = _healing(steps_named, left, alpha)
+    uses = _uses(copy, _taken(pool, bad), elsewhere)
+    blamed = _blamed(copy, named, uses=uses, left=left)
+    clipping = _clipping(
+        copy,
+        _clips(uses, elsewhere_is_damaged=others is not None and others > budget),
+        exemplars=exemplars,
+        restored=[step.site for step in named],
+        n_placebos=n_placebos,
+        uses=uses,
+        left=left,
+        alpha=alpha,
+        rng=rng,
+        runs=runs,
     )
     runs.finish()
-    left = _Fresh(copy, compare, _taken(inside, fresh), _taken(expected, fresh))
-    named = _healing([step for step in steps if step.is_named], left)
-    blamed = _blamed(
-        copy,
-        named,
-        damaged=_taken(pool, bad),
-        elsewhere=elsewhere,
-        left=left,
-    )
     told = msgspec.structs.replace(told, fresh_flips=float(flip[fresh].mean()) if len(fresh) else None)
-    verdict = Verdict.NAMED if named else Verdict.NOBODY if len(bad) == DAMAGED else Verdict.TOO_FEW
+    is_named = bool(named) or clipping is not None
+    verdict = Verdict.NAMED if is_named else Verdict.NOBODY if len(bad) == DAMAGED else Verdict.TOO_FEW
     return msgspec.structs.replace(
         told,
         verdict=verdict,
-        causes=() if verdict is Verdict.TOO_FEW else _causes(told, blamed),
+        causes=() if verdict is Verdict.TOO_FEW else _causes(told, blamed, clipping),
         blamed=blamed,
+        clipping=clipping,
         order=tuple(copy.sites[step.site].name for step in steps),
         one_off=_by_name(copy.sites, 1.0 - one_off),
         one_on=_by_name(copy.sites, one_on),
@@ -522,7 +606,6 @@ def _leading(one_off: Values, one_on: Values, n_sites: int) -> list[int]:
 
 
 def _greedy(
-    copy: Copy,
     exemplars: _Exemplars,
     *,
     one_off: Values,
@@ -541,11 +624,7 @@ def _greedy(
         for site in tried:
             losses[site] = exemplars.loss([*current, site])
             runs.one()
-        placebos = []
-        for _ in range(n_placebos):
-            factors = rng.uniform(1.0, _MOST_FACTOR, len(copy.sites))
-            placebos.append(exemplars.loss(current, factors))
-            runs.one()
+        placebos = exemplars.placebos(current, n_placebos, rng, runs)
         step = _judged(exemplars, before, losses, placebos)
         steps.append(step)
         if not step.is_named:
@@ -601,7 +680,7 @@ class _Fresh:
         return None if flip is None else float(flip.mean())
 
 
-def _healing(steps: Sequence[_Step], left: _Fresh) -> list[_Step]:
+def _healing(steps: Sequence[_Step], left: _Fresh, alpha: float) -> list[_Step]:
     """Return the steps up to the last one that heals more than it breaks; all of them where no items were kept aside.
 
     A step is compared with the last one before it that does: of two faults that hide each other, the first may heal nothing alone.
@@ -612,7 +691,7 @@ def _healing(steps: Sequence[_Step], left: _Fresh) -> list[_Step]:
     kept = 0
     for number in range(1, len(steps) + 1):
         after = left.flip([step.site for step in steps[:number]])
-        if after is not None and _sign_test(before & ~after, after & ~before) <= _ALPHA / len(steps):
+        if after is not None and _sign_test(before & ~after, after & ~before) <= alpha:
             kept, before = number, after
     return list(steps[:kept])
 
@@ -623,19 +702,97 @@ def _sign_test(healed: Flags, broken: Flags) -> float:
     return sum(comb(n, count) for count in range(more, n + 1)) / (1 << n)
 
 
-def _blamed(
+class _Uses(msgspec.Struct, frozen=True, kw_only=True):
+    """How activation ranges are used, by the number of the site: on the damaged exemplars, and on items of other slices.
+
+    `elsewhere` is None where no items of other slices were given.
+    """
+
+    damaged: dict[int, RangeUse]
+    elsewhere: dict[int, RangeUse] | None
+
+
+def _uses(copy: Copy, damaged: Mapping[str, Array], elsewhere: Mapping[str, Array] | None) -> _Uses:
+    if not any(site.kind is SiteKind.ACTIVATION for site in copy.sites):
+        return _Uses(damaged={}, elsewhere=None)
+    return _Uses(
+        damaged=range_use(copy, damaged),
+        elsewhere=None if elsewhere is None else range_use(copy, _first(elsewhere)),
+    )
+
+
+def _saturates(use: RangeUse) -> bool:
+    return bool(use.clipping.mean() > use.rounding.mean())
+
+
+def _clips(uses: _Uses, *, elsewhere_is_damaged: bool) -> set[int]:
+    """Return the ranges that cut off more than they round, and more than elsewhere: see the head of this module."""
+    clips = {number for number, use in uses.damaged.items() if _saturates(use)}
+    others = uses.elsewhere
+    if others is None or elsewhere_is_damaged:
+        return clips
+    return {number for number in clips if uses.damaged[number].outside.mean() > others[number].outside.mean()}
+
+
+def _clipping(
     copy: Copy,
-    steps: Sequence[_Step],
+    clips: set[int],
     *,
-    damaged: Mapping[str, Array],
-    elsewhere: Mapping[str, Array] | None,
+    exemplars: _Exemplars,
+    restored: Sequence[int],
+    n_placebos: int,
+    uses: _Uses,
     left: _Fresh,
-) -> tuple[Blamed, ...]:
+    alpha: float,
+    rng: Generator,
+    runs: _Counted,
+) -> Clipping | None:
+    """Return the ranges that clip beside the restored sites, if together they restore more than chance and half of what is left."""
+    numbers = sorted(clips.difference(restored))
+    if not numbers:
+        return None
+    loss = exemplars.loss(restored)
+    after = exemplars.loss([*restored, *numbers])
+    restores = exemplars.share(loss - after)
+    if restores <= _SPREAD * exemplars.share(loss):
+        return None
+    placebo = max(
+        exemplars.share(loss - changed) for changed in exemplars.placebos(restored, n_placebos, rng, runs)
+    )
+    if restores <= placebo:
+        return None
+    flip, flip_left = left.flip(restored), left.flip([*restored, *numbers])
+    if (
+        flip is not None
+        and flip_left is not None
+        and _sign_test(flip & ~flip_left, flip_left & ~flip) > alpha
+    ):
+        return None
+    ranges = [_clipped(copy.sites[number], number, uses) for number in numbers]
+    return Clipping(
+        ranges=tuple(sorted(ranges, key=lambda one: -one.outside)),
+        n_ranges=sum(site.kind is SiteKind.ACTIVATION for site in copy.sites),
+        restores=restores,
+        placebo=placebo,
+        flips_left=None if flip_left is None else float(flip_left.mean()),
+    )
+
+
+def _clipped(site: Site, number: int, uses: _Uses) -> Clipped:
+    is_one = site.axis is None
+    return Clipped(
+        site=site.name,
+        outside=float(uses.damaged[number].outside.mean()),
+        elsewhere=None if uses.elsewhere is None else float(uses.elsewhere[number].outside.mean()),
+        low=float(site.low) if is_one else None,
+        high=float(site.high) if is_one else None,
+    )
+
+
+def _blamed(copy: Copy, steps: Sequence[_Step], *, uses: _Uses, left: _Fresh) -> tuple[Blamed, ...]:
     """Return the named sites with what explains each."""
     if not steps:
         return ()
-    uses = range_use(copy, damaged)
-    other_uses = range_use(copy, _first(elsewhere)) if elsewhere is not None else {}
     errors = weight_errors(copy)
     found = []
     for number, step in enumerate(steps):
@@ -653,7 +810,8 @@ def _blamed(
         elif site.kind is SiteKind.LAYER:
             one = msgspec.structs.replace(one, cause=Cause.LAYER)
         else:
-            one = _explained(one, site, uses[step.site], other_uses.get(step.site))
+            other = None if uses.elsewhere is None else uses.elsewhere[step.site]
+            one = _explained(one, site, uses.damaged[step.site], other)
         found.append(one)
     return tuple(found)
 
@@ -664,11 +822,10 @@ def _first(inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 def _explained(one: Blamed, site: Site, use: RangeUse, other: RangeUse | None) -> Blamed:
     """Return a named activation range with how it is used."""
-    saturates = use.clipping.mean() > use.rounding.mean()
     is_one = site.axis is None and not site.is_dynamic
     return msgspec.structs.replace(
         one,
-        cause=Cause.SATURATION if saturates else Cause.RESOLUTION,
+        cause=Cause.SATURATION if _saturates(use) else Cause.RESOLUTION,
         outside=float(use.outside.mean()),
         used=float(use.used.mean()),
         levels=float(use.levels.mean()),
@@ -693,10 +850,12 @@ def _restored(first: Blamed, fresh_flips: float | None) -> float:
     return 1.0 - first.flips_left / fresh_flips
 
 
-def _causes(told: Diagnosis, blamed: Sequence[Blamed]) -> tuple[Cause, ...]:
-    if not blamed:
+def _causes(told: Diagnosis, blamed: Sequence[Blamed], clipping: Clipping | None) -> tuple[Cause, ...]:
+    if not blamed and clipping is None:
         return (Cause.INPUT,)
-    causes = [blamed[0].cause]
+    causes = [blamed[0].cause] if blamed else []
+    if clipping is not None and Cause.SATURATION not in causes:
+        causes.append(Cause.SATURATION)
     if len(blamed) > 1 and _restored(blamed[0], told.fresh_flips) < _SPREAD:
         causes.append(Cause.SPREAD)
     if told.elsewhere is not None and told.elsewhere > told.budget and told.flips < _ALIKE * told.elsewhere:

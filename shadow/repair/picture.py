@@ -69,7 +69,7 @@ def _used(axis: Axes, diagnosis: Diagnosis) -> None:
     axis.set_xlabel("% of the range that is used")
     if not ranges:
         axis.set_yticks([])
-        axis.text(50, 0.5, "no activation range is named", ha="center", va="center", color=_OTHER)
+        axis.text(50, 0.5, "no single range is named", ha="center", va="center", color=_OTHER)
         return
     for row, one in enumerate(ranges):
         assert one.used is not None

@@ -339,7 +339,7 @@ class Workbench:
             return ""
         if kind is not Kind.FP32_SITES:
             return self._uncalibrated(found)
-        return "" if found.blamed else "no site is to blame"
+        return "" if found.blamed else "no single site is to blame"
 
     def _uncalibrated(self, found: Diagnosis) -> str:
         """Return why calibration cannot help; empty: it may."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.repair.faults import Fault, Patient
+from benchmarks.repair.faults import Fault, Kind, Patient
 from benchmarks.repair.network import OUTPUT, Images, drawn, pages, quantise, write
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
@@ -162,11 +162,8 @@ def test_what_cannot_be_diagnosed_is_an_error_that_says_why(
     assert message in done.stderr
 
 
-async def test_an_alert_has_the_model_and_the_slice(
-    made: tuple[Path, Fault], postgres_dsn: str, record: asyncpg.Connection
-) -> None:
-    """Its number is enough."""
-    alert = await record.fetchval("""
+async def _alert(record: asyncpg.Connection) -> int:
+    alert: int = await record.fetchval("""
         with v as (
             insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'abc') returning id
         ), s as (
@@ -177,6 +174,14 @@ async def test_an_alert_has_the_model_and_the_slice(
         insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)
         select v.id, s.id, 'firing', 'flip', now(), now(), '{}' from v cross join s returning id
     """)
+    return alert
+
+
+async def test_an_alert_has_the_model_and_the_slice(
+    made: tuple[Path, Fault], postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """Its number is enough."""
+    alert = await _alert(record)
     done = await asyncio.to_thread(
         _diagnose,
         made[0],
@@ -199,6 +204,47 @@ async def test_an_alert_has_the_model_and_the_slice(
     again = await asyncio.to_thread(_diagnose, made[0], *words, QUANTDRIFT_DSN=postgres_dsn)
     assert again.returncode == 0, again.stderr
     assert await record.fetchval("select count(*) from alert_action") == 1
+
+
+async def test_ranges_that_are_too_narrow_together_are_named_in_text_json_and_note(
+    tmp_path: Path, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """No site alone restores more than chance, but the values lie outside the ranges: that is said, and calibrating again is advised."""
+    folder = tmp_path
+    write(folder / "fp32.onnx", pages(), 1)
+    quantise(folder / "fp32.onnx", folder / "sound.onnx", pages().learnable)
+    images = drawn(pages().held_out, 2 * N, np.random.default_rng(2))
+    patient = Patient(folder / "fp32.onnx", folder / "sound.onnx", images, folder)
+    ranges = [name for name in patient.sites if name.startswith("A:") and name != "A:image"]
+    patient.write([Fault(site=name, kind=Kind.NARROW, strength=6) for name in ranges])
+    scanners = np.where(np.arange(2 * N) < N, "archive", "office")
+    images[N:] *= 0.2
+    np.savez(folder / "rec.npz", image=images, scanner=scanners)
+    (folder / "config.toml").write_text(CONFIG, encoding="utf-8")
+    alert = await _alert(record)
+    words = (str(alert), "--candidate=faulty.onnx", "--inputs=rec.npz")
+    done = await asyncio.to_thread(_diagnose, folder, *words, QUANTDRIFT_DSN=postgres_dsn)
+    assert done.returncode == 0, done.stderr
+    cause = f"Cause: saturation of {len(ranges)} of {len(ranges) + 1} activation ranges together"
+    for expected in (
+        f"{cause}.",
+        f"{len(ranges)} of {len(ranges) + 1} activation ranges cut values off. The worst, A:",
+        "range that clips",
+        "What to do: Calibrate again, with inputs of this slice among the others",
+    ):
+        assert expected in done.stdout
+    assert "margin" not in done.stdout
+    note = await record.fetchrow("select reason, finding from alert_action where alert_id = $1", alert)
+    assert note["reason"].startswith(cause)
+    assert "of the values of inputs whose answer changes" in note["reason"]
+    assert "Calibrate again" in note["reason"]
+    done = await asyncio.to_thread(
+        _diagnose, folder, *words, "--json", "--no-note", QUANTDRIFT_DSN=postgres_dsn
+    )
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["causes"], found["blamed"]) == ("named", ["saturation"], [])
+    assert len(found["clipping"]["ranges"]) == len(ranges)
+    assert json.loads(note["finding"])["clipping"] == found["clipping"]
 
 
 def _exchange(image: Images, logits: Images, scanner: str) -> Exchange:

@@ -15,6 +15,7 @@ from quantdrift.shadow.comparators.classes.classification import ClassificationC
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.repair import blame
 from quantdrift.shadow.repair.blame import Cause, Diagnosis, Verdict, diagnose
+from quantdrift.shadow.repair.probes import range_use
 from quantdrift.shadow.repair.sites import SwitchableCopy
 from quantdrift.shadow.tensors.arrays import Outputs
 
@@ -27,6 +28,8 @@ CHANNEL = Fault(site="W:node_block4.a_conv", kind=Kind.CHANNEL, strength=3, chan
 NARROW = Fault(site="A:image", kind=Kind.NARROW, strength=5)
 WIDE = Fault(site="A:stem_relu", kind=Kind.WIDE, strength=7)
 COARSE = Fault(site="A:image", kind=Kind.WIDE, strength=7)
+FAINT = 0.2
+"""Pages so much fainter use a fifth of the ranges."""
 DECOY = Fault(site="A:block4.b_norm", kind=Kind.WIDE, strength=4)
 
 
@@ -116,8 +119,64 @@ def test_no_site_of_a_healthy_candidate_is_named(
     found = diagnose(copy, _compare, {INPUT: images}, budget=0.003, seed=seed)
     assert (found.verdict, found.blamed) == (verdict, ())
     assert found.causes == ((Cause.INPUT,) if verdict is Verdict.NOBODY else ())
+    assert found.clipping is None
     assert found.together.keys() == {"A", "W"}
     assert max(found.together.values()) > 0.3
+
+
+def _all_narrow(patient: Patient) -> list[Fault]:
+    """Return a fault at each range but the input's: each is a fifth of what it was."""
+    ranges = [name for name in patient.sites if name.startswith("A:") and name != NARROW.site]
+    return [Fault(site=name, kind=Kind.NARROW, strength=6) for name in ranges]
+
+
+def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> None:
+    """One site alone restores little, since the next range clips, too; the values tell which ones do that.
+
+    Here the other pages are fainter and within their budget, but for rounding. Some restore more than chance, so they are
+    named; the group is all the others.
+    """
+    faults = _all_narrow(patient)
+    copy = SwitchableCopy(patient.write(faults), patient.reference)
+    here, there = np.array_split(patient.images, 2)
+    elsewhere = {INPUT: (FAINT * there).astype(np.float32)}
+    found = diagnose(copy, _compare, {INPUT: here}, budget=BUDGET, elsewhere=elsewhere)
+    assert (found.verdict, found.causes) == (Verdict.NAMED, (Cause.SATURATION,))
+    assert len(found.blamed) < len(faults) / 2
+    clipping = found.clipping
+    assert clipping is not None
+    named = [one.site for one in found.blamed] + [one.site for one in clipping.ranges]
+    assert sorted(named) == sorted(fault.site for fault in faults)
+    assert clipping.n_ranges == len(faults) + 1
+    assert clipping.restores > 0.5 > clipping.placebo
+    assert clipping.flips_left is not None
+    assert clipping.flips_left < BUDGET < (found.fresh_flips or 0.0)
+    worst = clipping.ranges[0]
+    assert worst.outside == max(one.outside for one in clipping.ranges) > 0.3
+    assert worst.outside > (worst.elsewhere or 0.0)
+
+
+def test_ranges_that_clip_everywhere_are_the_cause_of_all_slices(patient: Patient) -> None:
+    """Other slices that clip as much are no excuse where their answers change as well."""
+    copy = SwitchableCopy(patient.write(_all_narrow(patient)), patient.reference)
+    here, there = ({INPUT: part} for part in np.array_split(patient.images, 2))
+    found = diagnose(copy, _compare, here, budget=BUDGET, elsewhere=there)
+    assert found.causes == (Cause.SATURATION, Cause.NOT_THIS_SLICE)
+    assert found.clipping is not None
+    assert len(found.clipping.ranges) > found.clipping.n_ranges / 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranges_that_clip_a_little_are_not_accused(seed: int, patient: Patient, tmp_path: Path) -> None:
+    """Sixteen pages calibrate ranges that others leave a little; that harms nobody, and rounding does what damage there is."""
+    quantise(patient.reference, tmp_path / "few.onnx", pages().learnable[:16])
+    copy = SwitchableCopy(tmp_path / "few.onnx", patient.reference)
+    images = drawn(pages().held_out, 3_000, np.random.default_rng(500 + seed))
+    uses = range_use(copy, {INPUT: images[:64]})
+    assert any(use.outside.mean() > 0 for use in uses.values())
+    found = diagnose(copy, _compare, {INPUT: images}, budget=0.0005, seed=seed)
+    assert found.n_damaged >= blame.FEWEST_DAMAGED
+    assert (found.blamed, found.clipping) == ((), None)
 
 
 def test_a_slice_within_its_budget_has_nothing_to_blame(patient: Patient) -> None:

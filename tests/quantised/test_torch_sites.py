@@ -137,6 +137,20 @@ def test_a_fault_in_one_layer_is_named_first(
     assert (first.outside or 0.0) > 0.05 or cause is not Cause.SATURATION
 
 
+def test_ranges_of_all_layers_that_are_too_narrow_are_the_cause(folder: Path, tmp_path: Path) -> None:
+    """As in an ONNX file: those that are named leave damage, and all the other ranges together restore what is left."""
+    network = static()
+    for layer in LINEAR:
+        damage(network, layer, "narrow")
+    found = _diagnosed(_copy(folder, saved(network, tmp_path / "int8.safetensors")))
+    assert (found.verdict, found.causes[0]) == (Verdict.NAMED, Cause.SATURATION)
+    assert found.clipping is not None
+    assert len(found.clipping.ranges) + len(found.blamed) == found.clipping.n_ranges == len(LINEAR)
+    assert found.clipping.restores > found.clipping.placebo
+    assert found.clipping.flips_left is not None
+    assert found.clipping.flips_left < found.budget < found.flips
+
+
 def test_a_fault_is_named_where_only_weights_are_quantised(folder: Path, tmp_path: Path) -> None:
     """Placebos change how weights are rounded: there are no ranges."""
     network = damage(quantised("Int8WeightOnlyConfig"), "blocks.0.b", "coarse")
