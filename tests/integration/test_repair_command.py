@@ -108,8 +108,8 @@ def test_the_faulty_site_in_fp32_passes_the_gate(folder: Path, tmp_path: Path) -
     diagnosed = invoked(
         "diagnose", "--slice=scanner=office", "--candidate=narrow.onnx", *OFFICE, directory=folder
     )
-    inputs, damage, *_ = diagnosed.stdout.splitlines()
-    assert inputs.startswith("Inputs: ")
+    heading, damage, *_ = diagnosed.stdout.splitlines()
+    assert heading.startswith("Inputs: ")
     assert damage.partition(";")[0] == done.stdout.partition(";")[0], "one recording has one share"
     assert "quantdrift gate " in done.stdout
     one = _record(out)["fp32-sites"]
