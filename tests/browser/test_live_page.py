@@ -226,9 +226,7 @@ async def test_an_alert_shows_its_cause_its_repairs_and_the_gate(
             assert "Range used elsewhere" in seen
             assert "\u202e" not in seen
             assert "\x1b" not in seen
-            assert f"quantdrift repair {alert} --candidate" in seen, (
-                "no reference of this model is configured"
-            )
+            assert f"quantdrift repair {alert} --candidate" in seen
         async with database.begin() as connection:
             await add_finding(connection, alert, FindingKind.CAUSE, "Cause: input.", {"sites": "?"})
         seen = (await _look(browser, base, [f"/alert/{alert}"], 390, "light"))[f"/alert/{alert}"]
