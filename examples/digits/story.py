@@ -446,7 +446,7 @@ async def _command(running: Services, out: Path, *words: str, codes: Sequence[in
 async def _alerts(running: Services, out: Path) -> list[str]:
     """Return the numbers of the archive's alerts, the newest first; that of a version that was replaced has ended."""
     listed = msgspec.json.decode(await _command(running, out, "alerts", "list", "--all", "--json"))
-    return [str(one["id"]) for one in listed if one["slice"] == ARCHIVE]
+    return [str(alert["id"]) for alert in listed if alert["slice"] == ARCHIVE]
 
 
 async def _alert(running: Services, out: Path) -> str:

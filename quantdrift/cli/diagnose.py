@@ -323,12 +323,12 @@ def _clipped(clipping: "Clipping") -> str:
     """Return a table of the ranges that clip most."""
     rows = [
         (
-            one.site,
-            _share(one.outside),
-            "unknown" if one.elsewhere is None else _share(one.elsewhere),
-            f"[{one.low:.3g}, {one.high:.3g}]" if one.low is not None else "by channel",
+            clipped.site,
+            _share(clipped.outside),
+            "unknown" if clipped.elsewhere is None else _share(clipped.elsewhere),
+            f"[{clipped.low:.3g}, {clipped.high:.3g}]" if clipped.low is not None else "by channel",
         )
-        for one in clipping.ranges[:_MOST_CLIPPED]
+        for clipped in clipping.ranges[:_MOST_CLIPPED]
     ]
     table = columns(("range that clips", "values outside", "elsewhere", "from, to"), rows)
     more = len(clipping.ranges) - len(rows)

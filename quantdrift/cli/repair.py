@@ -463,13 +463,14 @@ def _head(
     n_change, before = (0, 0.0) if change is None else (change.n, change.before)
     n = found.n_items + n_change
     share = (found.flips * found.n_items + before * n_change) / n if n else 0.0
-    of_slice = [f", {found.n_items:,} of the slice ({_share(found.flips)} change)", ""]
-    if change is not None:
-        of_slice[1] = f", {n_change:,} of the slice ({_share(before)} change)"
+    measured_on = "" if change is None else f", {n_change:,} of the slice ({_share(before)} change)"
     return [
         f"{plain(case.model.name)}, {plain(case.slice.name)}: {_share(share)} of {n:,} answers change; the budget is {_share(found.budget)}.",
         f"Cause: {cause_of(found)}.",
-        f"Found and calibrated on {n_items[0]:,} {source}{of_slice[0]}; measured on {n_items[1]:,} others{of_slice[1]}.",
+        (
+            f"Found and calibrated on {n_items[0]:,} {source}, {found.n_items:,} of the slice ({_share(found.flips)} change);"
+            f" measured on {n_items[1]:,} others{measured_on}."
+        ),
     ]
 
 

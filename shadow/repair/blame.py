@@ -23,11 +23,9 @@ each direction. Where no item was kept aside that could confirm it, 79 placebos 
 Annals of Mathematical Statistics 28, 1957), with sample splitting.
 
 **When ranges are said to clip.** Ranges that are too narrow together hide each other: with one in FP32 the next one still cuts its
-values off, so no site alone restores more than chance. This needs no search, because the values tell which ranges clip:
-
-- on the damaged exemplars, what a range cuts off has a larger mean square than what it rounds, as for a named site;
-- a larger share of values is outside than on items of other slices. Where those are within the budget, clipping as much harms nothing
-  there, so it is no cause here. Where other slices are damaged, too, or none were given, this is not asked.
+values off, so no site alone restores more than chance. This needs no search, because the values tell which ranges clip: on the damaged
+exemplars, what such a range cuts off has a larger mean square than what it rounds, as for a named site. How much it cuts off elsewhere is
+shown and is no criterion: of the same values outside, other inputs may bear the loss.
 
 All of these ranges in FP32, beside the named sites, must restore more than each of 39 (or 79) placebos, and half of the loss that is left:
 a sound candidate has a few ranges that clip a little, beside rounding everywhere. And they must heal more items than they break, where
@@ -425,7 +423,6 @@ def diagnose(
     blamed = _blamed(copy, named, uses=uses, left=left)
     clipping = _clipping(
         copy,
-        _clips(uses, elsewhere_is_damaged=others is not None and others > budget),
         exemplars=exemplars,
         restored=[step.site for step in named],
         n_placebos=n_placebos,
@@ -725,18 +722,8 @@ def _saturates(use: RangeUse) -> bool:
     return bool(use.clipping.mean() > use.rounding.mean())
 
 
-def _clips(uses: _Uses, *, elsewhere_is_damaged: bool) -> set[int]:
-    """Return the ranges that cut off more than they round, and more than elsewhere: see the head of this module."""
-    clips = {number for number, use in uses.damaged.items() if _saturates(use)}
-    others = uses.elsewhere
-    if others is None or elsewhere_is_damaged:
-        return clips
-    return {number for number in clips if uses.damaged[number].outside.mean() > others[number].outside.mean()}
-
-
 def _clipping(
     copy: Copy,
-    clips: set[int],
     *,
     exemplars: _Exemplars,
     restored: Sequence[int],
@@ -748,7 +735,7 @@ def _clipping(
     runs: _Counted,
 ) -> Clipping | None:
     """Return the ranges that clip beside the restored sites, if together they restore more than chance and half of what is left."""
-    numbers = sorted(clips.difference(restored))
+    numbers = sorted({number for number, use in uses.damaged.items() if _saturates(use)}.difference(restored))
     if not numbers:
         return None
     loss = exemplars.loss(restored)

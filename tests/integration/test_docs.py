@@ -105,8 +105,10 @@ async def test_the_commands_of_the_first_hour_run_as_typed_with_two_models(
         result = await typed(command)
         # NATS and the other processes are away, and `status` says so.
         assert result.exit_code == 0 or (command == "status" and result.exit_code == 1), result.output
-    rest = [one for one in re.findall(r"\| `quantdrift ([^`]+)` \|", page) if "..." not in one]
-    assert {one.split()[0] for one in rest} == {"diagnose", "repair", "compare"}
-    for command in rest:
+    next_day = [
+        command for command in re.findall(r"\| `quantdrift ([^`]+)` \|", page) if "..." not in command
+    ]
+    assert {command.split()[0] for command in next_day} == {"diagnose", "repair", "compare"}
+    for command in next_day:
         assert "Usage:" not in (await typed(command)).output, command
-    assert (await typed(rest[-1])).exit_code == 0
+    assert (await typed(next_day[-1])).exit_code == 0

@@ -373,9 +373,11 @@ async def test_the_silence_of_a_runbook_is_of_one_slice_of_one_model(name: str, 
 
     def silenced() -> set[tuple[str, str]]:
         with urllib.request.urlopen(url, timeout=5) as answer:
-            found = json.load(answer)
+            listed = json.load(answer)
         return {
-            (one["labels"]["model"], one["labels"]["slice"]) for one in found if one["status"]["silencedBy"]
+            (alert["labels"]["model"], alert["labels"]["slice"])
+            for alert in listed
+            if alert["status"]["silencedBy"]
         }
 
     async def sent() -> bool:

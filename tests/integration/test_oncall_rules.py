@@ -60,8 +60,8 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
 def test_each_silence_names_what_its_alert_is_about() -> None:
     """By the labels that the rule keeps; a silence by `alertname` alone would be one of the whole fleet."""
     for rule in _rules():
-        found = re.search(r"\bby \(([^)]*)\)", rule["expr"])
-        kept = {one.strip() for one in found[1].split(",")} if found else set()
+        grouping = re.search(r"\bby \(([^)]*)\)", rule["expr"])
+        kept = {label.strip() for label in grouping[1].split(",")} if grouping else set()
         wanted = kept & {"model", "slice", "instance", "child"}
         page = (RUNBOOKS / f"{rule['alert']}.md").read_text(encoding="utf-8")
         (command,) = re.findall(r"^amtool silence add .+$", page, flags=re.MULTILINE)

@@ -29,7 +29,7 @@ NARROW = Fault(site="A:image", kind=Kind.NARROW, strength=5)
 WIDE = Fault(site="A:stem_relu", kind=Kind.WIDE, strength=7)
 COARSE = Fault(site="A:image", kind=Kind.WIDE, strength=7)
 FAINT = 0.2
-"""Pages so much fainter use a fifth of the ranges."""
+"""So much fainter pages are damaged less."""
 DECOY = Fault(site="A:block4.b_norm", kind=Kind.WIDE, strength=4)
 
 
@@ -133,14 +133,16 @@ def _all_narrow(patient: Patient) -> list[Fault]:
 def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> None:
     """One site alone restores little, since the next range clips, too; the values tell which ones do.
 
-    Some restore more than chance and are named; the group is all the others. The other pages are fainter, and clip as well.
+    Some restore more than chance and are named; the group is all the others. The other pages are fainter and within the budget, although
+    some of the ranges cut off more of their values: that does not clear these ranges.
     """
     faults = _all_narrow(patient)
     copy = SwitchableCopy(patient.write(faults), patient.reference)
     here, there = np.array_split(patient.images, 2)
     elsewhere = {INPUT: (FAINT * there).astype(np.float32)}
-    found = diagnose(copy, _compare, {INPUT: here}, budget=BUDGET, elsewhere=elsewhere)
+    found = diagnose(copy, _compare, {INPUT: here}, budget=0.05, elsewhere=elsewhere)
     assert (found.verdict, found.causes) == (Verdict.NAMED, (Cause.SATURATION,))
+    assert (found.elsewhere or 0.0) < found.budget < found.flips
     assert len(found.blamed) < len(faults) / 2
     clipping = found.clipping
     assert clipping is not None
@@ -149,10 +151,11 @@ def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> 
     assert clipping.n_ranges == len(faults) + 1
     assert clipping.restores > 0.5 > clipping.placebo
     assert clipping.flips_left is not None
-    assert clipping.flips_left < BUDGET < (found.fresh_flips or 0.0)
+    assert clipping.flips_left < BUDGET
     worst = clipping.ranges[0]
     assert worst.outside == max(one.outside for one in clipping.ranges) > 0.3
-    assert worst.elsewhere is not None
+    assert any(one.outside < (one.elsewhere or 0.0) for one in clipping.ranges)
+    assert any(one.outside > 2 * (one.elsewhere or 0.0) for one in clipping.ranges)
 
 
 def test_ranges_that_clip_everywhere_are_the_cause_of_all_slices(patient: Patient) -> None:
