@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from quantdrift.cli.embedded_nats import at_data
-from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, emit, span_of
+from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, data_option, emit, span_of
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError, RetryError, os_error_text
@@ -27,12 +27,7 @@ _AUDIT_S: Final = 5.0
 """Longest wait for Postgres; then the pause takes effect without an entry of this command."""
 _SEED: Final = re.compile(rb"SU[A-Z2-7]{56}")
 _MODEL = click.option("--model", help="Only this model, as named in [[models]].")
-_NATS = click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`; the command uses its NATS.",
-)
+_NATS = data_option("NATS")
 
 
 @click.command("pause")

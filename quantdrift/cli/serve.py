@@ -1,15 +1,19 @@
 """The commands that run a process: `sidecar`, `shadow`, `monitor`, and `up` for all of them."""
 
+import logging
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
-from quantdrift.cli.options import CONFIG, DATA, prepare, prepare_sidecar
+from quantdrift.cli.options import CONFIG, UP_DATA, WITHOUT_MODELS, data_option, prepare, prepare_sidecar
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.logs import setup_logs
 
+_LOG = logging.getLogger(__name__)
+_SERVER_DATA: Final = data_option("servers", is_found=False)
 NICE = 10
 """Niceness of a shadow worker: where it shares a host with anything that serves, it waits."""
 
@@ -38,7 +42,7 @@ def sidecar(config_path: Path) -> None:
 
 @click.command()
 @CONFIG
-@DATA
+@_SERVER_DATA
 def shadow(config_path: Path, data: Path | None) -> None:
     """Replay captured exchanges through the FP32 reference and store comparisons.
 
@@ -62,7 +66,7 @@ def shadow(config_path: Path, data: Path | None) -> None:
 
 @click.command()
 @CONFIG
-@DATA
+@_SERVER_DATA
 def monitor(config_path: Path, data: Path | None) -> None:
     """Watch the stored comparisons for drift and send alerts by OpenTelemetry.
 
@@ -88,7 +92,7 @@ def monitor(config_path: Path, data: Path | None) -> None:
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path(".quantdrift"),
+    default=UP_DATA,
     show_default=True,
     envvar="QUANTDRIFT_DATA",
     help="Data directory of the embedded servers.",
@@ -117,5 +121,7 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
 
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
+    if not config.models:
+        _LOG.warning("%s has no [[models]]: %s", config_path, WITHOUT_MODELS)
     grace_s = config.sidecar.grace_s + 2 * GRACE_S + SERVERS_GRACE_S
     sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))

@@ -13,10 +13,12 @@ from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import count_of, number
+from quantdrift.facts.daily import rounded
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
+    from quantdrift.facts.daily import DailyTraffic
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.commands.slice_list import ListedSlice
@@ -136,16 +138,23 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise, alert, link = asyncio.run(_more(config, secrets, listed))
+    signals, history, noise, alert, link, daily = asyncio.run(_more(config, secrets, listed))
     unit = config.measure(listed.model).unit
     if as_json:
-        more = {"signals": signals, "history": history, "noise": noise, "alert": alert, "page": link}
+        more = {
+            "signals": signals,
+            "history": history,
+            "noise": noise,
+            "alert": alert,
+            "page": link,
+            "daily": daily,
+        }
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
             "\n".join(
                 [
-                    _shown(listed, alert),
+                    _shown(listed, alert, daily),
                     *([f"  live page  {link}"] if link else []),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
@@ -211,8 +220,8 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[Change], list[SelfNoise], str, str]:
-    """Return the signals of a slice, its history, its noise, its alert's text, and its address on the live page."""
+) -> tuple[list[SignalView], list[Change], list[SelfNoise], str, str, DailyTraffic | None]:
+    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, and its traffic."""
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
@@ -221,6 +230,7 @@ async def _more(
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.monitor.noise import floors_of
+    from quantdrift.storage.traffic import newest_traffic
 
     async with Database(secrets.dsn) as database, database.begin() as connection:
         rows = [] if listed.id is None else await signals_of(connection, listed.id)
@@ -232,7 +242,12 @@ async def _more(
             noise = self_noises(of_version, None if listed.predicate == EVERYTHING else of_slice)
         alert = None if listed.id is None else await alert_of(connection, listed.id)
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
-        return signal_views(rows), history, noise, page(alert) if alert else "", link
+        daily = (
+            (await newest_traffic(connection, rows[0].model_version_id)).get(listed.id)
+            if rows and listed.id is not None
+            else None
+        )
+        return signal_views(rows), history, noise, page(alert) if alert else "", link, daily
 
 
 def _history_lines(history: list[Change]) -> list[str]:
@@ -274,7 +289,7 @@ def _table(slices: list[ListedSlice], model: str) -> str:
     return columns(("id", "model", "kind", "status", "share", "verdict", "slice"), rows)
 
 
-def _shown(listed: ListedSlice, alert: str) -> str:
+def _shown(listed: ListedSlice, alert: str, daily: DailyTraffic | None) -> str:
     lines = [
         f"{listed.name}  ({listed.kind.value}, {listed.status})",
         f"  model      {listed.model}",
@@ -284,6 +299,11 @@ def _shown(listed: ListedSlice, alert: str) -> str:
     if listed.share is not None:
         since = " (or of the full hours since it was created)" if listed.made else ""
         lines.append(f"  share      {listed.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
+    if daily is not None and (requests := daily.requests_per_day) is not None:
+        changed = daily.changed_per_day
+        answers = "" if changed is None else f", {rounded(changed):,} changed answers"
+        basis = f", {daily.basis}" if daily.basis else ""
+        lines.append(f"  a day      {rounded(requests):,} requests{answers}{basis}; estimated")
     if listed.verdict is not None:
         lines.append(f"  verdict    {listed.verdict} on {listed.candidate_version}: {listed.reason}")
     if listed.evidence is not None and listed.threshold is not None:

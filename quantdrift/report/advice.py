@@ -20,7 +20,8 @@ from quantdrift.drift.explain.diagnosis import (
 )
 from quantdrift.drift.explain.diagnosis_text import first_step
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.report.interval import Estimate
+from quantdrift.facts.daily import basis
+from quantdrift.facts.estimate import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Episode, SliceName, Version
 
@@ -152,6 +153,7 @@ def diagnosis(
         undecided=found.cause == DamageCause.UNDECIDED,
         changed=None if by_flips or flips is None else flips.mean,
         daily=found.daily,
+        daily_basis=basis(found.daily_s),
         explained_by=found.explained_by or "",
         news=found.changes,
     )

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import UNVERIFIED, Verdict
+from quantdrift.facts.daily import rounded
 from quantdrift.report.figures import (
     Brief,
     BriefLine,
@@ -144,9 +145,10 @@ def _how_many(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
 def _affected(entry: SliceFigures) -> str:
     if entry.flip is None:
         return ""
-    a_day = (
-        f", some {number(entry.flip.mean * entry.per_day)} a day" if entry.per_day and entry.flip.mean else ""
-    )
+    a_day = ""
+    if entry.daily and (changed := entry.daily.changed_per_day):
+        basis = f", {entry.daily.basis}" if entry.daily.basis else ""
+        a_day = f", some {rounded(changed):,} a day{basis}"
     people = (
         f", on the last day for at least {count_of(entry.n_people, 'person', 'people')}"
         if entry.n_people

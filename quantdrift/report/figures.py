@@ -10,8 +10,9 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
-from quantdrift.report.difference import Change, change_of
-from quantdrift.report.interval import Estimate, Quantile
+from quantdrift.facts.daily import DailyTraffic
+from quantdrift.facts.estimate import Change, Estimate, change_of
+from quantdrift.facts.interval import Quantile
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.report.facts import Direction, Fleet, Grain, ReasonCount, StratumCounts
@@ -52,8 +53,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     decided
         The figures that decided its verdict, where that is an alert or the end of one. The other figures are of the
         whole period.
-    per_day
-        Estimated exchanges a day while the version served; None where that time is not known.
+    daily
+        What came to the slice while the version served, and what that is a day; None: not known.
     n_people
         People, or sessions, with a changed answer on the last day of data: at least so many, since only sampled requests are
         counted. 0: none is known.
@@ -82,7 +83,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     divergence_noise: float = 0.0
     tie: float | None = None
     decided: str = ""
-    per_day: float | None = None
+    daily: DailyTraffic | None = None
     n_people: int = 0
     page_url: str = ""
 
@@ -337,10 +338,10 @@ class SideFigures(_Figures, frozen=True, kw_only=True):
     Parameters
     ----------
     n_exchanges, n_clusters
-        Exchanges compared, and the sessions that they belong to; an exchange without a session is one of its own. None:
+        Exchanges compared, and the people that they belong to; an exchange without a person is one of its own. None:
         the roll-ups do not hold it.
     flip, divergence
-        Means with 95 % intervals clustered by session; None where nothing was measured.
+        Means with 95 % intervals (`quantdrift.facts.estimate.ratio`); None where nothing was measured.
     """
 
     n_exchanges: int

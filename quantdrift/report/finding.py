@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from math import log
 from statistics import median
 
 import msgspec
@@ -18,6 +17,16 @@ from quantdrift.core.text import plain
 from quantdrift.drift.explain.diagnosis import Aggregate, Kind
 from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
+from quantdrift.facts.daily import DailyTraffic
+from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.interval import (
+    HIGHEST,
+    LOWEST,
+    N_BINS,
+    excess,
+    quantile,
+    shortfall,
+)
 from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
 from quantdrift.report.figures import (
     EpisodeFigures,
@@ -26,17 +35,6 @@ from quantdrift.report.figures import (
     ModelFigures,
     SliceFigures,
     SpreadRow,
-)
-from quantdrift.report.interval import (
-    HIGHEST,
-    LOWEST,
-    N_BINS,
-    Estimate,
-    excess,
-    mean_of_bins,
-    quantile,
-    share,
-    shortfall,
 )
 from quantdrift.report.wording import headline, moment, speed_sentence
 from quantdrift.storage.page.history import Times
@@ -98,8 +96,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         At the end of the period.
     episodes
         Episodes that were open at some time of the period, pages first.
-    days
-        Per version the days of the period in which it was compared.
+    served_s
+        Per version the seconds of the period in which it served.
     times, learned_s, saved
         Per version how long its answers took at the end of the period, and what 99 % did not exceed when that was learned; and
         what an item cost with reference and candidate.
@@ -113,7 +111,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bins: Mapping[Key, tuple[float, ...]]
     verdicts: Mapping[Key, VerdictFact]
     episodes: tuple[EpisodeFacts, ...]
-    days: Mapping[int, float] = {}
+    served_s: Mapping[int, float] = {}
     times: Mapping[int, Times] = {}
     learned_s: Mapping[int, float] = {}
     saved: tuple[Saved, ...] = ()
@@ -316,16 +314,22 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         n_exchanges=sums.n_groups,
         n_effective=sums.n_effective,
         traffic_share=min(sums.weight / everything.weight, 1.0) if everything.weight else None,
-        flip=_estimate(Metric.FLIP, sums, bins, accepted.cap),
-        divergence=_estimate(Metric.DIVERGENCE, sums, bins, accepted.cap),
-        js=_estimate(Metric.JS, sums, bins, accepted.cap),
+        flip=sums.estimate(Metric.FLIP, accepted.cap, bins),
+        divergence=sums.estimate(Metric.DIVERGENCE, accepted.cap, bins),
+        js=sums.estimate(Metric.JS, accepted.cap, bins),
         flip_budget=budgets.get(Metric.FLIP, accepted.flip),
         divergence_budget=budgets.get(Metric.DIVERGENCE, accepted.divergence),
         n_infinite=sums.n_infinite,
         tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
         tie=sums.tie / sums.tie_weight if sums.tie_weight else None,
-        per_day=sums.weight / days if (days := facts.days.get(version.id)) else None,
+        daily=DailyTraffic(
+            requests=sums.weight,
+            n_exchanges=sums.n_groups,
+            n_answers=sums.n_items,
+            seconds=facts.served_s.get(version.id, 0.0),
+            changed_share=sums.mean(Metric.FLIP),
+        ),
         n_people=facts.people.get(key, 0),
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
@@ -344,7 +348,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     def estimate(measured: Measured | None, metric: Metric = episode.metric) -> Estimate | None:
         if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
             return None
-        return _estimate(metric, measured.sums, measured.bins, accepted.cap)
+        return measured.sums.estimate(metric, accepted.cap, measured.bins)
 
     all_traffic = next(
         (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
@@ -492,13 +496,6 @@ def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> st
         return next((episode.decided for episode in episodes if episode.resolved_at is None), "")
     ends = [episode.resolved_at for episode in episodes if episode.resolved_at is not None]
     return f"its alert ended {moment(max(ends))}; the figures include the time of the alert" if ends else ""
-
-
-def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> Estimate | None:
-    mean, n = sums.mean(metric), sums.n_effective_of(metric)
-    if metric is Metric.DIVERGENCE:
-        return mean_of_bins(mean, bins, n, cap)
-    return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
 
 
 def _share(part: Measured | None, all_traffic: Measured | None) -> float | None:

@@ -28,11 +28,13 @@ from quantdrift.report.finding import (
 )
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
+from quantdrift.storage.estimates import MOST_ROWS
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import saved
 from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
+from quantdrift.storage.traffic import served_s
 
 MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
@@ -109,7 +111,7 @@ async def gather(
     versions = tuple(await reader.versions(model))
     slices = {name.id: name for name in await reader.slices(model)}
     caps = {version.id: config.budget(version.model).cap for version in versions}
-    extent = await reader.divergence.extent(period.begin, period.end, MOST_ITEMS + 1)
+    extent = await reader.divergence.extent(period.begin, period.end, MOST_ROWS + 1)
     how = resolution(period, extent)
     verdicts = {
         (fact.version_id, fact.slice_id): fact for fact in await reader.verdicts(period.end, list(caps))
@@ -118,9 +120,11 @@ async def gather(
 
     progress("summing divergence")
     totals = {}
+    seconds: dict[int, float] = {}
     if how is not None:
-        length = how.window.end - how.window.begin
-        totals = by_key(await reader.divergence.sums(how.window, length, caps, list(slices)))
+        whole = _whole(period, extent, how)
+        totals = by_key(await reader.divergence.sums(whole, whole.end - whole.begin, caps, list(slices)))
+        seconds = await served_s(reader.connection, list(caps), whole.begin, whole.end)
     version_ids = {version for version, _ in totals} | {episode.version_id for episode in open_then}
     facts = Facts(
         versions=versions,
@@ -129,6 +133,7 @@ async def gather(
         bins={},
         verdicts={key: fact for key, fact in verdicts.items() if key[0] in version_ids},
         episodes=(),
+        served_s=seconds,
     )
     shown, drawn = _choose(config, facts, open_then)
 
@@ -139,7 +144,7 @@ async def gather(
         series = await reader.divergence.sums(how.window, how.width, caps, wanted)
         last_at = extent.last or period.end
         people = await reader.people(max(period.begin, last_at - timedelta(days=1)), period.end, list(caps))
-        facts = msgspec.structs.replace(facts, bins=bins, days=_days(facts, series, how), people=people)
+        facts = msgspec.structs.replace(facts, bins=bins, people=people)
 
     progress("reading how long answers took")
     facts = msgspec.structs.replace(
@@ -207,17 +212,11 @@ async def _learned_s(reader: Reader, config: Config, facts: Facts) -> dict[int, 
     return found
 
 
-def _days(facts: Facts, series: Sequence[SliceSums], how: Resolution) -> dict[int, float]:
-    """Return, per version, the days between its first and its last bucket, both included."""
-    ends: dict[int, tuple[datetime, datetime]] = {}
-    everything = _everything(facts)
-    for point in series:
-        if point.slice_id in everything:
-            first, last = ends.get(point.version_id, (point.at, point.at))
-            ends[point.version_id] = min(first, point.at), max(last, point.at)
-    return {
-        version: (last - first + how.width) / timedelta(days=1) for version, (first, last) in ends.items()
-    }
+def _whole(period: Period, extent: Extent, how: Resolution) -> Window:
+    """Return the window of the sums over the whole period: of the comparisons, which know people, where that is possible."""
+    if extent.n_items > MOST_ROWS or not extent.is_whole or extent.first is None:
+        return how.window
+    return Window(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
 
 
 def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:

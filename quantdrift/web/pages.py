@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
@@ -15,6 +15,9 @@ from markupsafe import Markup
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
+from quantdrift.facts.daily import DailyTraffic
+from quantdrift.facts.estimate import Estimate, difference
+from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.database import Database
@@ -33,6 +36,8 @@ from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.traffic import last_day
+from quantdrift.storage.traffic import traffic as traffic_of
 from quantdrift.web import charts, words
 from quantdrift.web.access import FORM_MARK, PERSON
 from quantdrift.web.guard import form_problem
@@ -88,7 +93,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[present.VersionNow, ...]
     verdict: str
     worst: tuple[present.SliceNow, ...]
-    traffic: dict[int, present.Traffic]
+    traffic: Mapping[int, DailyTraffic]
     unknowns: tuple[present.Unknown, ...]
     facts: present.SingleFacts = present.SingleFacts()
 
@@ -107,7 +112,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return labelled(found) if found else None
 
     @property
-    def whole(self) -> present.Traffic | None:
+    def whole(self) -> DailyTraffic | None:
         """The traffic of all slices together."""
         return self.traffic.get(self.now.all_id or 0)
 
@@ -119,13 +124,15 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def n_changed(self) -> float | None:
         """Changed answers a day in all traffic together; None: not known."""
-        return self.whole.changed if self.whole else None
+        return self.whole.changed_per_day if self.whole else None
 
     @property
     def excess(self) -> float:
         """Changed answers a day in the slice that has most of them, among those that fire or warn."""
         found = [
-            self.traffic[one.slice_id].changed or 0.0 for one in self.worst if one.slice_id in self.traffic
+            self.traffic[one.slice_id].changed_per_day or 0.0
+            for one in self.worst
+            if one.slice_id in self.traffic
         ]
         return max(found, default=0.0)
 
@@ -173,7 +180,6 @@ async def overview(request: web.Request) -> web.Response:
             by_model.setdefault(one.model, []).append(one)
         for versions in by_model.values():
             newest = versions[0]
-            after = (newest.last_at or now) - _DAY
             n_bad = newest.n_firing + newest.n_warning
             worst = await present.slices(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
             models.append(
@@ -182,7 +188,7 @@ async def overview(request: web.Request) -> web.Response:
                     others=tuple(versions[1:]),
                     verdict=newest.verdict,
                     worst=tuple(one for one in worst if one.verdict in {"firing", "warning"}),
-                    traffic=await present.traffic(connection, newest, after),
+                    traffic=await _traffic(connection, newest),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
                 )
             )
@@ -225,6 +231,14 @@ async def overview(request: web.Request) -> web.Response:
         now=now,
         link=lambda **more: _link("/", {"model": chosen, "verdict": verdict, "q": query} | more),
     )
+
+
+async def _traffic(
+    connection: present.Connection, version: present.VersionNow, until: datetime | None = None
+) -> Mapping[int, DailyTraffic]:
+    """Return the traffic of each slice on the last day of data of a version, or on the last one before a time."""
+    ends = [at for at in (version.last_at, until) if at is not None]
+    return await traffic_of(connection, version.id, *last_day(min(ends))) if ends else {}
 
 
 async def _with_facts(connection: present.Connection, model: ModelView, slice_ids: list[int]) -> ModelView:
@@ -293,7 +307,7 @@ async def slice_page(request: web.Request) -> web.Response:
         split = onset or begin + (end - begin) / 2
         of_bars = (min(begin, split - 7 * _DAY), split, end)
         before, after = await past.bins(connection, *ids, of_bars)
-        traffic = (await present.traffic(connection, version, end - _DAY)).get(entry.slice_id)
+        daily = await _traffic(connection, version)
         people, _ = await present.affected(connection, version, [entry.slice_id])
         config = request.app[CONFIG]
         budget = config.budget(version.model)
@@ -316,7 +330,8 @@ async def slice_page(request: web.Request) -> web.Response:
         name=name,
         span=period.span,
         spans=_SPANS,
-        traffic=traffic,
+        traffic=daily.get(entry.slice_id),
+        whole=daily.get(version.all_id or 0),
         people=None if people is None else people.get(entry.slice_id, 0),
         flips=charts.line(
             _points(chosen.history, "flip"),
@@ -452,9 +467,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
         width = timedelta(hours=1) if end - begin <= 4 * _DAY else _DAY
         history = await past.history(connection, found.version_id, found.slice_id, begin, end, width=width)
-        traffic = (await present.traffic(connection, version, end - _DAY - timedelta(hours=1))).get(
-            found.slice_id
-        )
+        traffic = (await _traffic(connection, version, found.resolved_at)).get(found.slice_id)
         truth = await past.truth(connection, found.version_id, found.slice_id, found.onset_at, end)
         people = await present.in_time(
             connection, partial(count_people, connection, state), present.PATIENCE_S
@@ -701,44 +714,31 @@ def _points(history: list[past.Sums], metric: str) -> list[charts.Point]:
         if not weight:
             continue
         mean = total / weight
-        if metric == "flip":
-            low, high = charts.wilson(mean, sums.n_effective)
-        else:  # of the sums alone, no variance of the divergence is known
-            low = high = mean
-        points.append(charts.Point(sums.at, mean, low, high))
+        # Of the sums alone, no variance of the divergence is known.
+        found = share(mean, sums.n_effective) if metric == "flip" else None
+        ends = (found.low, found.high) if found else (mean, mean)
+        points.append(charts.Point(sums.at, mean, *(mean if end is None else end for end in ends)))
     return points
 
 
 def _compared(pair: past.Pair) -> Compared:
-    """Compare a slice, with Newcombe's interval of a difference of shares (Newcombe, 1998, method 10)."""
-    sides: list[tuple[float, float, float] | None] = []
-    for name in ("old", "new"):
-        flip, weight = getattr(pair, f"{name}_flip"), getattr(pair, f"{name}_flip_weight")
-        squares, whole = getattr(pair, f"{name}_weight_sq"), getattr(pair, f"{name}_weight")
-        if not weight or not squares:
-            sides.append(None)
-            continue
-        share = flip / weight
-        sides.append((share, *charts.wilson(share, whole**2 / squares)))
-    old, new = sides
-    if old is None or new is None:
-        return Compared(
-            pair=pair,
-            old=old[0] if old else None,
-            new=new[0] if new else None,
-            difference=None,
-            low=None,
-            high=None,
-        )
-    difference = new[0] - old[0]
+    """Compare a slice by the sums of days, in which a session counts as one."""
+    old, new = (_share(pair, name) for name in ("old", "new"))
+    found = difference(old, new)
     return Compared(
         pair=pair,
-        old=old[0],
-        new=new[0],
-        difference=difference,
-        low=difference - ((new[0] - new[1]) ** 2 + (old[2] - old[0]) ** 2) ** 0.5,
-        high=difference + ((new[2] - new[0]) ** 2 + (old[0] - old[1]) ** 2) ** 0.5,
+        old=old.mean if old else None,
+        new=new.mean if new else None,
+        difference=found.mean if found else None,
+        low=found.low if found else None,
+        high=found.high if found else None,
     )
+
+
+def _share(pair: past.Pair, side: str) -> Estimate | None:
+    flip, weight = getattr(pair, f"{side}_flip"), getattr(pair, f"{side}_flip_weight")
+    squares, whole = getattr(pair, f"{side}_weight_sq"), getattr(pair, f"{side}_weight")
+    return share(flip / weight, whole**2 / squares) if weight and squares else None
 
 
 def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quantdrift.core.notation import percent
+from quantdrift.facts.daily import rounded
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.storage.page.history import Event
 
@@ -66,8 +67,7 @@ def about(n: float) -> str:
     """Return a large number as people say it: two digits, `about 1,200`."""
     if n < 10:
         return f"{n:.0f}" if n >= 1 or not n else "less than 1"
-    size = 10 ** (len(str(int(n))) - 2)
-    return f"about {round(n / size) * size:,}"
+    return f"about {rounded(n):,}"
 
 
 def event(found: Event) -> str:

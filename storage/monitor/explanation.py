@@ -49,7 +49,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     daily: Annotated[
-        float | None, Meta(description="Exchanges of the slice in a day, at the rate since the onset.")
+        float | None, Meta(description="Answers of the slice in a day, at the rate since the onset.")
+    ] = None
+    daily_s: Annotated[
+        float | None, Meta(description="Seconds of which that rate is, at the end of which the alert opened.")
     ] = None
     not_finite: Annotated[
         float | None,

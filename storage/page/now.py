@@ -41,12 +41,6 @@ _VERSIONS: Final = text("""
     from model_version v left join slice_now n on n.model_version_id = v.id
     group by v.id order by v.model, max(n.last_at) desc nulls last, v.id desc limit 500
 """)
-# The traffic of the last day of data, so that a model that stands still shows its last day.
-_DAY: Final = text("""
-    select r.slice_id, sum(r.weight) as weight, sum(r.flip) as flip, sum(r.flip_weight) as flip_weight,
-        sum(r.n_groups)::bigint as n, extract(epoch from max(r.hour) - min(r.hour)) / 3600 + 1 as hours
-    from rollup_hour r where r.model_version_id = :version and r.hour > :after group by 1
-""")
 _SLICES: Final = text(f"""
     select n.slice_id, n.slice, n.predicate, n.verdict, n.reason, n.since, n.n_groups, n.evidence_ratio,
         n.flip_mean, n.flip_low, n.flip_high, n.flip_budget, n.divergence_mean, n.divergence_low, n.divergence_high,
@@ -164,25 +158,6 @@ class VersionNow(Fact, frozen=True, kw_only=True):
         if self.n_warning:
             return "warning"
         return self.whole or "unknown"
-
-
-class Traffic(Fact, frozen=True, kw_only=True):
-    """Estimated traffic of a slice on the last day with data.
-
-    Parameters
-    ----------
-    requests, changed
-        A day: requests, and those whose answer changed; None where answers are not compared.
-    share
-        Of the requests of the version.
-    n
-        Exchanges compared.
-    """
-
-    requests: float
-    changed: float | None
-    share: float
-    n: int
 
 
 class SliceNow(Fact, frozen=True, kw_only=True):
@@ -349,21 +324,6 @@ async def state(connection: AsyncConnection) -> str:
 async def versions(connection: AsyncConnection) -> list[VersionNow]:
     """Return every version by model, that with the newest traffic first."""
     return await rows(connection, VersionNow, _VERSIONS)
-
-
-async def traffic(connection: AsyncConnection, version: VersionNow, after: datetime) -> dict[int, Traffic]:
-    """Return the traffic of each slice of a version, from the hours since `after`."""
-    found = (await connection.execute(_DAY, {"version": version.id, "after": after})).mappings().all()
-    total = next((row["weight"] for row in found if row["slice_id"] == version.all_id), 0) or 0
-    return {
-        row["slice_id"]: Traffic(
-            requests=24 * row["weight"] / float(row["hours"]),
-            changed=24 * row["flip"] / float(row["hours"]) if row["flip_weight"] else None,
-            share=min(1.0, row["weight"] / total) if total else 0.0,
-            n=row["n"],
-        )
-        for row in found
-    }
 
 
 async def slices(

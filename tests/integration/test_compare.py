@@ -17,8 +17,8 @@ from sqlalchemy.engine import Engine
 from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.estimate import Change
 from quantdrift.report.compare import compare
-from quantdrift.report.difference import Change
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import Grain

@@ -134,8 +134,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         Whether they were compared, and cannot be told apart.
     changed
         Share of the slice's answers that changed since the onset, where another measure decided.
-    daily
-        Exchanges of the slice in a day, at the rate since the onset.
+    daily, daily_basis
+        Answers of the slice in a day, at the rate since the onset; and of which time that rate is, in words: empty from a day on.
     evidence_ratio
         Evidence at the alert over what it needed.
     explained_by
@@ -157,6 +157,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     undecided: bool = False
     changed: float | None = None
     daily: float | None = None
+    daily_basis: str = ""
     evidence_ratio: float | None = None
     explained_by: str = ""
     news: tuple[str, ...] = ()

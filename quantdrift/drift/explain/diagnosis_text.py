@@ -61,7 +61,7 @@ def finding(case: Diagnosis) -> str:
     if deciding.after is None:
         return f"more answers in {where} changed than are accepted"
     seen = f"{percent(deciding.after)} of answers in {where} changed"
-    daily = "" if case.daily is None else _daily(case.daily * deciding.after, ": some {} a day", "answer")
+    daily = _daily(case, deciding.after, ": some {} a day", "answer")
     if deciding.kind != Kind.CHANGE:
         if deciding.budget is not None and deciding.after <= deciding.budget + deciding.noise:
             whole_time = f"{percent(deciding.after)} in all since then{_accepted(deciding)}"
@@ -277,17 +277,18 @@ def _answers(case: Diagnosis) -> str:
     """Return how many answers changed, where another measure decided; empty where that is not known."""
     if case.changed is None:
         return ""
-    daily = "" if case.daily is None else _daily(case.daily * case.changed, ", some {} a day")
-    return f"; {percent(case.changed)} of answers changed{daily}"
+    return f"; {percent(case.changed)} of answers changed{_daily(case, case.changed, ', some {} a day')}"
 
 
-def _daily(n: float, form: str, noun: str = "") -> str:
-    """Return a number of answers a day with two significant digits; empty below one."""
+def _daily(case: Diagnosis, share: float, form: str, noun: str = "") -> str:
+    """Return how many answers a day a share is, with two digits and what that rate is from; empty below one."""
+    n = 0.0 if case.daily is None else case.daily * share
     if n < 1:
         return ""
     size = 10 ** max(0, floor(log10(n)) - 1)
     rounded = round(n / size) * size
-    return form.format(count_of(rounded, noun) if noun else f"{rounded:,}")
+    text = form.format(count_of(rounded, noun) if noun else f"{rounded:,}")
+    return f"{text}, {case.daily_basis}" if case.daily_basis else text
 
 
 def _before(deciding: Decided) -> str:

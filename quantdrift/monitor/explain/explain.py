@@ -23,11 +23,11 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.explain.moves import Moves
+from quantdrift.facts.daily import DailyTraffic
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.other_measures import other_moves
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
@@ -198,6 +198,7 @@ class Explainer:
             else _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
         )
         other = before_window.version != row.model_version_id
+        daily = _daily(after, row)
         explanation = msgspec.structs.replace(
             explanation,
             compared_with=before_window.words,
@@ -205,7 +206,8 @@ class Explainer:
             changes=tuple(changes),
             begin=Begin.NEW_VERSION if version in new else None,
             flips=None if measure.metric is Metric.FLIP else after.share_flipped(),
-            daily=_daily(after, row),
+            daily=daily.answers_per_day if daily else None,
+            daily_s=daily.seconds if daily else None,
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=_names(by, catalog) if by else None,
             explained_by_id=by[0] if by else None,
@@ -243,15 +245,20 @@ def _speed(before: WindowSample, after: WindowSample, whole: WindowSample, row: 
     )
 
 
-def _daily(after: WindowSample, row: TransitionRow) -> float | None:
-    """Return the slice's exchanges in a day at the rate since the onset; None where there are too few to say so.
+def _daily(after: WindowSample, row: TransitionRow) -> DailyTraffic | None:
+    """Return the slice's traffic since the onset; None where there are too few exchanges to say so.
 
     The newest items were read, a limited number: the rate is that of the time since the oldest of them.
     """
     if after.n_exchanges < FEWEST_BEFORE:
         return None
     span_us = row.at_us - min(item.captured_us for item in after.items)
-    return float(after.weight.sum()) * DAY_US / span_us if span_us > 0 else None
+    return DailyTraffic(
+        requests=float(after.weight.sum()),
+        n_exchanges=after.n_exchanges,
+        n_answers=len(after.items),
+        seconds=span_us / 1e6,
+    )
 
 
 def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:

@@ -14,6 +14,7 @@ from quantdrift.drift.explain import diagnosis_text as words
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, Diagnosis, Kind, causes_of
 from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
+from quantdrift.facts.daily import basis
 from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.explanation import Explanation
 
@@ -179,6 +180,7 @@ def diagnosis_of(event: AlertEvent) -> Diagnosis:
         undecided=found.cause == DamageCause.UNDECIDED,
         changed=found.flips,
         daily=found.daily,
+        daily_basis=basis(found.daily_s),
         evidence_ratio=evidence.total / evidence.threshold if evidence.threshold > 0 else None,
         explained_by=found.explained_by or "",
         news=found.changes,
