@@ -1,4 +1,4 @@
-"""True labels: which side was right about a compared item. What is loaded, and the sums over the sessions of each slice."""
+"""True labels: which side was right about a compared item. What is loaded, and the sums over the people of each slice."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,8 +9,9 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.facts.estimate import ClusterSums, SharedSums
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.report.facts import ClusterSums
+from quantdrift.storage.estimates import hashed, statement, sums_of
 
 EXCHANGE: Final = "exchange"
 TRACE: Final = "trace"
@@ -52,32 +53,21 @@ _UNMATCHED: Final = text("""
     )
     select (select count(*) from unmatched) as n, array(select key from unmatched order by n limit :most) as named
 """)
-_OUTCOMES: Final = text("""
-    with item as (
-        select c.model_version_id, s.slice_id, c.exchange_id, 1 / (c.pi1 * c.pi2) as w,
-            case when c.group_key = '' then c.exchange_id::text else c.policy_id || ' ' || c.group_key end as session,
-            (l.reference_right and not l.candidate_right)::int as harm,
-            (l.candidate_right and not l.reference_right)::int as help,
-            (not l.candidate_right and not l.reference_right)::int as both_wrong
-        from label l
-        join comparison c using (captured_at, exchange_id, item)
-        cross join unnest(c.slice_ids) as s (slice_id)
-        where (s.slice_id = :slice or :slice = 0) and l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
-    ), one as (
-        select model_version_id, slice_id, session, exchange_id, count(*) as n, max(w) as w, max(w) * avg(harm) as harm,
-            max(w) * avg(help) as help, max(w) * avg(both_wrong) as both_wrong
-        from item group by 1, 2, 3, 4
-    ), cluster as (
-        select model_version_id, slice_id, sum(n) as n, sum(w) as w, sum(harm) as harm, sum(help) as help,
-            sum(both_wrong) as both_wrong
-        from one group by 1, 2, session
-    )
-    select k.model_version_id, k.slice_id, s.name, sum(k.n)::bigint as n_items, count(*) as n_clusters, sum(w) as weight,
-        sum(w * w) as weight_sq, sum(harm) as harm, sum(harm * harm) as harm_sq, sum(w * harm) as harm_cross,
-        sum(help) as help, sum(help * help) as help_sq, sum(w * help) as help_cross,
-        sum(both_wrong) as both_wrong, sum(both_wrong * both_wrong) as both_wrong_sq, sum(w * both_wrong) as both_wrong_cross
-    from cluster k join slice s on s.id = k.slice_id group by 1, 2, 3 order by 1, 2
-""")
+_MEASURES: Final = {
+    "harm": "(l.reference_right and not l.candidate_right)::int",
+    "help": "(l.candidate_right and not l.reference_right)::int",
+    "both_wrong": "(not l.candidate_right and not l.reference_right)::int",
+}
+_OUTCOMES: Final = statement(
+    _MEASURES,
+    """
+        from label l join comparison c using (captured_at, exchange_id, item)
+        where l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
+    """,
+    at="cast(:begin as timestamptz)",
+    product=("help", "harm"),
+)
+_NAMES: Final = text("select id, name from slice where id = any(cast(:slices as int[]))")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,18 +123,20 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the labels say of one slice of one version, as sums over its sessions.
+    """What the labels say of one slice of one version, as sums over people and exchanges.
 
     Parameters
     ----------
     n_items, n_clusters
-        Labelled items, and their sessions; an exchange without a session counts as one.
+        Labelled items, and their people; an exchange without a person counts as one.
     harm
         Items that the reference answers rightly and the candidate wrongly.
     help
         Items that the candidate answers rightly and the reference wrongly.
     both_wrong
         Items that neither answers rightly.
+    help_and_harm
+        The products of the two over clusters.
     """
 
     model_version_id: int
@@ -155,6 +147,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     harm: ClusterSums
     help: ClusterSums
     both_wrong: ClusterSums
+    help_and_harm: SharedSums = SharedSums()
 
 
 async def load(
@@ -228,25 +221,34 @@ async def outcomes(
     RetryError, OperatorError
         As `Database.begin`.
     """
-    values = {"begin": begin, "end": end, "versions": list(versions), "slice": slice_id}
+    values = {
+        "begin": begin,
+        "end": end,
+        "versions": list(versions),
+        "slices": [slice_id] if slice_id else None,
+    }
+    rows = await hashed(connection, text(_OUTCOMES.replace("::", "\\:\\:")), values)
+    found = [sums_of(row, _MEASURES) for row in rows]
+    names = {
+        row.id: row.name
+        for row in await connection.execute(_NAMES, {"slices": [one.slice_id for one in found]})
+    }
     return [
         Outcome(
-            model_version_id=row["model_version_id"],
-            slice_id=row["slice_id"],
-            slice=row["name"],
-            n_items=row["n_items"],
-            n_clusters=row["n_clusters"],
-            **{
-                name: ClusterSums(
-                    n=row["n_clusters"],
-                    weight=row["weight"],
-                    weight_sq=row["weight_sq"],
-                    total=float(row[name]),
-                    total_sq=float(row[f"{name}_sq"]),
-                    cross=float(row[f"{name}_cross"]),
-                )
-                for name in ("harm", "help", "both_wrong")
-            },
+            model_version_id=one.version_id,
+            slice_id=one.slice_id,
+            slice=names[one.slice_id],
+            n_items=one.n_items,
+            n_clusters=one.n_clusters,
+            harm=one.of["harm"],
+            help=one.of["help"],
+            both_wrong=one.of["both_wrong"],
+            help_and_harm=SharedSums(
+                weights=one.of["harm"].weight_sq,
+                old_total=one.of["help"].cross,
+                new_total=one.of["harm"].cross,
+                totals=float(one.product),
+            ),
         )
-        for row in (await connection.execute(_OUTCOMES, values)).mappings()
+        for one in found
     ]

@@ -14,8 +14,8 @@ from quantdrift.core.errors import QuantdriftError
 
 if TYPE_CHECKING:
     from quantdrift.core.records import Metric
+    from quantdrift.facts.estimate import Estimate
     from quantdrift.report.figures import ComparedSlice, ComparedVersion, VersionComparison
-    from quantdrift.report.interval import Estimate
     from quantdrift.storage.report.facts import Version
 
 _DAYS = 7
@@ -84,12 +84,16 @@ def compare(
     """
     from quantdrift.report.compare import compare as compared
     from quantdrift.storage.database import Database
+    from quantdrift.storage.estimates import STATEMENT_S
     from quantdrift.storage.report.reading import reading
 
     config, secrets = prepare(config_path, Role.REPORT, data)
 
     async def ask() -> "VersionComparison":
-        async with Database(secrets.dsn) as database, reading(database) as reader:
+        async with (
+            Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database,
+            reading(database) as reader,
+        ):
             return await compared(reader, config, old=old, new=new, model=model, days=days)
 
     found = asyncio.run(ask())

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from quantdrift.cli.embedded_nats import at_data
-from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, emit
+from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, data_option, emit
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 _DAY_S: Final = 86_400
 _FULL: Final = 0.9  # of the limit: a full stream has room for less than one message more
-_NATS: Final = click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`: use its NATS and its Postgres.",
-)
+_NATS: Final = data_option("NATS and its Postgres")
 _MODEL: Final = click.option("--model", default="", help="Only exemplars of this model.")
 _SLICE: Final = click.option(
     "--slice", "slice_name", default="", help="Only exemplars of this slice, such as scanner=archive."

@@ -122,7 +122,7 @@ def load(
 def show(config_path: Path, data: Path | None, model: str, version_: str, days: int, as_json: bool) -> None:
     """Show by slice how often the candidate is wrong where the reference is right, and the reverse, worst first.
 
-    Intervals are 95 %, with a session as one unit. They say something about the traffic if labels do not depend on who is right.
+    Intervals are 95 %; they count that the answers to one person are correlated, where `sampling.sticky_header` says who that is. They say something about the traffic if labels do not depend on who is right.
 
     \b
     Examples:
@@ -131,6 +131,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     """
     from quantdrift.report.labels import worst_first
     from quantdrift.storage.database import Database
+    from quantdrift.storage.estimates import STATEMENT_S
     from quantdrift.storage.labels import outcomes
     from quantdrift.storage.report.reading import reading
 
@@ -139,7 +140,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     end = datetime.now(UTC)
 
     async def run() -> "tuple[str, tuple[LabelledSlice, ...]]":
-        async with Database(secrets.dsn) as database:
+        async with Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database:
             async with reading(database) as reader:
                 known = {
                     one.id: one.candidate_version

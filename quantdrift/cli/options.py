@@ -5,10 +5,10 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -16,12 +16,13 @@ import msgspec
 
 from quantdrift.core.config.load import Role, Secrets, UnreadableSecretError, load, load_secrets
 from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.passed_secrets import variables
 from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, kept, load_or_kept
 
 _LOG = logging.getLogger(__name__)
+Command = TypeVar("Command", bound=Callable[..., Any])
 _ANSWER_S: Final = 2.0
 
 CONFIG = click.option(
@@ -34,12 +35,52 @@ CONFIG = click.option(
     envvar="QUANTDRIFT_CONFIG",
     help="Configuration file.",
 )
-DATA = click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`; the command uses its Postgres.",
+WITHOUT_MODELS: Final = (
+    "requests would be relayed, and nothing would be compared. The config.toml of a checkout is the list of all options: write a file"
+    " of your own (docs/quick-start.md), and name it with --config"
 )
+"""What a configuration without a model does, and what to do."""
+UP_DATA: Final = Path(".quantdrift")
+"""Where `quantdrift up` keeps its data, in the folder in which it is started."""
+
+
+def _found_data(context: click.Context, _: click.Parameter, given: Path | None) -> Path | None:
+    """Return the data directory that was given, or the one that `quantdrift up` has made in this folder.
+
+    A Postgres that is configured comes first: then there is none without `--data`.
+    """
+    if given is not None or os.environ.get("QUANTDRIFT_DSN"):
+        return given
+    if not any((UP_DATA / name).exists() for name in ("dsn", "nats.url")):
+        return None
+    try:
+        config = load(context.params.get("config_path") or Path("config.toml"))
+    except QuantdriftError:
+        return None  # the command loads it too, and says what is wrong
+    return None if config.storage.dsn_file else UP_DATA
+
+
+def data_option(uses: str, *, is_found: bool = True) -> Callable[[Command], Command]:
+    """Return the option `--data`, which follows `CONFIG` on a command.
+
+    Parameters
+    ----------
+    uses
+        What the command uses of a running `quantdrift up`.
+    is_found
+        Whether it is found in this folder without being given: not by a server that runs for long.
+    """
+    found = f"  [default: {UP_DATA}, if `quantdrift up` made it here and no Postgres is configured]"
+    return click.option(
+        "--data",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar="QUANTDRIFT_DATA",
+        callback=_found_data if is_found else None,
+        help=f"Data directory of a running `quantdrift up`; the command uses its {uses}.{found if is_found else ''}",
+    )
+
+
+DATA = data_option("Postgres")
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from quantdrift.cli.config_summary import Explanation
+from quantdrift.cli.options import WITHOUT_MODELS
 from quantdrift.core.tasks import MEASURES
 
 
@@ -47,9 +48,14 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def explained(explanation: Explanation, path: Path) -> str:
     """Return the summary of a configuration as text."""
-    lines = [f"{path} is sound.", ""]
+    nothing = "" if explanation.models else f" It has no [[models]]: {WITHOUT_MODELS}."
+    lines = [f"{path} is sound.{nothing}", ""]
     if explanation.missing:
-        lines = [f"{path} is sound. Missing here:", *(f"  - {note}" for note in explanation.missing), ""]
+        lines = [
+            f"{path} is sound.{nothing} Missing here:",
+            *(f"  - {note}" for note in explanation.missing),
+            "",
+        ]
     for model in explanation.models:
         measure = MEASURES[model.task]
         lines.append(

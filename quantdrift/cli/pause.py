@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from quantdrift.cli.embedded_nats import at_data
-from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, emit, span_of
+from quantdrift.cli.options import CONFIG, JSON, REASON, audit_dsn, data_option, emit, span_of
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Stream
@@ -35,12 +35,7 @@ _LOCAL = click.option(
     help="Only the sidecar in this container or on this host, without NATS: run it there, as the user of the sidecar.",
 )
 _MODEL = click.option("--model", help="Only this model, as named in [[models]].")
-_NATS = click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`; the command uses its NATS.",
-)
+_NATS = data_option("NATS")
 
 
 @click.command("pause")

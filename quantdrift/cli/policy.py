@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from quantdrift.cli.embedded_nats import at_data
-from quantdrift.cli.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, data_option, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
@@ -51,12 +51,7 @@ def policy() -> None:
 
 @policy.command("show")
 @CONFIG
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar="QUANTDRIFT_DATA",
-    help="Data directory of a running `quantdrift up`; the command uses its NATS.",
-)
+@data_option("NATS")
 @JSON
 def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     """Show the current sampling policy, its age, and the figures it was computed from.

@@ -4,15 +4,17 @@ import logging
 import os
 import sys
 from pathlib import Path
+from typing import Final
 
 import click
 
-from quantdrift.cli.options import CONFIG, DATA, prepare, prepare_sidecar
+from quantdrift.cli.options import CONFIG, UP_DATA, WITHOUT_MODELS, data_option, prepare, prepare_sidecar
 from quantdrift.core.config.load import Role
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.kept_config import DIRECTORY_VARIABLE, KEPT, load_or_kept
 
 _LOG = logging.getLogger(__name__)
+_SERVER_DATA: Final = data_option("servers", is_found=False)
 NICE = 10
 """Niceness of a shadow worker: where it shares a host with anything that serves, it waits."""
 
@@ -41,7 +43,7 @@ def sidecar(config_path: Path) -> None:
 
 @click.command()
 @CONFIG
-@DATA
+@_SERVER_DATA
 def shadow(config_path: Path, data: Path | None) -> None:
     """Replay captured exchanges through the FP32 reference and store comparisons.
 
@@ -65,7 +67,7 @@ def shadow(config_path: Path, data: Path | None) -> None:
 
 @click.command()
 @CONFIG
-@DATA
+@_SERVER_DATA
 def monitor(config_path: Path, data: Path | None) -> None:
     """Watch the stored comparisons for drift and send alerts by OpenTelemetry.
 
@@ -91,7 +93,7 @@ def monitor(config_path: Path, data: Path | None) -> None:
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path(".quantdrift"),
+    default=UP_DATA,
     show_default=True,
     envvar="QUANTDRIFT_DATA",
     help="Data directory of the embedded servers.",
@@ -139,5 +141,7 @@ def up(config_path: Path, data: Path, only: tuple[str, ...], restarted: tuple[st
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
     if why:
         _LOG.error("%s", why)
+    if not config.models:
+        _LOG.warning("%s has no [[models]]: %s", config_path, WITHOUT_MODELS)
     grace_s = config.sidecar.grace_s + 2 * GRACE_S + SERVERS_GRACE_S
     sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))

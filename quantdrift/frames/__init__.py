@@ -6,7 +6,17 @@ with frames.pandas("postgresql://reader:password@localhost/quantdrift?sslmode=di
     drift.slices(model="digits")
 """
 
+from quantdrift.frames.estimates import difference, estimate
 from quantdrift.frames.tables import Tables, arrow, pandas, polars
 from quantdrift.frames.weights import weighted_mean, weighted_quantile
 
-__all__ = ["Tables", "arrow", "pandas", "polars", "weighted_mean", "weighted_quantile"]
+__all__ = [
+    "Tables",
+    "arrow",
+    "difference",
+    "estimate",
+    "pandas",
+    "polars",
+    "weighted_mean",
+    "weighted_quantile",
+]

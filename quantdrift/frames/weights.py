@@ -60,7 +60,7 @@ def weighted_quantile(values: ArrayLike, weights: ArrayLike, p: float) -> float:
 
 def _known(values: ArrayLike, weights: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return values and weights of the items that have a value."""
-    x, w = _floats(values), _floats(weights)
+    x, w = floats(values), floats(weights)
     if x.shape != w.shape or x.ndim != 1:
         raise ValueError(
             f"values have the shape {x.shape} and weights {w.shape}: one weight for each value is needed"
@@ -71,8 +71,8 @@ def _known(values: ArrayLike, weights: ArrayLike) -> tuple[NDArray[np.float64], 
     return x[known], w[known]
 
 
-def _floats(column: Any) -> NDArray[np.float64]:
-    """Return a column as numbers, with NaN for what is missing: pandas and Arrow have objects where a truth value is missing."""
+def floats(column: Any) -> NDArray[np.float64]:
+    """Return a column of any frame as numbers, with NaN for what is missing: pandas and Arrow have objects where a truth value is missing."""
     if isinstance(column, pa.Array | pa.ChunkedArray):
         column = column.to_numpy(zero_copy_only=False)
     elif type(column).__module__.startswith("pandas"):

@@ -21,7 +21,7 @@ from quantdrift.drift.explain.diagnosis import (
 )
 from quantdrift.drift.explain.diagnosis_text import first_step
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.report.interval import Estimate
+from quantdrift.facts.estimate import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Episode, SliceName, Version
 

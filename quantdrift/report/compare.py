@@ -10,11 +10,11 @@ from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.report.difference import Change, change_of, clustered_mean, clustered_share, difference
+from quantdrift.facts.estimate import Change, Estimate, change_of, correlation, difference, ratio
 from quantdrift.report.figures import ComparedSlice, ComparedVersion, SideFigures, VersionComparison
-from quantdrift.report.finding import Measured, bins_by_key, by_key, task_of
-from quantdrift.report.interval import Estimate, mean_of_bins, share
-from quantdrift.report.period import MOST_ITEMS, ceiling
+from quantdrift.report.finding import bins_by_key, by_key, task_of
+from quantdrift.report.period import ceiling
+from quantdrift.storage.estimates import MOST_ROWS, Side, SliceClusters, cluster_sums, pair_sums
 from quantdrift.storage.report.facts import Grain, SliceName, Version, VersionSpan, Window
 from quantdrift.storage.report.reading import Reader
 
@@ -111,13 +111,29 @@ async def compare_pair(
     """Compare two versions of one model over the windows in `spans`, as far as they lie before `end`."""
     names = {name.id: name for name in await reader.slices(old.model)}
     cap = config.budget(old.model).cap
-    sides, windows = [], []
-    for version in (old, new):
-        window = await _window(reader, spans[version.id], end)
-        windows.append(window)
-        sides.append(await _side(reader, window, version.id, cap, list(names)))
-    old_side, new_side = sides
-    entries = [_compared(names[key], old_side[key], new_side[key]) for key in old_side if key in new_side]
+    windows = [await _window(reader, spans[version.id], end) for version in (old, new)]
+    if all(window.grain is Grain.ITEM for window in windows):
+        pair = await pair_sums(
+            reader.connection, _side(old, windows[0], cap), _side(new, windows[1], cap), slice_ids=list(names)
+        )
+        of_old, of_new = (
+            {one.slice_id: one for one in pair if one.version_id == id_} for id_ in (old.id, new.id)
+        )
+        correlations = {key: _correlations(of_old[key], of_new[key]) for key in of_old if key in of_new}
+        old_side, new_side = (
+            {key: _figures(one, cap) for key, one in side.items()} for side in (of_old, of_new)
+        )
+    else:
+        correlations = {}
+        old_side, new_side = [
+            await _apart(reader, version, window, cap, list(names))
+            for version, window in zip((old, new), windows, strict=True)
+        ]
+    entries = [
+        _compared(names[key], old_side[key], new_side[key], correlations.get(key, {}))
+        for key in old_side
+        if key in new_side
+    ]
     different = bool(old.reference_digest and new.reference_digest) and (
         old.reference_digest != new.reference_digest
     )
@@ -141,48 +157,60 @@ async def compare_pair(
 async def _window(reader: Reader, span: VersionSpan, end: datetime | None) -> Window:
     until = span.last if end is None else min(span.last, end)
     window = Window(begin=span.first, end=until, grain=Grain.ITEM)
-    n = await reader.versions_read.count(window, span.version_id, MOST_ITEMS + 1)
-    if 0 < n <= MOST_ITEMS:
+    n = await reader.versions_read.count(window, span.version_id, MOST_ROWS + 1)
+    if 0 < n <= MOST_ROWS:
         return window
     return Window(begin=span.first, end=ceiling(until, timedelta(hours=1)), grain=Grain.HOUR)
 
 
-async def _side(
-    reader: Reader, window: Window, version: int, cap: float, slice_ids: Sequence[int]
-) -> dict[int, SideFigures]:
-    """Return each slice of a version that has data in the window.
+def _side(version: Version, window: Window, cap: float) -> Side:
+    return Side(version_id=version.id, begin=window.begin, end=window.end, cap=cap)
 
-    Roll-ups hold no squares of totals over sessions. There a session counts as one unit in each hour, with the variance
-    that values which are all alike would have.
+
+async def _apart(
+    reader: Reader, version: Version, window: Window, cap: float, slice_ids: Sequence[int]
+) -> dict[int, SideFigures]:
+    """Return each slice of a version that has data in the window, of versions that are not read in one pass.
+
+    Roll-ups know no person. There a session counts as one unit in each hour, with the variance that values which are all
+    alike would have.
     """
     if window.grain is Grain.ITEM:
-        return {
-            entry.slice_id: SideFigures(
-                n_exchanges=entry.n_exchanges,
-                n_clusters=entry.n_clusters,
-                flip=clustered_share(entry.flip),
-                divergence=clustered_mean(entry.divergence, cap),
-            )
-            for entry in await reader.versions_read.clusters(window, version, cap, slice_ids)
-        }
-    caps = {version: cap}
+        found = await cluster_sums(reader.connection, [_side(version, window, cap)], slice_ids=slice_ids)
+        return {one.slice_id: _figures(one, cap) for one in found}
+    caps = {version.id: cap}
     totals = by_key(await reader.divergence.sums(window, window.end - window.begin, caps, slice_ids))
     bins = bins_by_key(await reader.divergence.bins(window, caps, slice_ids))
-    found = {}
-    for key, sums in totals.items():
-        one = Measured(sums=sums, bins=bins.get(key, ()))
-        n = sums.n_effective_of(Metric.DIVERGENCE)
-        found[key[1]] = SideFigures(
+    return {
+        key[1]: SideFigures(
             n_exchanges=sums.n_groups,
             n_clusters=None,
-            flip=share(sums.mean(Metric.FLIP), sums.n_effective_of(Metric.FLIP)),
-            divergence=mean_of_bins(sums.mean(Metric.DIVERGENCE), one.bins, n, cap),
+            flip=sums.estimate(Metric.FLIP, cap),
+            divergence=sums.estimate(Metric.DIVERGENCE, cap, bins.get(key, ())),
         )
-    return found
+        for key, sums in totals.items()
+    }
 
 
-def _compared(name: SliceName, old: SideFigures, new: SideFigures) -> ComparedSlice:
-    flip, divergence = difference(old.flip, new.flip), difference(old.divergence, new.divergence)
+def _figures(clusters: SliceClusters, cap: float) -> SideFigures:
+    return SideFigures(
+        n_exchanges=clusters.n_exchanges,
+        n_clusters=clusters.n_clusters,
+        flip=ratio(clusters.of[Metric.FLIP]),
+        divergence=ratio(clusters.of[Metric.DIVERGENCE], cap),
+    )
+
+
+def _correlations(old: SliceClusters, new: SliceClusters) -> dict[str, float]:
+    """Return the correlation of the two means by measure: of people whom both versions have answered."""
+    return {name: correlation(old.of[name], new.of[name], sums) for name, sums in new.shared.items()}
+
+
+def _compared(
+    name: SliceName, old: SideFigures, new: SideFigures, correlations: Mapping[str, float]
+) -> ComparedSlice:
+    flip = difference(old.flip, new.flip, correlations.get(Metric.FLIP, 0.0))
+    divergence = difference(old.divergence, new.divergence, correlations.get(Metric.DIVERGENCE, 0.0))
     changes = {change_of(flip), change_of(divergence)}
     return ComparedSlice(
         slice_id=name.id,

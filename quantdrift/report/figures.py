@@ -10,8 +10,8 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
-from quantdrift.report.difference import Change, change_of
-from quantdrift.report.interval import Estimate, Quantile
+from quantdrift.facts.estimate import Change, Estimate, change_of
+from quantdrift.facts.interval import Quantile
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.report.facts import Direction, Fleet, Grain, ReasonCount, StratumCounts
@@ -338,10 +338,10 @@ class SideFigures(_Figures, frozen=True, kw_only=True):
     Parameters
     ----------
     n_exchanges, n_clusters
-        Exchanges compared, and the sessions that they belong to; an exchange without a session is one of its own. None:
+        Exchanges compared, and the people that they belong to; an exchange without a person is one of its own. None:
         the roll-ups do not hold it.
     flip, divergence
-        Means with 95 % intervals clustered by session; None where nothing was measured.
+        Means with 95 % intervals (`quantdrift.facts.estimate.ratio`); None where nothing was measured.
     """
 
     n_exchanges: int

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from math import log
 from statistics import median
 
 import msgspec
@@ -18,6 +17,15 @@ from quantdrift.core.text import plain
 from quantdrift.drift.explain.diagnosis import Aggregate, Kind
 from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
+from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.interval import (
+    HIGHEST,
+    LOWEST,
+    N_BINS,
+    excess,
+    quantile,
+    shortfall,
+)
 from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
 from quantdrift.report.figures import (
     EpisodeFigures,
@@ -26,17 +34,6 @@ from quantdrift.report.figures import (
     ModelFigures,
     SliceFigures,
     SpreadRow,
-)
-from quantdrift.report.interval import (
-    HIGHEST,
-    LOWEST,
-    N_BINS,
-    Estimate,
-    excess,
-    mean_of_bins,
-    quantile,
-    share,
-    shortfall,
 )
 from quantdrift.report.wording import headline, moment, speed_sentence
 from quantdrift.storage.page.history import Times
@@ -316,9 +313,9 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         n_exchanges=sums.n_groups,
         n_effective=sums.n_effective,
         traffic_share=min(sums.weight / everything.weight, 1.0) if everything.weight else None,
-        flip=_estimate(Metric.FLIP, sums, bins, accepted.cap),
-        divergence=_estimate(Metric.DIVERGENCE, sums, bins, accepted.cap),
-        js=_estimate(Metric.JS, sums, bins, accepted.cap),
+        flip=sums.estimate(Metric.FLIP, accepted.cap, bins),
+        divergence=sums.estimate(Metric.DIVERGENCE, accepted.cap, bins),
+        js=sums.estimate(Metric.JS, accepted.cap, bins),
         flip_budget=budgets.get(Metric.FLIP, accepted.flip),
         divergence_budget=budgets.get(Metric.DIVERGENCE, accepted.divergence),
         n_infinite=sums.n_infinite,
@@ -344,7 +341,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     def estimate(measured: Measured | None, metric: Metric = episode.metric) -> Estimate | None:
         if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
             return None
-        return _estimate(metric, measured.sums, measured.bins, accepted.cap)
+        return measured.sums.estimate(metric, accepted.cap, measured.bins)
 
     all_traffic = next(
         (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
@@ -493,13 +490,6 @@ def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> st
         return next((episode.decided for episode in episodes if episode.resolved_at is None), "")
     ends = [episode.resolved_at for episode in episodes if episode.resolved_at is not None]
     return f"its alert ended {moment(max(ends))}; the figures include the time of the alert" if ends else ""
-
-
-def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> Estimate | None:
-    mean, n = sums.mean(metric), sums.n_effective_of(metric)
-    if metric is Metric.DIVERGENCE:
-        return mean_of_bins(mean, bins, n, cap)
-    return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
 
 
 def _share(part: Measured | None, all_traffic: Measured | None) -> float | None:

@@ -29,6 +29,7 @@ from quantdrift.report.finding import (
 )
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
+from quantdrift.storage.estimates import MOST_ROWS
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import saved
@@ -110,7 +111,7 @@ async def gather(
     versions = tuple(await reader.versions(model))
     slices = {name.id: name for name in await reader.slices(model)}
     caps = {version.id: config.budget(version.model).cap for version in versions}
-    extent = await reader.divergence.extent(period.begin, period.end, MOST_ITEMS + 1)
+    extent = await reader.divergence.extent(period.begin, period.end, MOST_ROWS + 1)
     how = resolution(period, extent)
     verdicts = {
         (fact.version_id, fact.slice_id): fact for fact in await reader.verdicts(period.end, list(caps))
@@ -120,8 +121,8 @@ async def gather(
     progress("summing divergence")
     totals = {}
     if how is not None:
-        length = how.window.end - how.window.begin
-        totals = by_key(await reader.divergence.sums(how.window, length, caps, list(slices)))
+        whole = _whole(period, extent, how)
+        totals = by_key(await reader.divergence.sums(whole, whole.end - whole.begin, caps, list(slices)))
     version_ids = {version for version, _ in totals} | {episode.version_id for episode in open_then}
     facts = Facts(
         versions=versions,
@@ -228,6 +229,13 @@ def _days(
         newest = last_at if last_at is not None and last <= last_at < end else end
         found[version] = Served.within(first, end, begin if inside else first, newest).span / DAY
     return found
+
+
+def _whole(period: Period, extent: Extent, how: Resolution) -> Window:
+    """Return the window of the sums over the whole period: of the comparisons, which know people, where that is possible."""
+    if extent.n_items > MOST_ROWS or not extent.is_whole or extent.first is None:
+        return how.window
+    return Window(begin=max(period.begin, extent.first), end=period.end, grain=Grain.ITEM)
 
 
 def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:

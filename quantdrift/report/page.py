@@ -24,6 +24,7 @@ from quantdrift.report.markdown import render_markdown
 from quantdrift.report.period import Period
 from quantdrift.report.render import Drawing, render
 from quantdrift.storage.database import Database
+from quantdrift.storage.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import SliceSums
 from quantdrift.storage.report.reading import reading, record_run
 
@@ -84,7 +85,7 @@ async def write(
     """
     now = clock.now()
     path = out or DIRECTORY / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.{form.value}"
-    async with Database(secrets.dsn) as database:
+    async with Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database:
         async with reading(database) as reader:
             gathered = await gather(reader, config, period, model=model, now=now, progress=progress)
         if model and not gathered.facts.versions:

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from quantdrift.core.records import Metric
 from quantdrift.report.figures import EpisodeFigures, Mark
-from quantdrift.report.interval import mean_of_bins, share
 from quantdrift.storage.report.facts import SliceSums, Sums
 
 # Each colour is a placeholder for a variable of the page's style sheet: one drawing fits light, dark and print.
@@ -151,10 +150,10 @@ def trend(
     # The last bucket may have only begun: its mean would add a jump to the end of a calm line.
     least = _TRUSTED if merged and median(sums.n_effective for sums in merged.values()) >= _TRUSTED else 0
     for index, sums in merged.items():
-        value, n = sums.mean(metric), sums.n_effective_of(metric)
+        n = sums.n_effective_of(metric)
         if n < least:
             continue
-        estimate = share(value, n) if metric is Metric.FLIP else mean_of_bins(value, bins, n, cap)
+        estimate = sums.estimate(metric, cap, bins)
         if estimate is None:
             continue
         mean[index] = estimate.mean

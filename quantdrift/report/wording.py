@@ -9,9 +9,8 @@ from quantdrift.core.records import SHARES, Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain import diagnosis_text
 from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState
-from quantdrift.report.difference import Change
+from quantdrift.facts.estimate import Change, Estimate
 from quantdrift.report.figures import EpisodeFigures, LabelFigures, SliceFigures, VersionComparison
-from quantdrift.report.interval import Estimate
 from quantdrift.storage.page.history import Times
 from quantdrift.storage.page.now import Saved
 

@@ -6,7 +6,6 @@ Colours come from classes of the style sheet. Each chart has a text that says th
 import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from math import sqrt
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,7 +18,6 @@ _HEIGHT: Final = 230
 _LEFT: Final = 70
 _BOTTOM: Final = 24
 _TOP: Final = 18
-_Z: Final = 1.959964
 _STRIP: Final = 12
 _LETTER_WIDTH: Final = 11  # of the text of a mark, as large as a phone shows it
 _LEVEL: Final = {"ok": 0, "unknown": 1, "warning": 2, "firing": 3}
@@ -41,15 +39,6 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     kind: str
     text: str
-
-
-def wilson(share: float, n: float) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share from `n` effective observations (Wilson, 1927)."""
-    if n <= 0:
-        return 0.0, 1.0
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * sqrt(max(0.0, share * (1 - share)) / n + _Z**2 / (4 * n**2))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def line(

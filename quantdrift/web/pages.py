@@ -16,6 +16,8 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.drift.explain.diagnosis_text import serves_no_more
+from quantdrift.facts.estimate import Estimate, difference
+from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
@@ -817,45 +819,36 @@ def _points(
         if not weight:
             continue
         mean = total / weight
-        if metric == "flip":
-            low, high = charts.wilson(mean, sums.n_effective)
-        else:  # of the sums alone, no variance of the divergence is known
-            low = high = mean
+        # Of the sums alone, no variance of the divergence is known.
+        found = share(mean, sums.n_effective) if metric == "flip" else None
+        ends = (found.low, found.high) if found else (mean, mean)
         until = sums.at + width if last_at is None else max(min(sums.at + width, last_at), sums.at)
-        points.append(charts.Point(sums.at + (until - sums.at) / 2, mean, low, high))
+        points.append(
+            charts.Point(
+                sums.at + (until - sums.at) / 2, mean, *(mean if end is None else end for end in ends)
+            )
+        )
     return points
 
 
 def _compared(pair: past.Pair) -> Compared:
-    """Compare a slice, with Newcombe's interval of a difference of shares (Newcombe, 1998, method 10)."""
-    sides: list[tuple[float, float, float] | None] = []
-    for name in ("old", "new"):
-        flip, weight = getattr(pair, f"{name}_flip"), getattr(pair, f"{name}_flip_weight")
-        squares, whole = getattr(pair, f"{name}_weight_sq"), getattr(pair, f"{name}_weight")
-        if not weight or not squares:
-            sides.append(None)
-            continue
-        share = flip / weight
-        sides.append((share, *charts.wilson(share, whole**2 / squares)))
-    old, new = sides
-    if old is None or new is None:
-        return Compared(
-            pair=pair,
-            old=old[0] if old else None,
-            new=new[0] if new else None,
-            difference=None,
-            low=None,
-            high=None,
-        )
-    difference = new[0] - old[0]
+    """Compare a slice by the sums of days, in which a session counts as one."""
+    old, new = (_share(pair, name) for name in ("old", "new"))
+    found = difference(old, new)
     return Compared(
         pair=pair,
-        old=old[0],
-        new=new[0],
-        difference=difference,
-        low=difference - ((new[0] - new[1]) ** 2 + (old[2] - old[0]) ** 2) ** 0.5,
-        high=difference + ((new[2] - new[0]) ** 2 + (old[0] - old[1]) ** 2) ** 0.5,
+        old=old.mean if old else None,
+        new=new.mean if new else None,
+        difference=found.mean if found else None,
+        low=found.low if found else None,
+        high=found.high if found else None,
     )
+
+
+def _share(pair: past.Pair, side: str) -> Estimate | None:
+    flip, weight = getattr(pair, f"{side}_flip"), getattr(pair, f"{side}_flip_weight")
+    squares, whole = getattr(pair, f"{side}_weight_sq"), getattr(pair, f"{side}_weight")
+    return share(flip / weight, whole**2 / squares) if weight and squares else None
 
 
 def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:

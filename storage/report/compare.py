@@ -1,12 +1,11 @@
-"""What the comparison of two candidate versions reads: when each was compared, and its sums over sessions."""
+"""What the comparison of two candidate versions reads first: when each was compared, and how often."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import Interval, RowMapping, bindparam, text
+from sqlalchemy import Interval, bindparam, text
 
-from quantdrift.storage.report.divergence import GROUPS
-from quantdrift.storage.report.facts import ClusterSums, SliceClusters, VersionSpan, Window
+from quantdrift.storage.report.facts import VersionSpan, Window
 from quantdrift.storage.report.snapshot import SnapshotReader
 
 # The verdicts say when a version was compared last: neither `comparison` nor the roll-ups have an index on the version.
@@ -45,28 +44,9 @@ _COUNT = text("""
     ) as row
 """)
 
-_CLUSTERS = text(f"""
-    {GROUPS}, one as (
-        select slice_id, session, exchange_id, max(w) as w, max(w) / count(*) as part, sum(flip) as flip,
-            count(flip) as n_flip, sum(divergence) as divergence, count(divergence) as n_divergence
-        from item group by 1, 2, 3
-    ), cluster as (
-        select slice_id, count(*) as n, sum(part * n_flip) as flip_w, coalesce(sum(part * flip), 0) as flip_y,
-            sum(part * n_divergence) as divergence_w, coalesce(sum(part * divergence), 0) as divergence_y
-        from one group by slice_id, session
-    )
-    select slice_id, sum(n)::bigint as n_exchanges, count(*) as n_clusters,
-        count(*) filter (where flip_w > 0) as flip_n, sum(flip_w) as flip_weight, sum(flip_w * flip_w) as flip_weight_sq,
-        sum(flip_y) as flip_total, sum(flip_y * flip_y) as flip_total_sq, sum(flip_w * flip_y) as flip_cross,
-        count(*) filter (where divergence_w > 0) as divergence_n, sum(divergence_w) as divergence_weight,
-        sum(divergence_w * divergence_w) as divergence_weight_sq, sum(divergence_y) as divergence_total,
-        sum(divergence_y * divergence_y) as divergence_total_sq, sum(divergence_w * divergence_y) as divergence_cross
-    from cluster group by slice_id order by slice_id
-""")  # noqa: S608 - constant text
-
 
 class VersionReader(SnapshotReader):
-    """Sums of single versions in one snapshot."""
+    """Single versions in one snapshot."""
 
     async def spans(
         self, versions: Sequence[int], length: timedelta, end: datetime | None
@@ -87,37 +67,3 @@ class VersionReader(SnapshotReader):
         """Return the comparisons of a version in a window, counted no further than `most`."""
         wanted = {"begin": window.begin, "end": window.end, "version": version, "most": most}
         return int((await self._rows(_COUNT, **wanted))[0]["count"])
-
-    async def clusters(
-        self, window: Window, version: int, cap: float, slice_ids: Sequence[int]
-    ) -> list[SliceClusters]:
-        """Sum `comparison` over the sessions of each slice; exchanges without a session count one by one."""
-        rows = await self._rows(
-            _CLUSTERS.bindparams(bindparam("width", type_=Interval)),
-            begin=window.begin,
-            end=window.end,
-            width=window.end - window.begin,
-            versions=[version],
-            caps=[float(cap)],
-            slices=list(slice_ids),
-        )
-        return [
-            SliceClusters(
-                slice_id=row["slice_id"],
-                n_exchanges=row["n_exchanges"],
-                n_clusters=row["n_clusters"],
-                flip=_sums(row, "flip"),
-                divergence=_sums(row, "divergence"),
-            )
-            for row in rows
-        ]
-
-
-def _sums(row: RowMapping, metric: str) -> ClusterSums:
-    return ClusterSums(
-        n=row[f"{metric}_n"],
-        **{
-            name: float(row[f"{metric}_{name}"])
-            for name in ("weight", "weight_sq", "total", "total_sq", "cross")
-        },
-    )

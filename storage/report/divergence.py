@@ -14,9 +14,7 @@ from sqlalchemy import (
     Interval,
     RowMapping,
     Select,
-    TextClause,
     any_,
-    bindparam,
     func,
     literal,
     select,
@@ -24,7 +22,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
+from quantdrift.storage.estimates import MORE_MEASURES, Side, SliceClusters, cluster_sums
+from quantdrift.storage.report.facts import SUMMED, Extent, Grain, SliceBins, SliceSums, Sums, Window
 from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 
@@ -47,53 +46,20 @@ _COUNT = text("""
     ) as row
 """)
 
-# A group is one exchange: its items in the slice share one inclusion probability, and its weight in equal parts. The
-# exchanges of a session are correlated, at worst all alike: in the square of the weights they count as one. A value that is
-# NaN is none, as in the roll-ups.
-GROUPS = """
+# The items of an exchange in a slice share its weight in equal parts. A value that is NaN is none, as in the roll-ups.
+_ITEM_BINS = text("""
     with item as (
-        select c.model_version_id, s.slice_id, c.exchange_id, date_bin(:width, c.captured_at, :begin) as at,
-            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.tie::int as tie, nullif(c.js, 'NaN') as js,
-            case when c.group_key = '' then c.exchange_id::text else c.policy_id || ' ' || c.group_key end as session,
-            case when d.value is not null then least(d.value, m.cap) end as divergence, d.value as raw_divergence
-        from comparison c
-        cross join lateral (select nullif(c.divergence, 'NaN') as value) d
-        join unnest(cast(:versions as int[]), cast(:caps as double precision[])) as m (id, cap) on m.id = c.model_version_id
-        cross join unnest(c.slice_ids) as s (slice_id)
-        where c.captured_at >= :begin and c.captured_at < :end and s.slice_id = any(cast(:slices as int[]))
-    )
-"""
-
-_ITEM_SUMS = text(f"""
-    {GROUPS}, one as (
-        select model_version_id, slice_id, at, session, exchange_id, count(*) as n, max(w) as w, max(w) / count(*) as part,
-            sum(flip) as flip, sum(tie) as tie, count(tie) as n_tie, sum(js) as js, sum(divergence) as divergence, count(flip) as n_flip, count(js) as n_js,
-            count(divergence) as n_divergence, count(*) filter (where raw_divergence = 'infinity') as n_infinite
-        from item group by 1, 2, 3, 4, 5
-    ), of_session as (
-        select model_version_id, slice_id, at, sum(n) as n_items, count(*) as n_groups, sum(w) as weight,
-            sum(part * flip) as flip, sum(part * tie) as tie, sum(part * js) as js, sum(part * divergence) as divergence,
-            sum(part * n_flip) as flip_weight, sum(part * n_tie) as tie_weight, sum(part * n_js) as js_weight,
-            sum(part * n_divergence) as divergence_weight, sum(n_infinite) as n_infinite
-        from one group by 1, 2, 3, session
-    )
-    select model_version_id, slice_id, at, sum(n_items) as n_items, sum(n_groups) as n_groups, sum(weight) as weight,
-        sum(weight * weight) as weight_sq, coalesce(sum(flip), 0) as flip, coalesce(sum(tie), 0) as tie,
-        coalesce(sum(js), 0) as js, coalesce(sum(divergence), 0) as divergence, sum(flip_weight) as flip_weight,
-        sum(tie_weight) as tie_weight, sum(js_weight) as js_weight, sum(divergence_weight) as divergence_weight,
-        sum(n_infinite) as n_infinite
-    from of_session group by 1, 2, 3 order by 1, 2, 3
-""")  # noqa: S608 - constant text
-
-_ITEM_BINS = text(f"""
-    {GROUPS}, sized as (
-        select *, count(*) over (partition by model_version_id, slice_id, exchange_id) as n from item
+        select c.model_version_id, of_row.slice_id, 1 / (c.pi1 * c.pi2) as w, nullif(c.divergence, 'NaN') as divergence,
+            count(*) over (partition by c.model_version_id, of_row.slice_id, c.exchange_id) as n
+        from comparison c cross join unnest(c.slice_ids) as of_row (slice_id)
+        where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = any(cast(:versions as int[]))
+            and of_row.slice_id = any(cast(:slices as int[]))
     )
     select model_version_id, slice_id, sum(w / n) as weight,
-        case when raw_divergence <= 1e-6 then 0 when raw_divergence >= 10 then 63
-            else least(63, floor(64 * ln(raw_divergence / 1e-6) / ln(1e7))::int) end as bin
-    from sized where raw_divergence is not null group by 1, 2, 4
-""")  # noqa: S608 - constant text
+        case when divergence <= 1e-6 then 0 when divergence >= 10 then 63
+            else least(63, floor(64 * ln(divergence / 1e-6) / ln(1e7))::int) end as bin
+    from item where divergence is not null group by 1, 2, 4
+""")
 
 
 class Divergence(SnapshotReader):
@@ -103,12 +69,14 @@ class Divergence(SnapshotReader):
         """Return the first and last comparison of a period, and how many there are, counted up to `most`."""
         row = (await self._rows(_EXTENT, begin=begin, end=end))[0]
         first, last = row["first"], row["last"]
+        is_whole = not row["first_hour"] or (first is not None and row["first_hour"] + _HOUR >= first)
         # Roll-ups outlive comparisons: of an hour without comparisons only begin and end are known.
         if row["first_hour"] and (first is None or row["first_hour"] + _HOUR < first):
             first = row["first_hour"]
         if row["last_hour"] and (last is None or row["last_hour"] > last):
             last = min(row["last_hour"] + _HOUR, end)
-        return Extent(first=first, last=last, n_items=await self.count(begin, end, most))
+        n_items = await self.count(begin, end, most)
+        return Extent(first=first, last=last, n_items=n_items, is_whole=is_whole)
 
     async def count(self, begin: datetime, end: datetime, most: int) -> int:
         """Return the rows of `comparison` in a period, counted no further than `most`."""
@@ -131,26 +99,35 @@ class Divergence(SnapshotReader):
             These slices are read.
         """
         if window.grain is Grain.ITEM:
-            rows = await self._items(_ITEM_SUMS, window, width, caps, slice_ids)
-        else:
-            table, time = _rollup(window.grain)
-            at = func.date_bin(literal(width, Interval), time, window.begin).label("at")
-            rows = await self._select(
-                select(
-                    table.model_version_id,
-                    table.slice_id,
-                    at,
-                    *(func.sum(getattr(table, name)).label(name) for name in Sums.__struct_fields__),
-                )
-                .where(
-                    time >= window.begin,
-                    time < window.end,
-                    table.model_version_id.in_(list(caps)),
-                    table.slice_id == any_(literal(list(slice_ids), ARRAY(Integer))),
-                )
-                .group_by(table.model_version_id, table.slice_id, text("at"))
-                .order_by(table.model_version_id, table.slice_id, text("at"))
+            sides = [
+                Side(version_id=version, begin=window.begin, end=window.end, cap=cap)
+                for version, cap in caps.items()
+            ]
+            found = await cluster_sums(
+                self._connection, sides, slice_ids=slice_ids, width=width, measures=MORE_MEASURES
             )
+            return [
+                SliceSums(version_id=one.version_id, slice_id=one.slice_id, at=one.at, sums=_of_clusters(one))
+                for one in found
+            ]
+        table, time = _rollup(window.grain)
+        at = func.date_bin(literal(width, Interval), time, window.begin).label("at")
+        rows = await self._select(
+            select(
+                table.model_version_id,
+                table.slice_id,
+                at,
+                *(func.sum(getattr(table, name)).label(name) for name in SUMMED),
+            )
+            .where(
+                time >= window.begin,
+                time < window.end,
+                table.model_version_id.in_(list(caps)),
+                table.slice_id == any_(literal(list(slice_ids), ARRAY(Integer))),
+            )
+            .group_by(table.model_version_id, table.slice_id, text("at"))
+            .order_by(table.model_version_id, table.slice_id, text("at"))
+        )
         return [
             SliceSums(
                 version_id=row["model_version_id"],
@@ -166,7 +143,13 @@ class Divergence(SnapshotReader):
     ) -> list[SliceBins]:
         """Return the weighted divergence histogram of each slice of each version over the window."""
         if window.grain is Grain.ITEM:
-            rows = await self._items(_ITEM_BINS, window, window.end - window.begin, caps, slice_ids)
+            rows = await self._rows(
+                _ITEM_BINS,
+                begin=window.begin,
+                end=window.end,
+                versions=list(caps),
+                slices=list(slice_ids),
+            )
         else:
             table, time = _rollup(window.grain)
             each = (
@@ -199,24 +182,6 @@ class Divergence(SnapshotReader):
             for (version, slice_id), bins in sorted(weights.items())
         ]
 
-    async def _items(
-        self,
-        statement: TextClause,
-        window: Window,
-        width: timedelta,
-        caps: Mapping[int, float],
-        slice_ids: Sequence[int],
-    ) -> Sequence[RowMapping]:
-        return await self._rows(
-            statement.bindparams(bindparam("width", type_=Interval)),
-            begin=window.begin,
-            end=window.end,
-            width=width,
-            versions=list(caps),
-            caps=[float(cap) for cap in caps.values()],
-            slices=list(slice_ids),
-        )
-
     async def _select(self, statement: Select[Any]) -> Sequence[RowMapping]:
         rows: Sequence[RowMapping] = (await self._connection.execute(statement)).mappings().all()
         return rows
@@ -224,6 +189,28 @@ class Divergence(SnapshotReader):
 
 def _rollup(grain: Grain) -> tuple[type[RollupHour | RollupDay], InstrumentedAttribute[datetime]]:
     return (RollupHour, RollupHour.hour) if grain is Grain.HOUR else (RollupDay, RollupDay.day)
+
+
+def _of_clusters(found: SliceClusters) -> Sums:
+    flip, divergence, js, tie = (found.of[name] for name in ("flip", "divergence", "js", "tie"))
+    widest = max((flip, divergence), key=lambda sums: sums.weight)
+    return Sums(
+        n_items=found.n_items,
+        n_groups=found.n_exchanges,
+        weight=found.weight,
+        # Kish's number is that of the clusters that have a value: nearly all of them do.
+        weight_sq=widest.weight_sq * (found.weight / widest.weight) ** 2 if widest.weight else 0.0,
+        flip=flip.total,
+        js=js.total,
+        divergence=divergence.total,
+        flip_weight=flip.weight,
+        js_weight=js.weight,
+        divergence_weight=divergence.weight,
+        tie=tie.total,
+        tie_weight=tie.weight,
+        n_infinite=found.n_infinite,
+        of=found.of,
+    )
 
 
 def _sums(row: RowMapping) -> Sums:

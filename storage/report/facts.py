@@ -1,12 +1,16 @@
 """The facts that `quantdrift.storage.report.reading` returns: typed, frozen, and without SQL."""
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from math import log
 from typing import Any
 
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.facts.estimate import ClusterSums, Estimate, added, ratio
+from quantdrift.facts.interval import mean_of_bins, share
 from quantdrift.storage.monitor.events import AlertEvidence
 from quantdrift.storage.monitor.explanation import Explanation
 
@@ -72,11 +76,14 @@ class Extent(_Fact, frozen=True, kw_only=True):
         Earliest and latest capture, as exactly as the database still has it; None where nothing was compared.
     n_items
         Rows of `comparison` in it, counted no further than the caller's limit.
+    is_whole
+        Whether they reach back as far as the roll-ups do: comparisons are deleted first.
     """
 
     first: datetime | None
     last: datetime | None
     n_items: int
+    is_whole: bool = True
 
 
 class Sums(_Fact, frozen=True, kw_only=True):
@@ -97,6 +104,8 @@ class Sums(_Fact, frozen=True, kw_only=True):
         Items whose divergence was infinite.
     tie, tie_weight
         As flip and its weight, of decisions that differ by equal top scores alone.
+    of
+        The sums over people and exchanges by measure; empty: they are from a roll-up, which has none.
     """
 
     n_items: int = 0
@@ -112,9 +121,14 @@ class Sums(_Fact, frozen=True, kw_only=True):
     n_infinite: int = 0
     tie: float = 0.0
     tie_weight: float = 0.0
+    of: Mapping[str, ClusterSums] = {}
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+        names = {*self.of, *other.of}
+        return Sums(
+            **{name: getattr(self, name) + getattr(other, name) for name in SUMMED},
+            of={name: added(self.of.get(name), other.of.get(name)) for name in names},
+        )
 
     @property
     def n_effective(self) -> float:
@@ -130,12 +144,34 @@ class Sums(_Fact, frozen=True, kw_only=True):
         """Return the part of `n_effective` with that metric: flip, js or divergence."""
         return self.n_effective * self._of(metric)[1] / self.weight if self.weight else 0.0
 
+    def estimate(self, metric: Metric, cap: float, bins: Sequence[float] = ()) -> Estimate | None:
+        """Return the mean of flip, js or divergence with its interval; None where no item has that metric.
+
+        Of a roll-up only Kish's number is known, in which all exchanges of a session count as one: the interval is wider.
+
+        Parameters
+        ----------
+        cap
+            Of a single divergence.
+        bins
+            Histogram of the divergence, for the interval of a roll-up's.
+        """
+        top = {Metric.FLIP: 1.0, Metric.JS: log(2.0), Metric.DIVERGENCE: cap}[metric]
+        if metric.value in self.of:
+            return ratio(self.of[metric.value], top)
+        mean, n = self.mean(metric), self.n_effective_of(metric)
+        return mean_of_bins(mean, bins, n, cap) if metric is Metric.DIVERGENCE else share(mean, n, top)
+
     def _of(self, metric: Metric) -> tuple[float, float]:
         return {
             Metric.FLIP: (self.flip, self.flip_weight),
             Metric.JS: (self.js, self.js_weight),
             Metric.DIVERGENCE: (self.divergence, self.divergence_weight),
         }[metric]
+
+
+SUMMED = tuple(name for name in Sums.__struct_fields__ if name != "of")
+"""The fields of `Sums` that are numbers, and columns of the roll-ups."""
 
 
 class SliceSums(_Fact, frozen=True, kw_only=True):
@@ -145,37 +181,6 @@ class SliceSums(_Fact, frozen=True, kw_only=True):
     slice_id: int
     at: datetime
     sums: Sums
-
-
-class ClusterSums(_Fact, frozen=True, kw_only=True):
-    """Sums of one metric over clusters: the exchanges of a session together, or one exchange that has no session.
-
-    Each cluster has a weight w, the sum of 1 / pi over its exchanges that have the metric, and a total y, the weighted sum
-    of the metric over them. The fields are the sums of w, w^2, y, y^2 and w y: all that the mean y / w and its variance by
-    linearisation need.
-
-    Parameters
-    ----------
-    n
-        Clusters with the metric.
-    """
-
-    n: int = 0
-    weight: float = 0.0
-    weight_sq: float = 0.0
-    total: float = 0.0
-    total_sq: float = 0.0
-    cross: float = 0.0
-
-
-class SliceClusters(_Fact, frozen=True, kw_only=True):
-    """Cluster sums of one slice of one version over a window; divergence is capped per item at `budget.cap`."""
-
-    slice_id: int
-    n_exchanges: int
-    n_clusters: int
-    flip: ClusterSums
-    divergence: ClusterSums
 
 
 class VersionSpan(_Fact, frozen=True, kw_only=True):

@@ -5,20 +5,25 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import asyncpg
+import pyarrow as pa
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from quantdrift import frames
 from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric
+from quantdrift.facts.estimate import Change, Estimate
 from quantdrift.report.compare import compare
-from quantdrift.report.difference import Change
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import Grain
@@ -88,12 +93,55 @@ async def test_the_sums_over_sessions_are_those_of_the_rows(reader: Reader, week
         assert side.flip.low < side.flip.mean
 
 
+async def test_a_frame_gives_the_figures_of_the_command(reader: Reader, postgres_dsn: str) -> None:
+    """Shares, divergences and differences with their intervals: those of `compare`, from the rows, for every slice."""
+    found = await compare(reader, CONFIG, old=OLD, new=NEW)
+    with frames.arrow(postgres_dsn) as drift:
+        items = pa.concat_tables(
+            [
+                drift.items("digits", slice=entry.name, start=RELEASE - timedelta(days=30), end=END)
+                for entry in found.slices
+            ]
+        )
+    of, by = (
+        ["candidate_version", "slice"],
+        {Metric.FLIP: 1.0, Metric.DIVERGENCE: CONFIG.budget("digits").cap},
+    )
+    for metric, cap in by.items():
+        shares = {
+            (row["candidate_version"], row["slice"]): row
+            for row in frames.estimate(items, value=metric, by=of, cap=cap).to_pylist()
+        }
+        differences = {
+            row["slice"]: row
+            for row in frames.difference(
+                items, of[0], OLD, NEW, value=metric, by="slice", cap=cap
+            ).to_pylist()
+        }
+        for entry in found.slices:
+            for version, side in ((OLD, entry.old), (NEW, entry.new)):
+                row = shares[version, entry.name]
+                assert (row["n"], row["n_clusters"]) == (side.n_exchanges, side.n_clusters)
+                assert _numbers(row["mean"], row["low"], row["high"]) == _numbers_of(getattr(side, metric))
+            row = differences[entry.name]
+            assert _numbers(row["difference"], row["low"], row["high"]) == _numbers_of(getattr(entry, metric))
+
+
+def _numbers(*values: float) -> Any:
+    return pytest.approx(values, rel=1e-9, abs=1e-12)
+
+
+def _numbers_of(found: Estimate | None) -> tuple[float | None, ...]:
+    assert found is not None
+    return found.mean, found.low, found.high
+
+
 async def test_large_versions_are_compared_by_their_roll_ups(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more comparisons than a report reads, both sides come from the roll-ups, with the same means and order."""
     exact = _named(await compare(reader, CONFIG, old=OLD, new=NEW))
-    monkeypatch.setattr("quantdrift.report.compare.MOST_ITEMS", 10)
+    monkeypatch.setattr("quantdrift.report.compare.MOST_ROWS", 10)
     found = await compare(reader, CONFIG, old=OLD, new=NEW)
     assert {found.old.source, found.new.source} == {Grain.HOUR}
     assert found.slices[0].name == "scanner=archive"

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from quantdrift.report.interval import Estimate
-from quantdrift.report.labels import paired_difference
+from quantdrift.facts.estimate import Estimate, difference
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import outcomes
 from tests.support.commands import invoked
@@ -205,12 +204,14 @@ async def test_a_file_that_cannot_be_used_says_why(
 
 
 def test_a_loss_is_the_harm_less_the_help_with_the_interval_of_two_cells() -> None:
-    """By hand, with p = q = 1/2 the correlation is -1: the distances add up."""
+    """By hand, where one of the two always holds the correlation is -1: the distances add up. Else it is that of the labels."""
     half = Estimate(mean=0.5, low=0.4, high=0.6)
-    found = paired_difference(half, half)
+    found = difference(half, half, -1.0)
+    assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((0.0, -0.2, 0.2))
     nothing = Estimate(mean=0.0, low=0.0, high=0.1)
-    found = paired_difference(nothing, Estimate(mean=0.2, low=0.1, high=0.3))
+    found = difference(nothing, Estimate(mean=0.2, low=0.1, high=0.3))
+    assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((0.2, 0.2 - 0.02**0.5, 0.3))
 
 

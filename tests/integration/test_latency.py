@@ -15,12 +15,12 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Suspect
+from quantdrift.facts.estimate import Estimate
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.baselines.signal_view import signal_views
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.report.interval import Estimate
 from quantdrift.report.page import Form
 from quantdrift.report.page import write as write_report
 from quantdrift.report.period import Period, PeriodKind

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from quantdrift.report.interval import mean_of_bins, share
+from quantdrift.facts.interval import mean_of_bins, share
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import Grain, Window
 from quantdrift.storage.report.reading import reading

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.report.interval import N_BINS, mean_of_bins, quantile, share
+from quantdrift.facts.interval import N_BINS, mean_of_bins, quantile, share
 
 pytestmark = pytest.mark.property
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from quantdrift.report.interval import HIGHEST, LOWEST, N_BINS, mean_of_bins, share, shortfall
+from quantdrift.facts.interval import HIGHEST, LOWEST, N_BINS, mean_of_bins, share, shortfall
 
 pytestmark = pytest.mark.statistical
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from quantdrift.report.difference import Change
+from quantdrift.facts.estimate import Change, Estimate
 from quantdrift.report.figures import ComparedSlice, SideFigures
-from quantdrift.report.interval import Estimate
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.drift.explain.diagnosis_text import changed, since
+from quantdrift.facts.estimate import Estimate
 from quantdrift.report.advice import advise, diagnosis, trace_link
-from quantdrift.report.interval import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Episode, SliceName, Version
 from tests.support.monitor.alert_cases import event_with

@@ -8,9 +8,9 @@ import pytest
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.config.web import Web
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.facts.interval import N_BINS
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
-from quantdrift.report.interval import N_BINS
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import (
     Episode,

@@ -5,11 +5,11 @@ import math
 import pytest
 from scipy.stats import binomtest
 
-from quantdrift.report.interval import (
+from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.interval import (
     HIGHEST,
     LOWEST,
     N_BINS,
-    Estimate,
     excess,
     mean_of_bins,
     quantile,

@@ -8,8 +8,9 @@ import pytest
 
 from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
+from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.interval import Quantile
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.markdown import render_markdown
 from quantdrift.report.render import REASONS, Drawing, render
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice

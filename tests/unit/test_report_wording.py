@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.notation import number, percent
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.report.interval import Estimate
+from quantdrift.facts.estimate import Estimate
 from quantdrift.report.wording import detail, duration, headline, interval, measured
 from tests.support.monitor.report_figures import NOW, make_episode, make_slice
 

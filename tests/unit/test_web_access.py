@@ -11,7 +11,7 @@ from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Web
 from quantdrift.core.errors import OperatorError
 from quantdrift.web.access import MOST_FAILURES, SESSION_S, WINDOW_S, Access, Person
-from quantdrift.web.charts import strip, wilson
+from quantdrift.web.charts import strip
 
 pytestmark = pytest.mark.unit
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
@@ -147,11 +147,3 @@ def test_a_strip_shows_the_worst_verdict_of_each_day() -> None:
     assert 'class="unknown" d="M2 6h3v6h-3z"' in drawn
     assert 'class="ok" d="M5 8h4v4h-4z"' in drawn
     assert 'class="firing" d="M9 0h1v12h-1z"' in drawn
-
-
-def test_wilson_contains_the_share_and_nothing_is_certain_without_data() -> None:
-    """The upper end of 0 of 100 is 3.7 % (Wilson, 1927)."""
-    low, high = wilson(0.0, 100)
-    assert low == 0
-    assert high == pytest.approx(0.037, abs=0.001)
-    assert wilson(0.5, 0) == (0.0, 1.0)

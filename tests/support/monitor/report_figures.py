@@ -5,6 +5,8 @@ from html.parser import HTMLParser
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
+from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.interval import Quantile
 from quantdrift.report.figures import (
     CoverageFigures,
     EpisodeFigures,
@@ -15,7 +17,6 @@ from quantdrift.report.figures import (
     SliceFigures,
     Unreferenced,
 )
-from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 

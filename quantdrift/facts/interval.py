@@ -1,23 +1,17 @@
-"""Fixed-period 95 % intervals, for display only. Alerts come from the anytime-valid detectors, never from these."""
+"""Intervals of what only roll-ups know: histograms and Kish's effective number. For display: alerts never come from them."""
 
 from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
 import msgspec
 
+from quantdrift.facts.estimate import Estimate
+
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 LOWEST, HIGHEST, N_BINS = 1e-6, 10.0, 64
 _STEP = log(HIGHEST / LOWEST) / N_BINS
 _LEAST_FOR_MEAN = 30  # below it no normal approximation of a mean is shown
 _LEAST_BEYOND = 10  # a quantile is shown where at least this many observations are expected beyond it
-
-
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """A mean with its 95 % interval; the bounds are None where there is too little data for one."""
-
-    mean: float
-    low: float | None
-    high: float | None
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):

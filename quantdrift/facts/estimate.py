@@ -1,0 +1,261 @@
+"""Estimates of shares and means from sampled exchanges, with 95 % intervals that count people as they come back.
+
+A cluster is a person, where `sampling.sticky_header` says who sends a request, and else one exchange. What one person sends is
+correlated, so clusters are the independent units, whatever happens inside them.
+"""
+
+from enum import StrEnum
+from math import sqrt
+from typing import Final
+
+import msgspec
+from scipy.special import betaincinv, stdtrit
+
+LEVEL: Final = 0.95
+_UPPER: Final = (1 + LEVEL) / 2
+_LOWER: Final = (1 - LEVEL) / 2
+_Z: Final = 1.959963984540054  # the normal quantile of the same level
+FEW: Final = 10.0
+"""Below so many effective events the upper end allows for an event that was not seen, at the largest weight there is."""
+_MANY: Final = 20.0  # from here on it does not; in between the allowance fades, so that no interval jumps
+_LEAST_VARIANCE: Final = 1e-24  # relative to the square of the range: less is rounding
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean with its 95 % interval; the bounds are None where there is too little data for one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Change(StrEnum):
+    """What the interval of a difference shows; in the order worst first."""
+
+    WORSE = "worse"
+    UNCLEAR = "no clear difference"
+    BETTER = "better"
+
+
+class ClusterSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of one value over clusters: all that an estimate needs, and SQL gives them in one pass.
+
+    Each cluster has a weight w, the sum of 1 / pi over its exchanges that have the value, and a total y, the weighted sum of
+    the value over them.
+
+    Parameters
+    ----------
+    n
+        Clusters with the value.
+    weight, weight_sq, total, total_sq, cross
+        Sums of w, w^2, y, y^2 and w y.
+    heaviest, largest
+        Largest weight of one exchange, and of one cluster; 0: not known, and taken as their means.
+    """
+
+    n: int = 0
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    total: float = 0.0
+    total_sq: float = 0.0
+    cross: float = 0.0
+    heaviest: float = 0.0
+    largest: float = 0.0
+
+    @property
+    def n_effective(self) -> float:
+        """Kish's effective number of clusters: so many equally heavy ones would be as informative; 0 where there are none."""
+        return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
+
+
+def added(one: ClusterSums | None, other: ClusterSums | None) -> ClusterSums:
+    """Return the sums over the clusters of both; a person who is in both counts as two."""
+    if one is None or other is None:
+        return one or other or ClusterSums()
+    largest = {name: max(getattr(one, name), getattr(other, name)) for name in ("heaviest", "largest")}
+    sums = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in ClusterSums.__struct_fields__
+        if name not in largest
+    }
+    return ClusterSums(**sums, **largest)
+
+
+class SharedSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the clusters that are on both sides of a comparison, such as a person whom two versions have answered.
+
+    Parameters
+    ----------
+    weights, old_total, new_total, totals
+        Sums of w w', y w', w y' and y y': without a prime of the old side, with it of the new one.
+    """
+
+    weights: float = 0.0
+    old_total: float = 0.0
+    new_total: float = 0.0
+    totals: float = 0.0
+
+
+def ratio(sums: ClusterSums, cap: float = 1.0) -> Estimate | None:
+    """Return the weighted mean of values in [0, cap], such as a share of changed answers, with its interval.
+
+    Assumption: clusters are independent, sampling probabilities are known. Inside a cluster any dependence is allowed.
+
+    Bound: 95 % for one look, asymptotically. The variance V of p = mean / cap is linearised over clusters, with Student's t at
+    the effective number of clusters less one, and gives the effective number of exchanges p (1 - p) / V; the interval is Clopper and
+    Pearson's at that number, so it is exact where clusters are equal and small, and stays inside [0, cap] always. Below 10
+    effective events (fading out until 20) the upper end is that of Fay and Feuer for weighted events: it adds one event that
+    was not seen, at the largest weight. For a graded value an event is one at the cap, so a mean of small values has room for the
+    rare large one that no normal theory sees. Without any event every cluster counts as one exchange.
+
+    In simulations (`tests/statistical/test_estimate.py`; 1 to 200 exchanges a cluster, probabilities of .02 to 1, rates of .001 to
+    .3) it holds the truth in 94 to 97 % of the runs and is at most 1.2 times as wide as the sandwich estimator's, from 20
+    effective events and 100 effective clusters on. With fewer events it holds it more often, with 30 effective clusters in 91 %,
+    and in 89 % where one person at most has changed answers and people differ much: one says nothing of how alike others are.
+
+    Parameters
+    ----------
+    cap
+        The largest possible value: 1 for flips, ln 2 for Jensen-Shannon, `budget.cap` for the divergence.
+
+    Returns
+    -------
+    Estimate | None
+        None without any weight.
+
+    References
+    ----------
+    Saerndal, Swensson and Wretman (1992), Model Assisted Survey Sampling, section 5.5 (the linearised variance); Korn and
+    Graubard (1998), Confidence intervals for proportions with small expected number of positive counts estimated from survey data,
+    Survey Methodology 24; Fay and Feuer (1997), Confidence intervals for directly standardized rates, Statistics in Medicine 16.
+    """
+    if sums.weight <= 0:
+        return None
+    share = _scaled(sums, cap)
+    mean = min(share.total / share.weight, 1.0)
+    # Rare events are what the interval is made for: above one half they are those that did not happen.
+    if mean > 0.5:
+        low, high = _interval(_complement(share))
+        low, high = 1.0 - high, 1.0 - low
+    else:
+        low, high = _interval(share)
+    return Estimate(mean=cap * mean, low=cap * min(low, mean), high=cap * max(high, mean))
+
+
+def difference(old: Estimate | None, new: Estimate | None, correlation: float = 0.0) -> Estimate | None:
+    """Return new minus old with the interval that the two intervals give; None where one of the two is missing.
+
+    Assumption: the traffic of the slice is of the same kind on both sides; a difference in the traffic counts as one of the versions.
+
+    Bound: 95 % for one look at one slice, as far as the two intervals keep theirs. With d the difference, l and h the ends of each,
+    and r the correlation of the two means:
+
+        low = d - sqrt((new - l_new)^2 + (h_old - old)^2 - 2 r (new - l_new) (h_old - old))
+        high = d + sqrt((h_new - new)^2 + (old - l_old)^2 - 2 r (h_new - new) (old - l_old))
+
+    So skewed intervals stay skewed, and the interval is not empty where nothing flipped. Where both intervals are normal it is that of
+    the difference linearised over the clusters of both sides.
+
+    Parameters
+    ----------
+    correlation
+        Of the two means, in [-1, 1]: see `correlation`.
+
+    References
+    ----------
+    Newcombe (1998), Interval estimation for the difference between independent proportions, Statistics in Medicine 17,
+    method 10; Zou and Donner (2008), Construction of confidence limits about effect measures, Statistics in Medicine 27.
+    """
+    if old is None or new is None:
+        return None
+    mean = new.mean - old.mean
+    if old.low is None or old.high is None or new.low is None or new.high is None:
+        return Estimate(mean=mean, low=None, high=None)
+    down = _distance(new.mean - new.low, old.high - old.mean, correlation)
+    up = _distance(new.high - new.mean, old.mean - old.low, correlation)
+    return Estimate(mean=mean, low=mean - down, high=mean + up)
+
+
+def change_of(estimate: Estimate | None) -> Change:
+    """Return what the interval of a difference shows: worse above 0, better below 0, else nothing clear."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return Change.UNCLEAR
+    if estimate.low > 0:
+        return Change.WORSE
+    return Change.BETTER if estimate.high < 0 else Change.UNCLEAR
+
+
+def correlation(old: ClusterSums, new: ClusterSums, shared: SharedSums) -> float:
+    """Return the correlation of two means, linearised over the clusters that both have; 0 where none is shared.
+
+    Of two values of the same items, such as harm and help, every cluster is shared.
+    """
+    if not (shared.weights and old.weight and new.weight):
+        return 0.0
+    p, q = old.total / old.weight, new.total / new.weight
+    together = shared.totals - q * shared.old_total - p * shared.new_total + p * q * shared.weights
+    both = _residual_sq(old) * _residual_sq(new)
+    return max(-1.0, min(1.0, together / sqrt(both))) if both > 0 else 0.0
+
+
+def _distance(a: float, b: float, r: float) -> float:
+    return sqrt(max(a * a + b * b - 2 * r * a * b, 0.0))
+
+
+def _residual_sq(sums: ClusterSums) -> float:
+    """Return sum((y - p w)^2); rounding may leave a tiny negative number where all clusters agree."""
+    p = sums.total / sums.weight
+    return max(sums.total_sq - 2 * p * sums.cross + p * p * sums.weight_sq, 0.0)
+
+
+def _interval(sums: ClusterSums) -> tuple[float, float]:
+    """Return the interval of a mean in [0, 1/2] of values in [0, 1]."""
+    p, n = sums.total / sums.weight, sums.n_effective
+    variance = _residual_sq(sums) / sums.weight**2
+    if sums.n > 1 and p > 0.0 and variance > _LEAST_VARIANCE:
+        variance *= sums.n / (sums.n - 1)
+        t = float(stdtrit(max(n - 1.0, 1.0), _UPPER))
+        n = p * (1.0 - p) / variance * (_Z / t) ** 2
+    if p <= 0.0:
+        return 0.0, 1.0 - _LOWER ** (1.0 / n)
+    events = n * p
+    low = float(betaincinv(events, n - events + 1.0, _LOWER))
+    usual = sums.total / events  # the mean weight of an event
+    heaviest = _heaviest(sums, p)
+    few = min(events, sums.total / heaviest)
+    allowance = min(max((_MANY - few) / (_MANY - FEW), 0.0), 1.0)
+    return low, _upper(sums, events, usual + allowance * max(heaviest - usual, 0.0))
+
+
+def _heaviest(sums: ClusterSums, p: float) -> float:
+    """Return the largest weight of an event: of one exchange, or of a cluster as far as its exchanges are alike.
+
+    They are alike in the share phi: 1 where a cluster flips whole or not at all, 1 / size where its exchanges are independent.
+    """
+    phi = (sums.total_sq - p * sums.cross) / ((1.0 - p) * sums.cross)
+    mean = sums.weight_sq / sums.weight
+    return max(sums.heaviest, min(max(phi, 0.0), 1.0) * (sums.largest or mean))
+
+
+def _upper(sums: ClusterSums, events: float, added: float) -> float:
+    """Return Fay and Feuer's upper end with one event of weight `added`; with the mean weight it is Clopper and Pearson's."""
+    total = sums.total + added
+    spread = sums.total**2 / events + added * added
+    p, events = total / sums.weight, total * total / spread
+    return float(betaincinv(events, events / p - events, _UPPER)) if p < 1.0 else 1.0
+
+
+def _scaled(sums: ClusterSums, cap: float) -> ClusterSums:
+    return msgspec.structs.replace(
+        sums, total=sums.total / cap, total_sq=sums.total_sq / cap**2, cross=sums.cross / cap
+    )
+
+
+def _complement(sums: ClusterSums) -> ClusterSums:
+    """Return the sums of 1 - value."""
+    return msgspec.structs.replace(
+        sums,
+        total=max(sums.weight - sums.total, 0.0),
+        total_sq=max(sums.weight_sq - 2 * sums.cross + sums.total_sq, 0.0),
+        cross=max(sums.weight_sq - sums.cross, 0.0),
+    )

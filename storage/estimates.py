@@ -1,0 +1,294 @@
+"""Sums over people and exchanges, in one pass over the comparisons: what `quantdrift.facts.estimate` makes estimates of.
+
+The exchanges of one person (`comparison.group_key`) are one cluster for the whole time that is asked about; an exchange without a
+person is a cluster of its own. The items of an exchange in a slice share its weight in equal parts. Rows are added up by their set
+of slices first, so a comparison is read once, whatever the number of its slices.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Interval, RowMapping, TextClause, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.records import Metric
+from quantdrift.facts.estimate import ClusterSums, SharedSums
+
+MOST_ROWS: Final = 5_000_000
+"""With more of them in a time, sums are taken from the roll-ups, which know no person."""
+STATEMENT_S: Final = 600.0
+"""Longest statement of a command that reads so many."""
+MEASURES: Final = {
+    Metric.FLIP.value: "c.flip::int",
+    Metric.DIVERGENCE.value: "least(nullif(c.divergence, 'NaN'), side.cap)",
+}
+"""The value of each measure in a row, which is NULL where it has none."""
+MORE_MEASURES: Final = {**MEASURES, Metric.JS.value: "nullif(c.js, 'NaN')", "tie": "c.tie::int"}
+# How many groups there are is not known to the planner, which would sort all rows: three times the processor time.
+_HASHED: Final = (
+    "set local enable_sort = off",
+    "set local enable_incremental_sort = off",
+    "set local work_mem = '64MB'",
+)
+_AS_BEFORE: Final = (
+    "set local enable_sort to default",
+    "set local enable_incremental_sort to default",
+    "set local work_mem to default",
+)
+_SIDES: Final = """
+        from comparison c
+        join unnest(
+            cast(:versions as int[]), cast(:begins as timestamptz[]), cast(:ends as timestamptz[]), cast(:caps as double precision[])
+        ) as side (id, begin_at, end_at, cap)
+            on side.id = c.model_version_id and c.captured_at >= side.begin_at and c.captured_at < side.end_at
+        where c.captured_at >= :begin and c.captured_at < :end
+"""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """A version with the time of which its comparisons are summed, [begin, end), and the cap of its divergence."""
+
+    version_id: int
+    begin: datetime
+    end: datetime
+    cap: float
+
+
+class SliceClusters(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of one slice of one version, over one bucket or the whole time (`at` is its begin).
+
+    Parameters
+    ----------
+    n_items, n_exchanges, n_clusters
+        Items and exchanges compared, and people; an exchange without a person counts as one.
+    weight
+        Sum of 1 / pi over the exchanges: an estimate of how many came.
+    of
+        The sums of each measure.
+    n_infinite
+        Items whose divergence was infinite.
+    shared
+        By measure, the sums over the people whom both versions have answered; only where two versions are compared.
+    product
+        Sum over clusters of the product of two measures; only where it was asked for.
+    """
+
+    version_id: int
+    slice_id: int
+    at: datetime
+    n_items: int
+    n_exchanges: int
+    n_clusters: int
+    weight: float
+    of: Mapping[str, ClusterSums]
+    n_infinite: int = 0
+    shared: Mapping[str, SharedSums] = {}
+    product: float = 0.0
+
+
+# What each step computes of a measure {m}: its rows (or clusters), and the sums of w, w^2, y, y^2 and w y, with y the weight times
+# the value. First over rows that are alike, then over sets of slices, over the items of an exchange, and over a person's exchanges.
+_OF_ROWS: Final = """
+            count({m}) as {m}_n, sum(w) filter (where {m} is not null) as {m}_w, sum(w * w) filter (where {m} is not null) as {m}_ww,
+            coalesce(sum(w * {m}), 0) as {m}_y, sum(w * w * {m} * {m}) as {m}_yy, sum(w * w * {m}) as {m}_wy"""
+_OF_SLICE: Final = """
+            sum({m}_n) as {m}_n, sum({m}_w) as {m}_w, sum({m}_ww) as {m}_ww, sum({m}_y) as {m}_y, sum({m}_yy) as {m}_yy,
+            sum({m}_wy) as {m}_wy"""
+_OF_EXCHANGE: Final = """
+            case when exchange is null then {m}_n else least({m}_n, 1) end as {m}_n, {m}_w / parts as {m}_w, {m}_y / parts as {m}_y,
+            case when exchange is null then {m}_ww else ({m}_w / parts) ^ 2 end as {m}_ww,
+            case when exchange is null then {m}_yy else ({m}_y / parts) ^ 2 end as {m}_yy,
+            case when exchange is null then {m}_wy else {m}_w / parts * {m}_y / parts end as {m}_wy"""
+_OF_CLUSTER: Final = """
+            case when group_key = '' then sum({m}_n) else sign(sum({m}_n)) end as {m}_n, sum({m}_w) as {m}_w, sum({m}_y) as {m}_y,
+            case when group_key = '' then sum({m}_ww) else sum({m}_w) ^ 2 end as {m}_ww,
+            case when group_key = '' then sum({m}_yy) else sum({m}_y) ^ 2 end as {m}_yy,
+            case when group_key = '' then sum({m}_wy) else sum({m}_w) * sum({m}_y) end as {m}_wy,
+            case when group_key = '' then max(heaviest) else sum({m}_w) end as {m}_largest"""
+_OF_ALL: Final = """
+            coalesce(sum({m}_n), 0)::bigint as {m}_n, coalesce(sum({m}_w), 0) as {m}_weight, coalesce(sum({m}_ww), 0) as {m}_weight_sq,
+            coalesce(sum({m}_y), 0) as {m}_total, coalesce(sum({m}_yy), 0) as {m}_total_sq, coalesce(sum({m}_wy), 0) as {m}_cross,
+            max(heaviest) as {m}_heaviest, coalesce(max({m}_largest), 0) as {m}_largest"""
+_OF_BOTH: Final = """
+            sum(o.{m}_w * n.{m}_w) as {m}_weights, sum(o.{m}_y * n.{m}_w) as {m}_old_total, sum(o.{m}_w * n.{m}_y) as {m}_new_total,
+            sum(o.{m}_y * n.{m}_y) as {m}_totals"""
+_SHARED_NAMES: Final = tuple(SharedSums.__struct_fields__)
+
+
+def statement(
+    measures: Mapping[str, str],
+    source: str,
+    *,
+    at: str = ":begin",
+    product: tuple[str, str] | None = None,
+    is_pair: bool = False,
+) -> str:
+    """Return the query of the sums of some measures by version, slice and bucket.
+
+    Parameters
+    ----------
+    measures
+        The value of each measure, at least 0, in a row of `comparison c`; NULL where it has none. They are constant texts.
+    source
+        Its `from` and `where`.
+    at
+        The bucket of a row.
+    product
+        Two measures whose products over clusters are summed as well.
+    is_pair
+        Sum over the people as well whom both versions, `:old` and `:new`, have answered.
+    """
+
+    def each(form: str) -> str:
+        return ",".join(form.format(m=name) for name in measures)
+
+    values = ", ".join(f"{expression} as {name}" for name, expression in measures.items())
+    x, y = product or ("n", "n")
+    products = (
+        (
+            "sum(w * w * {x} * {y})",
+            "case when exchange is null then xy else {x}_y / parts * {y}_y / parts end",
+            "case when group_key = '' then sum(xy) else sum({x}_y) * sum({y}_y) end",
+        )
+        if product
+        else ("0.0", "0.0", "0.0")
+    )
+    of_rows, of_exchange, of_cluster = (form.format(x=x, y=y) for form in products)
+    shared = f"""
+    , shared as (
+        select o.slice_id, {each(_OF_BOTH)}
+        from cluster o join cluster n on n.slice_id = o.slice_id and n.group_key = o.group_key and n.version_id = :new
+        where o.version_id = :old and o.group_key <> '' group by 1
+    )"""  # noqa: S608 - constant text
+    names = [f"max({name}_{field}) as {name}_{field}" for name in measures for field in _SHARED_NAMES]
+    return f"""
+    with item as (
+        select c.model_version_id as version_id, {at} as at, c.slice_ids, c.group_key,
+            case when c.n_items > 1 then c.exchange_id end as exchange, 1 / (c.pi1 * c.pi2) as w,
+            c.divergence = 'infinity' as is_infinite, {values}
+        {source}
+    ), combination as (
+        select version_id, at, slice_ids, group_key, exchange, count(*) as n_items, sum(w) as w, max(w) as heaviest,
+            count(*) filter (where is_infinite) as n_infinite, {of_rows} as xy, {each(_OF_ROWS)}
+        from item group by 1, 2, 3, 4, 5
+    ), sliced as (
+        select version_id, slice_id, at, group_key, exchange, sum(n_items) as n_items, sum(w) as w, max(heaviest) as heaviest,
+            sum(n_infinite) as n_infinite, sum(xy) as xy, {each(_OF_SLICE)}
+        from combination cross join unnest(slice_ids) as of_row (slice_id)
+        where cast(:slices as int[]) is null or slice_id = any(cast(:slices as int[]))
+        group by 1, 2, 3, 4, 5
+    ), exchanged as (
+        select version_id, slice_id, at, group_key, n_items, case when exchange is null then n_items else 1 end as n,
+            w / parts as w, heaviest, n_infinite, {of_exchange} as xy, {each(_OF_EXCHANGE)}
+        from sliced cross join lateral (select case when exchange is null then 1 else n_items end) as of_exchange (parts)
+    ), cluster as (
+        select version_id, slice_id, at, group_key, sum(n_items) as n_items, sum(n) as n_exchanges,
+            case when group_key = '' then sum(n) else 1 end as n, sum(w) as w, max(heaviest) as heaviest,
+            sum(n_infinite) as n_infinite, {of_cluster} as xy, {each(_OF_CLUSTER)}
+        from exchanged group by 1, 2, 3, 4
+    ){shared if is_pair else ""}
+    select version_id, slice_id, at, sum(n_items)::bigint as n_items, sum(n_exchanges)::bigint as n_exchanges,
+        sum(n)::bigint as n_clusters, sum(w) as weight, sum(n_infinite)::bigint as n_infinite, sum(xy) as product,
+        {each(_OF_ALL)}{"," + ", ".join(names) if is_pair else ""}
+    from cluster {"left join shared using (slice_id)" if is_pair else ""} group by 1, 2, 3 order by 1, 2, 3
+    """  # noqa: S608 - constant text
+
+
+async def cluster_sums(
+    connection: AsyncConnection,
+    sides: Sequence[Side],
+    *,
+    slice_ids: Sequence[int] | None = None,
+    width: timedelta | None = None,
+    measures: Mapping[str, str] = MEASURES,
+) -> list[SliceClusters]:
+    """Return the sums of some versions by slice, in order.
+
+    Parameters
+    ----------
+    slice_ids
+        Only these slices; None: all.
+    width
+        Width of a bucket, counted from the earliest begin; None: the whole time is one. A person counts once in each bucket.
+    """
+    at = "date_bin(:width, c.captured_at, :begin)" if width else "cast(:begin as timestamptz)"
+    return await _read(
+        connection, sides, statement(measures, _SIDES, at=at), measures, slice_ids, width=width
+    )
+
+
+async def pair_sums(
+    connection: AsyncConnection, old: Side, new: Side, *, slice_ids: Sequence[int] | None = None
+) -> list[SliceClusters]:
+    """Return the sums of two versions by slice, with those over the people whom both have answered."""
+    query = statement(MEASURES, _SIDES, at="cast(:begin as timestamptz)", is_pair=True)
+    return await _read(
+        connection, (old, new), query, MEASURES, slice_ids, old=old.version_id, new=new.version_id
+    )
+
+
+async def _read(
+    connection: AsyncConnection,
+    sides: Sequence[Side],
+    query: str,
+    measures: Mapping[str, str],
+    slice_ids: Sequence[int] | None,
+    **values: Any,
+) -> list[SliceClusters]:
+    if not sides:
+        return []
+    wanted = {
+        "versions": [side.version_id for side in sides],
+        "begins": [side.begin for side in sides],
+        "ends": [side.end for side in sides],
+        "caps": [float(side.cap) for side in sides],
+        "begin": min(side.begin for side in sides),
+        "end": max(side.end for side in sides),
+        "slices": None if slice_ids is None else list(slice_ids),
+        **values,
+    }
+    made = text(query.replace("::", "\\:\\:"))
+    if values.get("width") is None:
+        wanted.pop("width", None)
+    else:
+        made = made.bindparams(bindparam("width", type_=Interval))
+    return [sums_of(row, measures) for row in await hashed(connection, made, wanted)]
+
+
+async def hashed(
+    connection: AsyncConnection, query: TextClause, values: Mapping[str, Any]
+) -> Sequence[RowMapping]:
+    """Return the rows of a query of `statement`, which Postgres answers by hash tables."""
+    for setting in _HASHED:
+        await connection.execute(text(setting))
+    found = (await connection.execute(query, values)).mappings().all()
+    for setting in _AS_BEFORE:
+        await connection.execute(text(setting))
+    return found
+
+
+def sums_of(row: RowMapping, measures: Mapping[str, str]) -> SliceClusters:
+    """Return a row of a query of `statement` as a record."""
+    return SliceClusters(
+        version_id=row["version_id"],
+        slice_id=row["slice_id"],
+        at=row["at"],
+        n_items=row["n_items"],
+        n_exchanges=row["n_exchanges"],
+        n_clusters=row["n_clusters"],
+        weight=row["weight"],
+        n_infinite=row["n_infinite"],
+        of={name: ClusterSums(**_fields(row, name, ClusterSums.__struct_fields__)) for name in measures},
+        shared={
+            name: SharedSums(**_fields(row, name, _SHARED_NAMES))
+            for name in measures
+            if row.get(f"{name}_weights") is not None
+        },
+        product=row["product"],
+    )
+
+
+def _fields(row: RowMapping, measure: str, names: Sequence[str]) -> dict[str, Any]:
+    return {name: row[f"{measure}_{name}"] for name in names}
