@@ -22,20 +22,19 @@ STATEMENT_S: Final = 600.0
 """Longest statement of a command that reads so many."""
 MEASURES: Final = {
     Metric.FLIP.value: "c.flip::int",
-    Metric.DIVERGENCE.value: "least(nullif(c.divergence, 'NaN'), side.cap)",
+    # Not `least` alone: of NULL and the cap that is the cap.
+    Metric.DIVERGENCE.value: "case when c.divergence <> 'NaN' then least(c.divergence, side.cap) end",
 }
 """The value of each measure in a row, which is NULL where it has none."""
 MORE_MEASURES: Final = {**MEASURES, Metric.JS.value: "nullif(c.js, 'NaN')", "tie": "c.tie::int"}
 # How many groups there are is not known to the planner, which would sort all rows: three times the processor time.
-_HASHED: Final = (
-    "set local enable_sort = off",
-    "set local enable_incremental_sort = off",
-    "set local work_mem = '64MB'",
+_HASHED: Final = text(
+    "select set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),"
+    " set_config('work_mem', '64MB', true)"
 )
-_AS_BEFORE: Final = (
-    "set local enable_sort to default",
-    "set local enable_incremental_sort to default",
-    "set local work_mem to default",
+_AS_BEFORE: Final = text(
+    "select set_config(name, reset_val || coalesce(unit, ''), true) from pg_settings"
+    " where name in ('enable_sort', 'enable_incremental_sort', 'work_mem')"
 )
 _SIDES: Final = """
         from comparison c
@@ -261,11 +260,9 @@ async def hashed(
     connection: AsyncConnection, query: TextClause, values: Mapping[str, Any]
 ) -> Sequence[RowMapping]:
     """Return the rows of a query of `statement`, which Postgres answers by hash tables."""
-    for setting in _HASHED:
-        await connection.execute(text(setting))
+    await connection.execute(_HASHED)
     found = (await connection.execute(query, values)).mappings().all()
-    for setting in _AS_BEFORE:
-        await connection.execute(text(setting))
+    await connection.execute(_AS_BEFORE)
     return found
 
 

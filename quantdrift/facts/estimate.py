@@ -241,7 +241,7 @@ def _upper(sums: ClusterSums, events: float, added: float) -> float:
     """Return Fay and Feuer's upper end with one event of weight `added`; with the mean weight it is Clopper and Pearson's."""
     total = sums.total + added
     spread = sums.total**2 / events + added * added
-    p, events = total / sums.weight, total * total / spread
+    p, events = total / (sums.weight + added), total * total / spread
     return float(betaincinv(events, events / p - events, _UPPER)) if p < 1.0 else 1.0
 
 
