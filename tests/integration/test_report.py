@@ -159,7 +159,7 @@ async def test_noise_before_the_onset_is_no_older_fault(
     db = await asyncpg.connect(postgres_dsn)
     await db.execute(
         "update verdict set estimate = jsonb_set(estimate, '{flip}', cast($1 as jsonb))",
-        msgspec.json.encode({"budget": 0.0001, "noise": noise}).decode(),
+        msgspec.json.encode({"budget": 0.00001, "noise": noise}).decode(),
     )
     await db.close()
     figures, _ = await _write(postgres_dsn, tmp_path)
