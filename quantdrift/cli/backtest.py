@@ -68,7 +68,7 @@ def backtest(
 
     \b
     Examples:
-      quantdrift backtest --set monitor.pages_per_30_days=1 --data .quantdrift
+      quantdrift backtest --set monitor.pages_per_30_days=1
       quantdrift backtest --config stricter.toml --days 14 --plot stricter.svg
     """
     import asyncio

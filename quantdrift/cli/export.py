@@ -51,9 +51,9 @@ def export(
 
     \b
     Examples:
-      quantdrift export --out week --data .quantdrift
+      quantdrift export --out week
       quantdrift export --out digits --model digits --slice all --from 2026-11-01 --to 2026-11-07
-      duckdb -c "select slice, sum(weight * flip::int) / sum(weight) from 'week/*/*.parquet' group by slice"
+      duckdb -c "select model, candidate_version, slice, count(*) from 'week/*/*.parquet' group by all"
     """
     from quantdrift.frames import export as files
     from quantdrift.frames.connection import Connection

@@ -106,7 +106,7 @@ def plan(
     Examples:
       quantdrift plan --rps 300 --slice scanner=faint=0.5% --slice scanner=clear=20%
       quantdrift plan --rps 300 --slice scanner=faint=0.5% --gpu-ms-per-replay 8 --gpu-share 0.1 --allocate
-      quantdrift plan --from-record --days 14 --data .quantdrift
+      quantdrift plan --from-record --days 14
     """
     from quantdrift.core.sampling.rates import policy_of
     from quantdrift.monitor.planning.forecast import Question, forecast

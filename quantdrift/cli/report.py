@@ -55,7 +55,7 @@ def report(
 
     \b
     Examples:
-      quantdrift report --week --data .quantdrift
+      quantdrift report --week
       quantdrift report --from 2026-01-01 --to 2026-02-01 --out january.html --json
       quantdrift report --week --format md --out report.md
     """

@@ -108,7 +108,7 @@ def _recent(metric: str, unit: str, recent: Estimate) -> str:
 
 
 def _measured(metric: str, unit: str, mean: float, low: float, high: float) -> str:
-    from quantdrift.facts import interval
+    from quantdrift.facts import estimate
     from quantdrift.report.wording import measured
 
-    return measured(Metric(metric), interval.Estimate(mean=mean, low=low, high=high), unit)
+    return measured(Metric(metric), estimate.Estimate(mean=mean, low=low, high=high), unit)

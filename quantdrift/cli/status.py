@@ -96,7 +96,7 @@ def status(
 
     \b
     Examples:
-      quantdrift status --data .quantdrift
+      quantdrift status
       quantdrift status --since 1d --json
     """
     if watch and as_json:

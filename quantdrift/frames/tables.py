@@ -164,12 +164,16 @@ class Tables(Generic[FrameT]):
     def alerts(
         self, *, model: str = "", start: datetime | None = None, end: datetime | None = None
     ) -> FrameT:
-        """Return the alerts that opened in a time, the newest first."""
+        """Return the alerts that were open at some moment of a time, whenever they opened; the newest first.
+
+        An alert that is still open has no `resolved_at`.
+        """
         begin, until = _range(start, end)
         return self.sql(
             "select a.id, mv.model, mv.candidate_version, s.name as slice, a.severity, a.metric, a.onset_at, a.opened_at,"
             " a.resolved_at, a.ended from alert a join model_version mv on mv.id = a.model_version_id join slice s on s.id = a.slice_id"
-            " where ($1 = '' or mv.model = $1) and a.opened_at >= $2 and a.opened_at < $3 order by a.opened_at desc, a.id desc",
+            " where ($1 = '' or mv.model = $1) and a.opened_at < $3 and (a.resolved_at is null or a.resolved_at >= $2)"
+            " order by a.opened_at desc, a.id desc",
             model,
             begin,
             until,

@@ -99,13 +99,17 @@ order by hour;
 ## A mean of your own
 
 ```sql
-select slice, sum(weight * (flip and not tie)::int) / sum(weight) as flip_without_ties,
+select model, candidate_version, slice,
+       sum(weight * (flip and not tie)::int) / sum(weight) filter (where flip is not null) as flip_without_ties,
        sum(weight * (detail ->> 'tv')::float) / sum(weight) filter (where detail ? 'tv') as tv
 from item
 where model = 'digits' and captured_at >= now() - interval '1 day'
-group by slice
+group by model, candidate_version, slice
 order by flip_without_ties desc nulls last;
 ```
+
+Group by the version, too: after a release the day has two of them. `frames.estimate` gives such means [with their
+intervals](../how-to/frames.md#intervals).
 
 ## The 20 worst of a slice
 

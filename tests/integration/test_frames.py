@@ -108,6 +108,33 @@ def test_every_table_can_be_read(dsn: str) -> None:
     assert all(table.num_columns > 3 for table in tables.values())
 
 
+async def test_an_alert_that_is_open_is_among_those_of_a_week_however_old_it_is(
+    dsn: str, record: asyncpg.Connection
+) -> None:
+    """It opened before the week and still is open, or ended in the week; one that ended before, or opens after it, is not."""
+    day = timedelta(days=1)
+    for slice_id, begin, end in (
+        (1, -30 * day, None),
+        (2, -30 * day, -day),
+        (2, -30 * day, -20 * day),
+        (2, 2 * day, None),
+    ):
+        await record.execute(
+            "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, resolved_at, ended, details)"
+            " values (1, $1, 'warning', 'flip', $2, $2, $3, $4, '{}')",
+            slice_id,
+            NOON + begin,
+            NOON + end if end else None,
+            "recovered" if end else None,
+        )
+    with frames.arrow(dsn) as drift:
+        found = columns_of(drift.alerts(model="digits", **RANGE))
+    assert sorted(zip(found["slice"], found["resolved_at"], strict=True)) == [
+        ("all", None),
+        ("scanner=faint", NOON - day),
+    ]
+
+
 async def test_what_was_not_observed_can_be_asked_of_a_week(dsn: str, record: asyncpg.Connection) -> None:
     """The last 24 hours by default, or the time that is given."""
     await record.execute(

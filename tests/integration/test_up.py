@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +22,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
+import numpy as np
+import onnx
+import onnx.helper as oh
 import psutil
 import pytest
 
@@ -36,15 +41,20 @@ from tests.support.exposed_secrets import exposed
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-def _config(directory: Path, *, has_page: bool = False) -> Path:
-    """Return a configuration on ports that nobody used a moment ago."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def _ports(n: int) -> list[int]:
+    """Return ports that nobody used a moment ago."""
     with ExitStack() as held:
-        ports = []
-        for _ in range(6):
-            listener = held.enter_context(socket.socket())
+        listeners = [held.enter_context(socket.socket()) for _ in range(n)]
+        for listener in listeners:
             listener.bind(("127.0.0.1", 0))
-            ports.append(listener.getsockname()[1])
-    listen, backend, *admins = (f'"127.0.0.1:{port}"' for port in ports)
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def _config(directory: Path, *, has_page: bool = False) -> Path:
+    listen, backend, *admins = (f'"127.0.0.1:{port}"' for port in _ports(6))
     path = directory / "config.toml"
     path.write_text(
         f"[sidecar]\nlisten = {listen}\nbackend = {backend}\nadmin = {admins[0]}\ndrain_delay_s = 0\n"
@@ -167,6 +177,101 @@ def test_it_gets_ready_and_ends_in_order(memory_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def _write_classifier(path: Path) -> None:
+    """Write a model for images of 8 x 8 numbers with ten logits."""
+    weights = np.random.default_rng(3).normal(size=(64, 10)).astype(np.float32)
+    graph = oh.make_graph(
+        [
+            oh.make_node("Flatten", ["image"], ["flat"]),
+            oh.make_node("MatMul", ["flat", "weights"], ["logits"]),
+        ],
+        "digits",
+        [oh.make_tensor_value_info("image", onnx.TensorProto.FLOAT, ["n", 1, 8, 8])],
+        [oh.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["n", 10])],
+        [onnx.numpy_helper.from_array(weights, "weights")],
+    )
+    onnx.save(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10), path)
+
+
+def test_the_quick_start_works_as_typed(memory_path: Path) -> None:
+    """Its configuration and its commands in their order, in a folder of one's own; only ports and the model file differ.
+
+    Installing and the demo's models are left out. No command is told where configuration and data are.
+    """
+    page = (_ROOT / "docs/quick-start.md").read_text(encoding="utf-8")
+    listen, backend, *admins = _ports(6)
+    (toml,) = re.findall(r"^```toml\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+
+    def moved(text: str) -> str:
+        return re.sub(r"(?<=:)8000\b", str(listen), re.sub(r"(?<=:)8001\b", str(backend), text))
+
+    (memory_path / "config.toml").write_text(moved(toml))
+    _write_classifier(memory_path / "digits-fp32.onnx")
+    blocks = re.findall(r"^```console\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    commands = [
+        command
+        for block in blocks
+        for command in re.findall(r"^\$ (.*?)(?=\n\$ |\n\S|\n*\Z)", block, flags=re.DOTALL | re.MULTILINE)
+    ]
+    typed = [command for command in commands if command.startswith(("quantdrift ", "curl ", "psql "))]
+    assert [command.split()[0] for command in typed].count("quantdrift") >= 6
+    names = ("SIDECAR", "SHADOW", "MONITOR", "WEB")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")} | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        **{
+            f"QUANTDRIFT__{name}__ADMIN": f"127.0.0.1:{port}"
+            for name, port in zip(names[:3], admins, strict=False)
+        },
+        "QUANTDRIFT__WEB__LISTEN": f"127.0.0.1:{admins[3]}",
+    }
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=memory_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    server = [
+        sys.executable,
+        "-m",
+        "examples.oip_server",
+        "--version",
+        "int8-1",
+        "--listen",
+        f"127.0.0.1:{backend}",
+    ]
+    with ExitStack() as ends:
+        serving = ends.enter_context(
+            subprocess.Popen([*server, "--model", f"digits={memory_path}/digits-fp32.onnx"], cwd=_ROOT)
+        )
+        ends.callback(serving.terminate)
+        for command in typed:
+            if command == "quantdrift up":
+                running = ends.enter_context(
+                    subprocess.Popen(
+                        command.split(), cwd=memory_path, env=environment, stdout=subprocess.PIPE, text=True
+                    )
+                )
+                ends.callback(running.terminate)
+                assert running.stdout is not None
+                assert any(line.startswith("quantdrift is up") for line in running.stdout)
+            elif command.split()[0] != "psql" or shutil.which("psql"):
+                done = run(moved(command))
+                assert done.returncode == 0, (command, done.stdout, done.stderr)
+                if command.startswith("curl"):
+                    assert '"outputs"' in done.stdout
+                    deadline = time.monotonic() + 90
+                    while "scanner=archive" not in run("quantdrift slices list").stdout:
+                        assert time.monotonic() < deadline
+        assert "scanner=archive" in run("quantdrift slices show scanner=archive").stdout
+        assert list(memory_path.glob("reports/*.html"))
 
 
 def test_a_second_one_on_the_same_data_is_refused(memory_path: Path) -> None:

@@ -30,14 +30,30 @@ def memory_directory() -> Iterator[Path]:
             yield Path(on_disk)
         return
     _delete_abandoned()
-    with tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=".lock", dir=MEMORY) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel if this process is killed
-        directory = Path(lock.name).with_suffix("")
+    with _locked_file() as path:
+        directory = path.with_suffix("")
         directory.mkdir(mode=0o755)
         try:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _locked_file() -> Iterator[Path]:
+    """Make a file that says that its directory is in use: the kernel releases the lock if this process is killed."""
+    while True:
+        with tempfile.NamedTemporaryFile(prefix=_PREFIX, suffix=".lock", dir=MEMORY, delete=False) as lock:
+            path = Path(lock.name)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Before it was locked another process may have taken it for abandoned.
+            if not path.exists():
+                continue
+            try:
+                yield path
+            finally:
+                path.unlink()
+            return
 
 
 def _delete_abandoned() -> None:

@@ -1,6 +1,7 @@
 """How the tests run: what a unit test must not do, what is made once, and who takes which file."""
 
 import asyncio
+import fcntl
 import importlib
 import re
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +127,28 @@ def test_a_directory_in_memory_is_deleted_at_the_end_and_that_of_a_killed_proces
         assert tmp_path not in directory.parents
         assert directory.stat().st_mode & 0o777 == 0o755
     assert not directory.exists()
+
+
+@pytest.mark.unit
+def test_a_directory_in_memory_survives_another_process_that_cleans_up_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file may be taken for abandoned between its making and its lock: then there is a new one."""
+    lock = fcntl.flock
+    made: list[Path] = []
+
+    def late(file: Any, operation: int) -> None:
+        """Let the other process come first, once."""
+        if not operation & fcntl.LOCK_NB and not made:
+            made.extend(tmp_path.iterdir())
+            for path in made:
+                path.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(in_memory, "MEMORY", tmp_path)
+    monkeypatch.setattr(fcntl, "flock", late)
+    with memory_directory() as directory:
+        assert directory.is_dir()
+        assert [path.suffix for path in made] == [".lock"]
+        assert directory.with_suffix(".lock").exists()
+    assert list(tmp_path.iterdir()) == []
