@@ -51,11 +51,7 @@ def explained(explanation: Explanation, path: Path) -> str:
     nothing = "" if explanation.models else f" It has no [[models]]: {WITHOUT_MODELS}."
     lines = [f"{path} is sound.{nothing}", ""]
     if explanation.missing:
-        lines = [
-            f"{path} is sound.{nothing} Missing here:",
-            *(f"  - {note}" for note in explanation.missing),
-            "",
-        ]
+        lines[1:] = ["", "Missing here:", *(f"  - {note}" for note in explanation.missing), ""]
     for model in explanation.models:
         measure = MEASURES[model.task]
         lines.append(

@@ -151,7 +151,8 @@ def test_no_command_starts_with_an_address_in_plaintext_to_another_machine(
         "up",
         "sidecar",
     }:  # a sidecar never has the address, and `up` gives it to its children
-        done = invoked(*command, directory=tmp_path, QUANTDRIFT_DSN=dsn)
+        ports = {f"QUANTDRIFT__{role}__ADMIN": "127.0.0.1:0" for role in ("SHADOW", "MONITOR")}
+        done = invoked(*command, directory=tmp_path, QUANTDRIFT_DSN=dsn, **ports)
         assert done.returncode == 2, done.stderr
         assert "has no sslmode, and db.example:5432 is not this machine" in done.stderr
         assert "hunter2" not in done.stderr

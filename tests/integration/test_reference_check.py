@@ -182,7 +182,8 @@ def test_a_hash_without_a_key_is_found_before_the_start(tmp_path: Path) -> None:
     text = '[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]\n'
     code, said = _checked(tmp_path, text, QUANTDRIFT_HMAC_KEY="")
     assert code == 0
-    assert said.startswith("config.toml is sound. Missing here:\n")
+    assert said.startswith("config.toml is sound. It has no [[models]]:")
+    assert "\n\nMissing here:\n  - capture.hmac" in said
     assert "capture.hmac names header.x-user, and there is no key here" in said
     assert "the sidecar does not start" in said
     code, said = _checked(tmp_path, text, "--json", QUANTDRIFT_HMAC_KEY="")
