@@ -5,6 +5,7 @@ import msgspec
 from examples.digits.model import Quality
 from examples.digits.watch import ALL, ARCHIVE, Snapshot
 from examples.otlp_receiver import Event
+from quantdrift.facts.status import said
 
 SLICE = "quantdrift.slice"
 VERDICT = "quantdrift.verdict"
@@ -37,7 +38,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"fired without a reason: {', '.join(sorted(others))}")
         aggregate = self.snapshot.slice(ALL)
         if aggregate is None or aggregate.verdict != "ok":
-            found.append(f"the aggregate is {aggregate.verdict if aggregate else 'not known'}, not ok")
+            found.append(
+                f"all traffic together is {said(aggregate.verdict) if aggregate else 'not known'}, and must be OK"
+            )
         if self.failed:
             found.append(f"{self.failed} requests got no proper answer")
         return found

@@ -20,9 +20,9 @@ from examples.digits.model import Quality
 from examples.digits.watch import ALL, SliceState, Snapshot
 from examples.otlp_receiver import Event
 from quantdrift.core.notation import number
+from quantdrift.facts.status import ALERTS, RANK, said
 
-_COLOURS = {"ok": "green", "warning": "yellow", "firing": "bold red", "unknown": "dim"}
-_ALERTS = ("warning", "firing")
+_COLOURS = dict(zip(RANK, ("bold red", "yellow", "dim", "green"), strict=True))
 _BAR_CELLS = 18
 _BAR_DECADES = 7  # the bar is logarithmic: evidence grows by factors
 _LINE_EVERY_S = 5.0
@@ -170,7 +170,7 @@ class Screen:
         for state in slices:
             table.add_row(
                 state.slice,
-                Text(state.verdict, style=_COLOURS[state.verdict]),
+                Text(said(state.verdict), style=_COLOURS[state.verdict]),
                 _percent(state.flip_mean),
                 _interval(state),
                 _percent(state.flip_budget),
@@ -178,9 +178,9 @@ class Screen:
             )
         self.console.print(table)
         for state in slices:
-            if state.verdict in _ALERTS and state.slice in decided:
+            if state.verdict in ALERTS and state.slice in decided:
                 self.console.print(
-                    Text(f"{state.slice} {state.verdict}; its alert said: {decided[state.slice]}"),
+                    Text(f"{state.slice} {said(state.verdict)}; its alert said: {decided[state.slice]}"),
                     soft_wrap=True,
                 )
 
@@ -270,7 +270,7 @@ def _table(view: View) -> Group:
             _interval(state),
             "" if state.divergence_mean is None else f"{state.divergence_mean:.4f}",
             _evidence(state),
-            Text(state.verdict, style=colour),
+            Text(said(state.verdict), style=colour),
             end_section=state.slice == "all",
         )
     phase = Text(view.phase, style="bold")
@@ -294,11 +294,15 @@ def _line(view: View) -> str:
     worst = max(slices, key=lambda state: state.flip_mean or 0.0, default=None)
     named = [state for state in (snapshot.slice(ALL), worst) if state is not None]
     states = [
-        f"{state.slice.removeprefix('scanner=')} {state.verdict} {_percent(state.flip_mean)}".rstrip()
+        f"{state.slice.removeprefix('scanner=')} {said(state.verdict)} {_percent(state.flip_mean)}".rstrip()
         for state in named
     ]
     others = Counter(state.verdict for state in slices if state is not worst)
-    states += [f"{n} {'other' if n == 1 else 'others'} {verdict}" for verdict, n in sorted(others.items())]
+    states += [
+        f"{others[verdict]} {'other' if others[verdict] == 1 else 'others'} {said(verdict)}"
+        for verdict in RANK
+        if others[verdict]
+    ]
     return f"{', '.join(parts)}{' | ' if states else ''}{', '.join(states)}{_STALE if snapshot.stale else ''}"
 
 

@@ -18,6 +18,7 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
+from quantdrift.facts.status import alert_kind
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -43,7 +44,9 @@ def _completed(context: click.Context, _: click.Parameter, incomplete: str) -> l
         path = context.params.get("config_path") or Path("config.toml")
         found = _run(path, context.params.get("data"), ask, timeout_s=_COMPLETION_S)
     return [
-        CompletionItem(str(alert.id), help=plain(f"{alert.severity}: {alert.model} {alert.slice}"))
+        CompletionItem(
+            str(alert.id), help=plain(f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}")
+        )
         for alert in found
         if str(alert.id).startswith(incomplete)
     ]
@@ -99,7 +102,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
     else:
         head = (
             "alert",
-            "severity",
+            "kind",
             "model",
             "version",
             "slice",
@@ -342,7 +345,7 @@ def _row(alert: "AlertFact") -> tuple[str, ...]:
     made = alert.acknowledged
     return (
         str(alert.id),
-        alert.severity,
+        alert_kind(alert.severity),
         plain(alert.model),
         plain(alert.version),
         plain(alert.slice),
@@ -383,7 +386,7 @@ def replaced_lines(found: "Sequence[AlertFact]") -> list[str]:
 
 
 def _state(alert: "AlertFact") -> str:
-    kind = "a page" if alert.severity == "firing" else "a ticket"
+    kind = f"a {alert_kind(alert.severity)}"
     if alert.closed:
         return f"{kind}, closed by {plain(alert.closed.by)} at {_utc(alert.closed.at)} UTC"
     if alert.resolved_at:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quantdrift.shadow.repair.copies import Copy
     from quantdrift.shadow.repair.samples import Samples
 
-_EXIT: Final = {"named": 0, "nobody to blame": 3, "too few exemplars": 4}
+_EXIT: Final = {"named": 0, "no cause found": 3, "too few exemplars": 4}
 _PICTURES: Final = (".svg", ".png")
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 _TINY: Final = 5e-5  # a share below it is shown as 0

@@ -10,6 +10,7 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
     from quantdrift.report.figures import ModelFigures, ReportFigures, SliceFigures
@@ -49,7 +50,7 @@ def report(
     form: str | None,
     as_json: bool,
 ) -> None:
-    """Write a report as one file: is the model good enough, where not, since when, and who does what; then all figures.
+    """Write a report as one file: is the model good enough, which slices are affected, since when, and what to do; then all figures.
 
     The terminal shows one sentence and the worst slices of each version; --json prints all figures of the page.
 
@@ -127,7 +128,7 @@ def _row(entry: "SliceFigures") -> tuple[str, ...]:
     tail = [*entry.tail[1:], entry.shortfall]
     return (
         entry.name,
-        entry.verdict.value,
+        said(entry.verdict),
         percent(entry.flip.mean) if entry.flip else "-",
         number(entry.divergence.mean) if entry.divergence else "-",
         *("-" if value is None else number(value.value) for value in tail),

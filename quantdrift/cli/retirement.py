@@ -14,6 +14,7 @@ from quantdrift.cli.slices import listed_slices, pick
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
+from quantdrift.facts.status import ALERTS
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
@@ -54,7 +55,7 @@ def retire(config_path: Path, data: Path | None, model: str, which: str, reason:
 
     stored = asyncio.run(_change(secrets, listed, Action.SLICES_RETIRE, reason, decide))
     consequence = "the monitor applies it with its next batch"
-    if listed.verdict in {"warning", "firing"}:
+    if listed.verdict in ALERTS:
         consequence += ", and ends its alert"
     _print_result(listed, stored, consequence, as_json=as_json)
 
@@ -126,7 +127,7 @@ def forget(config_path: Path, data: Path | None, model: str, which: str, reason:
         )
         return
     consequence = "the monitor applies it with its next batch"
-    if listed.verdict in {"warning", "firing"}:
+    if listed.verdict in ALERTS:
         consequence += ", and ends its alert"
     click.echo(f"{listed.name} of {listed.model} is lapsed: {consequence}")
 

@@ -13,6 +13,7 @@ from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import count_of, number
+from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
@@ -276,7 +277,7 @@ def _table(slices: list[ListedSlice], model: str) -> str:
             slice_.kind.value,
             slice_.status,
             "-" if slice_.share is None else f"{slice_.share:.2%}",
-            slice_.verdict or "-",
+            said(slice_.verdict) if slice_.verdict else "-",
             slice_.name,
         )
         for slice_ in slices
@@ -295,7 +296,7 @@ def _shown(listed: ListedSlice, alert: str) -> str:
         since = " (or of the full hours since it was created)" if listed.made else ""
         lines.append(f"  share      {listed.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
     if listed.verdict is not None:
-        lines.append(f"  verdict    {listed.verdict} on {listed.candidate_version}: {listed.reason}")
+        lines.append(f"  verdict    {said(listed.verdict)} on {listed.candidate_version}: {listed.reason}")
     if listed.evidence is not None and listed.threshold is not None:
         lines += [
             f"  {'' if index else 'alert':<10} {line}" for index, line in enumerate(_night_lines(alert))

@@ -26,6 +26,7 @@ from quantdrift.core.process.kept_config import KEPT, load_or_kept
 from quantdrift.core.process.states import STATES, PartState, read_states, up_runs
 from quantdrift.core.records import UNANSWERED
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
+from quantdrift.facts.status import RANK, said
 
 if TYPE_CHECKING:
     import aiohttp
@@ -405,7 +406,9 @@ def _verdict_rows(model: "ModelFlow") -> Iterator[tuple[str, ...]]:
     if model.n_unmeasured:
         yield ("  answers that could not be measured", f"{model.n_unmeasured:>{_WIDTH},}", "", "")
     if model.verdicts:
-        verdicts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(model.verdicts.items()))
+        verdicts = ", ".join(
+            f"{model.verdicts[verdict]} {said(verdict)}" for verdict in RANK if verdict in model.verdicts
+        )
         why = f" (all: {model.reason})" if model.reason else ""
         yield (f"  slices: {verdicts}{why}", "", "", "")
 

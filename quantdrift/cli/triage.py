@@ -14,6 +14,7 @@ from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
 from quantdrift.core.records import Verdict
+from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
     from quantdrift.storage.commands.triage import TriagedSlice
@@ -108,7 +109,7 @@ def _table(entries: "list[TriagedSlice]") -> str:
             entry.model,
             entry.version,
             entry.slice,
-            entry.verdict,
+            said(entry.verdict),
             number(entry.evidence, 3),
             number(entry.threshold, 3),
             f"{entry.n_groups:,}",

@@ -32,6 +32,12 @@ def number(value: float | None, digits: int = 2) -> str:
     return fixed(value, decimals(value, digits))
 
 
+def estimated(n: float) -> int:
+    """Return a large number that was estimated, such as a rate of a day, with two significant digits: 68,178 is 68,000."""
+    size = 10 ** max(0, floor(log10(n)) - 1) if n >= 1 else 1
+    return round(n / size) * size
+
+
 def percent(ratio: float, digits: int = 2) -> str:
     """Return a share as a percentage with `digits` significant digits: 0.0523 is `5.2 %`."""
     return f"{number(100 * ratio, digits)} %"

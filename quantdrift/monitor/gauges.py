@@ -6,7 +6,6 @@ from datetime import datetime
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import (
     DIVERGENCE,
     EVIDENCE,
@@ -21,9 +20,9 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
+from quantdrift.facts.status import LEVEL
 from quantdrift.storage.monitor.rows import Catalog, FloorRow, VerdictRow
 
-_NUMBERS = {Verdict.OK: 0, Verdict.UNKNOWN: 1, Verdict.WARNING: 2, Verdict.FIRING: 3}
 Readings = tuple[tuple[float, Labels], ...]
 
 
@@ -76,7 +75,7 @@ class SliceGauges:
     def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog, floors: Iterable[FloorRow] = ()) -> None:
         """Replace the readings by the leader's verdicts and noise floors."""
         rows = list(verdicts)
-        rows.sort(key=lambda row: (-max(_NUMBERS[row.verdict], 1), -row.evidence, row.slice_id))
+        rows.sort(key=lambda row: (-max(LEVEL[row.verdict], 1), -row.evidence, row.slice_id))
         # A version compared with two references is one series: it shows the worse of the two.
         by_labels: dict[tuple[str, ...], VerdictRow] = {}
         for row in rows:
@@ -93,7 +92,7 @@ class SliceGauges:
         self._shown = _Shown(
             noise=tuple((row.high / row.budget, labels) for row, labels in noise),
             noisy=tuple((float(row.exceeds), labels) for row, labels in noise),
-            verdicts=tuple((_NUMBERS[row.verdict], labels) for row, labels in labelled),
+            verdicts=tuple((LEVEL[row.verdict], labels) for row, labels in labelled),
             evidence=tuple((row.evidence / row.threshold, labels) for row, labels in labelled),
             divergence=tuple(
                 (estimate["mean"], {**labels, "metric": metric})

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.notation import count_of, estimated, percent
 from quantdrift.core.records import UNVERIFIED, Metric, Verdict
+from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.report.figures import (
     Brief,
     BriefLine,
@@ -17,7 +18,6 @@ from quantdrift.report.figures import (
 from quantdrift.report.wording import compared_sentence, labels_sentence, moment
 
 _MOST = 3  # slices, changes or steps that a line names
-_RANK = (Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK)
 _ANSWERS = {
     Verdict.OK: "Yes: {title} is good enough. It stays within what its owner accepts, in every slice.",
     Verdict.WARNING: "Perhaps not everywhere: {where} {title} shows first signs of drift.",
@@ -97,20 +97,17 @@ def briefs(
                 ),
             )
         )
-    return tuple(sorted(found, key=lambda brief: (_RANK.index(brief.status), brief.model)))
+    return tuple(sorted(found, key=lambda brief: (RANK[brief.status], brief.model)))
 
 
 def _now(model: ModelFigures) -> Verdict:
     """Return the worst verdict at the end of the period: an alert that ended in it does not count."""
-    verdicts = {entry.verdict for entry in (model.aggregate, *model.slices) if entry is not None}
-    return next((verdict for verdict in _RANK if verdict in verdicts), Verdict.UNKNOWN)
+    return worst(entry.verdict for entry in (model.aggregate, *model.slices) if entry is not None)
 
 
 def _alerting(model: ModelFigures) -> list[SliceFigures]:
     return [
-        entry
-        for entry in (*model.slices, model.aggregate)
-        if entry is not None and entry.verdict in {Verdict.FIRING, Verdict.WARNING}
+        entry for entry in (*model.slices, model.aggregate) if entry is not None and entry.verdict in ALERTS
     ]
 
 
@@ -165,12 +162,12 @@ def _lines(
     bad = _alerting(model)
     open_now = [episode for episode in episodes if episode.resolved_at is None]
     lines = [
-        ("Where not", _where(model, bad)),
+        ("Affected slices", _where(model, bad)),
         ("How many answers", _how_many(model, bad)),
         ("How sure", _how_sure(model, bad)),
         ("Since when", _since(open_now, episodes)),
         ("What changed", _changed(marks, comparisons)),
-        ("Who does what", _who(model, open_now)),
+        ("What to do", _who(model, open_now)),
     ]
     if labels is not None:
         lines.insert(2, ("Was accuracy lost", labels_sentence(labels)))
@@ -205,7 +202,9 @@ def _affected(entry: SliceFigures) -> str:
     if entry.flip is None:
         return ""
     a_day = (
-        f", some {number(entry.flip.mean * entry.per_day)} a day" if entry.per_day and entry.flip.mean else ""
+        f", some {estimated(entry.flip.mean * entry.per_day):,} a day"
+        if entry.per_day and entry.flip.mean
+        else ""
     )
     people = (
         f", on the last day for at least {count_of(entry.n_people, 'person', 'people')}"
@@ -221,13 +220,13 @@ def _how_sure(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
     if entry is None or entry.flip is None or entry.flip.low is None or entry.flip.high is None:
         return "Not sure: too little was compared."
     alert = (
-        "The alert is hardly chance: the number of false alerts has a bound, however often one looks. "
+        "A false alarm is very unlikely: the number of false alerts has a bound, however often one looks. "
         if bad
         else ""
     )
     return (
         f"{alert}Of {_name(entry)}, {entry.n_exchanges:,} answers were compared with the unquantised model's: the true share"
-        f" that differs is between {percent(entry.flip.low)} and {percent(entry.flip.high)} in 19 of 20 such reports."
+        f" that differs is between {percent(entry.flip.low)} and {percent(entry.flip.high)} (95 % confidence)."
     )
 
 

@@ -26,6 +26,7 @@ from quantdrift.facts.interval import (
     quantile,
     shortfall,
 )
+from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
 from quantdrift.report.figures import (
     EpisodeFigures,
@@ -56,7 +57,6 @@ SHORTFALL = 0.99  # the mean of the divergence above this quantile is shown
 EDGES = (0.001, 0.01, 0.1, 1.0)
 """Between the ranges of the divergence that are shown before and after an onset."""
 
-_RANK = {Verdict.FIRING: 0, Verdict.WARNING: 1}
 _USUAL_GROUPS = 20  # with fewer exchanges per bucket, an empty bucket is chance and not a gap
 Key = tuple[int, int]
 
@@ -136,11 +136,10 @@ def bins_by_key(entries: Sequence[SliceBins]) -> dict[Key, tuple[float, ...]]:
 def models(config: Config, facts: Facts) -> tuple[ModelFigures, ...]:
     """Return every version that was compared or alerted in the period, worst first."""
     figures = [_model(config, facts, version) for version in facts.versions]
-    order = [Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK]
     return tuple(
         sorted(
             (model for model in figures if model is not None),
-            key=lambda model: (order.index(model.status), model.model, -model.version_id),
+            key=lambda model: (RANK[model.status], model.model, -model.version_id),
         )
     )
 
@@ -261,11 +260,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
 
 
 def _status(entries: Sequence[SliceFigures], alerts: Sequence[EpisodeFigures]) -> Verdict:
-    verdicts = {alert.severity for alert in alerts} | {entry.verdict for entry in entries}
-    for verdict in (Verdict.FIRING, Verdict.WARNING):
-        if verdict in verdicts:
-            return verdict
-    return Verdict.OK if entries and Verdict.UNKNOWN not in verdicts else Verdict.UNKNOWN
+    return worst([*(alert.severity for alert in alerts), *(entry.verdict for entry in entries)])
 
 
 def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures]:
@@ -277,7 +272,7 @@ def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures
     return sorted(
         entries,
         key=lambda entry: (
-            _RANK.get(entry.verdict, 2),
+            min(RANK[entry.verdict], RANK[Verdict.UNKNOWN]),
             -max(excess(entry.flip, entry.flip_budget), excess(entry.divergence, entry.divergence_budget)),
             entry.name,
         ),
@@ -486,7 +481,7 @@ def _decided(episode: Episode, task: Task) -> str:
 
 def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:
     """Return the figures that decided the verdict of a slice, if it alerts or an alert of it ended in the period."""
-    if verdict in _RANK:
+    if verdict in ALERTS:
         return next((episode.decided for episode in episodes if episode.resolved_at is None), "")
     ends = [episode.resolved_at for episode in episodes if episode.resolved_at is not None]
     return f"its alert ended {moment(max(ends))}; the figures include the time of the alert" if ends else ""

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
+from quantdrift.facts.status import said
 from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.wording import (
     compared_sentence,
@@ -170,7 +171,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
 def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
     """Return the cells of a slice, already escaped."""
     cells = (
-        entry.verdict.value,
+        said(entry.verdict),
         measured(Metric.FLIP, entry.flip, ""),
         percent(entry.flip_budget) if entry.flip_budget else "none",
         measured(Metric.DIVERGENCE, entry.divergence, unit),

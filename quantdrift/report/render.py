@@ -11,6 +11,7 @@ from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
+from quantdrift.facts import status
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -119,6 +120,9 @@ def render(
         Metric=Metric,
         measures=MEASURES,
         verdicts=Verdict,
+        said=status.said,
+        alert_kind=status.alert_kind,
+        statuses=status.STATUSES,
         quantiles=QUANTILES,
         shortfall=SHORTFALL,
         fewest_before=FEWEST_BEFORE,

@@ -12,6 +12,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from quantdrift.core.notation import number, percent
+from quantdrift.facts.status import LEVEL
 
 _WIDTH: Final = 720
 _HEIGHT: Final = 230
@@ -19,9 +20,8 @@ _LEFT: Final = 70
 _BOTTOM: Final = 24
 _TOP: Final = 18
 _STRIP: Final = 12
+_CLASSES: Final = tuple(reversed(LEVEL))
 _LETTER_WIDTH: Final = 11  # of the text of a mark, as large as a phone shows it
-_LEVEL: Final = {"ok": 0, "unknown": 1, "warning": 2, "firing": 3}
-_NAMES: Final = ("ok", "unknown", "warning", "firing")
 
 
 class Point(NamedTuple):
@@ -161,7 +161,7 @@ def strip(
         low = max(0, int((at - begin) / width))
         high = min(n - 1, int((until - begin - timedelta(microseconds=1)) / width))
         for cell in range(low, high + 1):
-            level[cell] = max(level[cell], _LEVEL.get(verdict, 1))
+            level[cell] = max(level[cell], LEVEL[verdict])
     paths: dict[int, list[str]] = {}
     cell = 0
     while cell < n:
@@ -174,7 +174,9 @@ def strip(
                 f"M{cell} {_STRIP - height}h{run - cell}v{height}h{cell - run}z"
             )
         cell = run
-    drawn = "".join(f'<path class="{_NAMES[which]}" d="{"".join(found)}"/>' for which, found in paths.items())
+    drawn = "".join(
+        f'<path class="{_CLASSES[which]}" d="{"".join(found)}"/>' for which, found in paths.items()
+    )
     return Markup(  # noqa: S704 - numbers and names of our own
         f'<svg class="strip" viewBox="0 0 {n} {_STRIP}" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
     )

@@ -16,6 +16,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.drift.explain.diagnosis_text import serves_no_more
+from quantdrift.facts import status
 from quantdrift.facts.estimate import Estimate, difference
 from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
@@ -62,7 +63,6 @@ _MOST_FOLLOWERS: Final = 64
 _POLL_S: Final = 2.0
 _ALIVE_S: Final = 20.0
 _BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE, Act.CLOSE)
-_VERDICTS: Final = ("firing", "warning", "unknown", "ok")
 
 
 def routes() -> Iterable[web.AbstractRouteDef]:
@@ -177,7 +177,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     def first_step(self) -> str:
         """What to do first."""
         if self.verdict == "firing":
-            return "Open the alert. Until this is mended, send these requests to the unquantised model."
+            return "Open the alert. Until this is fixed, send these requests to the unquantised model."
         if self.verdict == "warning":
             return "Look at the slice in working hours; it pages by itself if it gets certain."
         if self.verdict == "ok":
@@ -188,7 +188,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 async def overview(request: web.Request) -> web.Response:
     """Show every model in one line, and the slices of one."""
     chosen, verdict, query = _asked(request, "model"), _asked(request, "verdict"), _asked(request, "q")
-    verdict = verdict if verdict in _VERDICTS else ""
+    verdict = verdict if verdict in status.RANK else ""
     page = max(1, _number(request, "page", 1))
     now = datetime.now(UTC)
     models: list[ModelView] = []
@@ -208,13 +208,13 @@ async def overview(request: web.Request) -> web.Response:
                     now=newest,
                     others=tuple(versions[1:]),
                     verdict=newest.verdict,
-                    worst=tuple(one for one in worst if one.verdict in {"firing", "warning"}),
+                    worst=tuple(one for one in worst if one.verdict in status.ALERTS),
                     traffic=await present.traffic(connection, newest, after),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
                     explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
                 )
             )
-        models.sort(key=lambda one: (_VERDICTS.index(one.verdict), one.now.model))
+        models.sort(key=lambda one: (status.RANK[one.verdict], one.now.model))
         shown = next((one for one in models if one.now.model == chosen), models[0] if models else None)
         slices: list[present.SliceNow] = []
         strips = {}
@@ -587,7 +587,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         runbook=config.notify.runbook_url,
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
-        is_ended=event is not None and event.change.after not in {"firing", "warning"},
+        is_ended=event is not None and event.change.after not in status.ALERTS,
         lines=lines[:cut],
         more=[one for one in lines[cut:] if one],
         steps=steps,

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from quantdrift.core.notation import count_of, duration, number, percent
 from quantdrift.core.text import plain_lines
+from quantdrift.facts import status
 from quantdrift.web import words
 from quantdrift.web.access import ACCESS, FORM_MARK, PERSON
 
@@ -68,7 +69,14 @@ def environment() -> jinja2.Environment:
         "count_of": count_of,
         "duration": duration,
     }
-    found.globals |= {"static": _static_url, "words": words, "timedelta": timedelta, "FORM_MARK": FORM_MARK}
+    found.globals |= {
+        "static": _static_url,
+        "words": words,
+        "said": status.said,
+        "statuses": status.STATUSES,
+        "timedelta": timedelta,
+        "FORM_MARK": FORM_MARK,
+    }
     return found
 
 

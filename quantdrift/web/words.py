@@ -1,23 +1,14 @@
-"""The words of the pages: verdicts, durations, people and what to do."""
+"""The words of the pages: durations, people and what to do."""
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Final
 
-from quantdrift.core.notation import duration, percent
+from quantdrift.core.notation import duration, estimated, percent
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.storage.page.history import Event
 
-VERDICTS: Final = MappingProxyType(
-    {
-        "firing": "not OK",
-        "warning": "in doubt",
-        "unknown": "not known",
-        "ok": "OK",
-    }
-)
-"""What each verdict means to somebody who does not know the detectors."""
 ACTIONS: Final = MappingProxyType(
     {
         "ack": "acknowledged",
@@ -51,11 +42,6 @@ PARTS: Final = MappingProxyType(
 """The ends of the times that the relay measures."""
 
 
-def verdict(name: str) -> str:
-    """Return a verdict in words."""
-    return VERDICTS.get(name, name)
-
-
 def last(span: timedelta) -> str:
     """Return a span as it stands after `the last`: `7 days`, and `day` for one."""
     return duration(span).removeprefix("1 ")
@@ -70,8 +56,7 @@ def about(n: float) -> str:
     """Return a large number as people say it: two digits, `about 1,200`."""
     if n < 10:
         return f"{n:.0f}" if n >= 1 or not n else "less than 1"
-    size = 10 ** (len(str(int(n))) - 2)
-    return f"about {round(n / size) * size:,}"
+    return f"about {estimated(n):,}"
 
 
 def event(found: Event) -> str:

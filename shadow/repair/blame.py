@@ -96,7 +96,7 @@ class Verdict(StrEnum):
     """The outcome of a diagnosis: whether a site is named, or ranges that clip together."""
 
     NAMED = "named"
-    NOBODY = "nobody to blame"
+    NOBODY = "no cause found"
     TOO_FEW = "too few exemplars"
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.rates import Served
+from quantdrift.facts.status import WORST_FIRST
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
@@ -23,7 +24,7 @@ PATIENCE_S: Final = 0.4
 """Longest query of single exchanges on the overview, which has two of them."""
 _CANCELED: Final = "57014"  # SQLSTATE query_canceled
 # Worst first: what pages, what may, what nobody knows, then the rest by evidence.
-ORDER: Final = "array_position(array['firing', 'warning', 'unknown', 'ok'], n.verdict), n.evidence_ratio desc nulls last, n.slice"
+ORDER: Final = f"array_position({WORST_FIRST}, n.verdict), n.evidence_ratio desc nulls last, n.slice"
 _STATE: Final = text(
     "select (select fold_seq from fold) as fold, (select max(id) from alert) as alert,"
     " (select max(seq) from audit) as audit"

@@ -7,19 +7,21 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
+from quantdrift.facts.status import WORST_FIRST
+
 STATE: Final = """
 select verdict, reason, since, n_groups, flip_mean, flip_low, flip_high, flip_budget, divergence_mean, divergence_budget, requests_day,
   changed_day, people_day, alert_id
 from slice_now
 where model_version_id = :version and slice_id = :slice;
 """
-SLICES: Final = """
+SLICES: Final = f"""
 select slice, verdict, reason, since, flip_mean, flip_low, flip_high, flip_budget, changed_day, people_day, alert_id
 from slice_now
 where model_version_id = :version
-order by array_position(array['firing', 'warning', 'unknown', 'ok'], verdict), evidence_ratio desc nulls last, slice
+order by array_position({WORST_FIRST}, verdict), evidence_ratio desc nulls last, slice
 limit 100;
-"""
+"""  # noqa: S608 -- a constant
 ALERTS: Final = """
 select alert.id, severity, slice.name as slice, slice.model, candidate_version, opened_at, resolved_at, ended
 from alert join model_version on model_version.id = model_version_id join slice on slice.id = slice_id

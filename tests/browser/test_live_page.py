@@ -244,7 +244,7 @@ async def test_an_open_page_follows_the_database(
         async with page.expect_response(lambda answer: answer.url.endswith("/events")):
             await page.goto(f"{base}/slice/{version}/{slices[2]}")
         await page.get_by_text("Live.").wait_for()
-        assert await page.locator(".model .badge").inner_text() == "in doubt"
+        assert await page.locator(".model .badge").inner_text() == "possible drift"
         # Until the page's first event has come, a change is part of it.
         async with asyncio.timeout(30):
             while await page.locator(".model .badge").inner_text() != "OK":

@@ -293,7 +293,7 @@ async def test_two_hundred_slices_are_capped_and_counted(postgres_dsn: str, tmp_
     assert model.headline.startswith("1 of 200 slices of digits int8-7 drifted: scanner=s001 flips 4")
     assert html.count("<svg ") == 13
     text = Page(html).text
-    assert "175 slices with less divergence are left out here; 175 ok" in text
+    assert "175 slices with less divergence are left out here; 175 OK" in text
     assert "188 slices are not drawn" in text
     assert len(html) < 600_000
 
@@ -532,7 +532,7 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     assert f"version {NEW} was seen for the first time" in said["What changed"]
     assert f"is worse than {OLD}" in said["What changed"]
     assert "baseline accept slice 3" in said["What changed"]
-    assert said["Who does what"].startswith("The owner of digits, for scanner=archive: ")
+    assert said["What to do"].startswith("The owner of digits, for scanner=archive: ")
     assert [line.question for line in brief.replaced] == [OLD]
     assert [mark.kind for mark in figures.marks] == ["release", "release", "decision"]
     assert [one.new.version for one in figures.comparisons] == [NEW]

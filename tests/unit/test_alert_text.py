@@ -256,7 +256,7 @@ def test_the_end_of_an_alert_leaves_out_the_window_that_still_contains_the_drift
     said = page(_read(**ENDED | {"mean": 0.027, "low": 0.02, "high": 0.03}))
     assert "2.7" not in said
     assert summary(_read(**ENDED)) == (
-        "digits 1: scanner=faint is well again: no more answers change than the accepted 1 %."
+        "digits 1: scanner=faint has recovered: no more answers change than the accepted 1 %."
     )
 
 

@@ -48,7 +48,7 @@ def test_the_run_is_good_when_only_the_archive_fired_and_the_aggregate_is_ok() -
         ((), "ok", 0, "did not fire"),
         ((_event(ARCHIVE, "warning"),), "ok", 0, "did not fire"),
         ((_event(ARCHIVE, "firing"), _event("all", "firing")), "ok", 0, "without a reason: all"),
-        ((_event(ARCHIVE, "firing"),), "unknown", 0, "aggregate is unknown"),
+        ((_event(ARCHIVE, "firing"),), "unknown", 0, "all traffic together is not known, and must be OK"),
         ((_event(ARCHIVE, "firing"),), "ok", 3, "3 requests"),
     ],
 )
@@ -61,7 +61,7 @@ def test_every_problem_is_listed(events: tuple[Event, ...], verdict: str, failed
 def test_an_aggregate_that_nobody_knows_is_a_problem() -> None:
     """Silence is not health."""
     outcome = Outcome(events=(_event(ARCHIVE, "firing"),), snapshot=Snapshot(), failed=0)
-    assert outcome.problems() == ["the aggregate is not known, not ok"]
+    assert outcome.problems() == ["all traffic together is not known, and must be OK"]
 
 
 @pytest.mark.parametrize(

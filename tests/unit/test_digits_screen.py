@@ -62,7 +62,7 @@ def test_a_log_file_gets_plain_lines_now_and_then() -> None:
     lines = text.getvalue().splitlines()
     assert len(lines) == 3
     assert "\x1b" not in text.getvalue()
-    assert lines[0] == "   0 s  5,000 requests, 990 replayed | all ok 0.30%, archive unknown"
+    assert lines[0] == "   0 s  5,000 requests, 990 replayed | all OK 0.30%, archive not known"
 
 
 def test_a_line_of_a_log_file_fits_on_a_screen() -> None:
@@ -80,8 +80,8 @@ def test_a_line_of_a_log_file_fits_on_a_screen() -> None:
         screen.show(View(phase="", elapsed_s=412.0, snapshot=snapshot, failed=3))
     (line,) = text.getvalue().splitlines()
     assert line.startswith(
-        " 412 s  123,456 requests, 65,321 replayed, 12 lost, 3 failed | all ok 0.31%, archive firing 7.12%,"
-        " 3 others ok, 1 other unknown"
+        " 412 s  123,456 requests, 65,321 replayed, 12 lost, 3 failed | all OK 0.31%, archive drifted 7.12%,"
+        " 1 other not known, 3 others OK"
     )
     assert len(line.partition("  (something")[0]) <= 130
 
@@ -148,5 +148,5 @@ def test_the_figures_that_decided_an_alert_are_below_those_of_the_recent_window(
         slices, {"scanner=archive": "mean KL 0.09 nat since 12:00", "all": "an alert that has ended"}
     )
     assert "changed lately" in text.getvalue()
-    assert "scanner=archive firing; its alert said: mean KL 0.09 nat since 12:00" in text.getvalue()
+    assert "scanner=archive drifted; its alert said: mean KL 0.09 nat since 12:00" in text.getvalue()
     assert "an alert that has ended" not in text.getvalue()

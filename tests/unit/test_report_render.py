@@ -79,7 +79,7 @@ def test_what_is_left_out_is_counted() -> None:
     """Caps say how much they hide."""
     figures = make_figures()
     page = Page(render("t", figures, [DRAWING], most_table=1, most_tail=1))
-    assert "1 slice with less divergence is left out here; 1 unknown" in page.text
+    assert "1 slice with less divergence is left out here; 1 not known" in page.text
     assert "2 slices are not drawn" in page.text
     assert "3 more alerts are in the table" in page.text
 
@@ -121,7 +121,7 @@ def test_the_page_shows_what_decided_and_counts_in_the_singular() -> None:
         "KL before too few 1 exchange in 24 hours, 30 are needed",
         "from 1 exchange Flipped decisions since then 44 % [40, 48]",
         "Decided by mean KL 0.09 nat since the onset (254 exchanges), 0.04 nat accepted.",
-        "ok but above its budget of 0.05 nat",
+        "OK but above its budget of 0.05 nat",
         "1 more alert is in the table",
     ):
         assert part in text, part
@@ -142,9 +142,9 @@ def test_the_terminal_shows_the_headlines_the_worst_tails_and_the_path() -> None
         "",
         "digits int8-7, KL in nats",
         "slice verdict flips KL p95 p99 p99.9 mean above p99 exchanges",
-        "all ok 0.4 % 0.01 - - - 0.31 20,000",
-        "scanner=faint firing 5.2 % 0.01 - - - 0.31 1,000",
-        "scanner=offset unknown 5.2 % 0.01 - - - 0.31 200",
+        "all OK 0.4 % 0.01 - - - 0.31 20,000",
+        "scanner=faint drifted 5.2 % 0.01 - - - 0.31 1,000",
+        "scanner=offset not known 5.2 % 0.01 - - - 0.31 200",
         "",
         "report: report.html",
     ]

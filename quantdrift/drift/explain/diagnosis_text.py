@@ -7,10 +7,9 @@ in the details that follow them.
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from math import floor, log10
 from typing import Final
 
-from quantdrift.core.notation import count_of, number, percent
+from quantdrift.core.notation import count_of, estimated, number, percent
 from quantdrift.core.records import SHARES, Metric, Suspect
 from quantdrift.core.tasks import MEASURES, Build
 from quantdrift.drift.explain.damage import DamageCause
@@ -140,10 +139,10 @@ def sureness(case: Diagnosis) -> str:
     if not case.page:
         sure = f"likely, and not certain: this is a ticket, and more evidence would page. {compared}."
     elif ratio is None or ratio < _PLAIN_RATIO:
-        sure = f"hardly chance. {compared}, and the evidence is enough for a page."
+        sure = f"very sure. {compared}, and the evidence is enough for a page."
     else:
         times = f"{number(ratio)} times" if ratio < _LARGEST_RATIO else "more than a thousand times"
-        sure = f"hardly chance. {compared}, and the evidence is {times} what a page needs."
+        sure = f"very sure. {compared}, and the evidence is {times} what a page needs."
     if case.deciding.kind == Kind.BUDGET:
         return f"How sure: {sure}"
     what = "The worst outputs are" if case.deciding.kind == Kind.TAIL else "The slice is"
@@ -260,7 +259,7 @@ def _cure(case: Diagnosis, part: str) -> str:
         )
     if case.causes == (DamageCause.UNSEEN,):
         return "find out who sends these inputs, and label a few. Then add them to the calibration set and to the evaluation."
-    route = f"send {part} to the unquantised model until this is mended"
+    route = f"send {part} to the unquantised model until this is fixed"
     if case.causes == (DamageCause.DAMAGE,):
         return f"{route}. Then {_AGAIN[case.build]}."
     if case.causes:
@@ -320,8 +319,7 @@ def _daily(n: float, form: str, noun: str = "") -> str:
     """Return a number of answers a day with two significant digits; empty below one."""
     if n < 1:
         return ""
-    size = 10 ** max(0, floor(log10(n)) - 1)
-    rounded = round(n / size) * size
+    rounded = estimated(n)
     return form.format(count_of(rounded, noun) if noun else f"{rounded:,}")
 
 

@@ -7,15 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from quantdrift.core.records import Verdict
 from quantdrift.drift.explain.overlap import Items, Size, explaining
+from quantdrift.facts.status import LEVEL
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import AlertNote, Episode, ExplainedBy, Explains, TransitionRow
 
-_RANK = {Verdict.WARNING: 1, Verdict.FIRING: 2}
 AlertsBySlice = Mapping[int, Alerting]  # the open alerts of one version
 
 
@@ -175,7 +174,7 @@ def smallest(
     others = {
         other_id: window.inside(other_id)[known]
         for other_id, other in alerts.items()
-        if other_id != slice_id and _RANK[other.severity] >= _RANK[alert.severity]
+        if other_id != slice_id and LEVEL[other.severity] >= LEVEL[alert.severity]
     }
     items = Items(x=values[known], weight=window.weight[known], cluster=window.cluster[known])
     of_all = {known_id: _size(known_id, sizes, declared) for known_id in (slice_id, *others)}

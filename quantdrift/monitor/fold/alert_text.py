@@ -17,6 +17,7 @@ from quantdrift.drift.explain import diagnosis_text as words
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, Diagnosis, Kind, build_of, causes_of
 from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
+from quantdrift.facts.status import said
 from quantdrift.storage.monitor.alerts import AlertFact
 from quantdrift.storage.monitor.events import AlertEvent, Ending, event_of
 from quantdrift.storage.monitor.explanation import Explanation
@@ -135,7 +136,7 @@ def alert_text(alert: AlertFact, where: Callable[[int], str]) -> str:
         Returns where an alert can be looked at: an address or a command.
     """
     event = event_of(alert.details)
-    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice}: {said(alert.severity)}."
     if lines := over(alert):
         text = "\n".join([*lines, *when_opened(text.split("\n"))])
     return with_related(text, alert, where)
@@ -305,7 +306,7 @@ def _ended(event: AlertEvent) -> list[str]:
     else:
         well = f"no more answers change than the accepted {percent(evidence.budget)}"
     return [
-        f"{where.model} {where.version}: {where.name} is well again: {well}.",
+        f"{where.model} {where.version}: {where.name} has recovered: {well}.",
         (
             f"How sure: as sure as the alert was. The evidence of recovery is {number(evidence.total, 3)}, and"
             f" {number(evidence.threshold, 3)} is needed."

@@ -1,0 +1,77 @@
+"""The states of a slice, as programs and as people read them: one table, from which every surface takes its words and its order."""
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.records import Verdict
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict in words.
+
+    Parameters
+    ----------
+    verdict
+        As tables, the read API and telemetry have it. It is the class of the colour, too.
+    words
+        As people read it, everywhere.
+    meaning
+        A sentence for a legend.
+    alert
+        What an alert of this severity is called; empty where there is none.
+    """
+
+    verdict: Verdict
+    words: str
+    meaning: str
+    alert: str = ""
+
+
+STATUSES: Final = (
+    Status(
+        verdict=Verdict.FIRING,
+        words="drifted",
+        meaning="outside of its budget, or worse than it was: this pages",
+        alert="page",
+    ),
+    Status(
+        verdict=Verdict.WARNING,
+        words="possible drift",
+        meaning="the evidence grows, and is not enough for a page: this opens a ticket",
+        alert="ticket",
+    ),
+    Status(
+        verdict=Verdict.UNKNOWN,
+        words="not known",
+        meaning="too little was compared, too much was lost, or nothing can be compared; the reason stands beside it",
+    ),
+    Status(verdict=Verdict.OK, words="OK", meaning="within its budget, and enough was measured to say so"),
+)
+"""The worst first."""
+_OF: Final = MappingProxyType({status.verdict.value: status for status in STATUSES})
+RANK: Final = MappingProxyType({status.verdict.value: rank for rank, status in enumerate(STATUSES)})
+"""Places of the verdicts in an order, the worst first."""
+LEVEL: Final = MappingProxyType({name: len(STATUSES) - 1 - rank for name, rank in RANK.items()})
+"""Numbers of the verdicts for plots and gauges, of which a larger one is worse: 0 is OK."""
+ALERTS: Final = frozenset(status.verdict.value for status in STATUSES if status.alert)
+"""The verdicts in which a slice has an alert."""
+WORST_FIRST: Final = f"array[{', '.join(repr(name) for name in RANK)}]"
+"""The same order in SQL, for `array_position`."""
+
+
+def said(verdict: str) -> str:
+    """Return a verdict as people read it."""
+    return _OF[verdict].words
+
+
+def alert_kind(severity: str) -> str:
+    """Return what an alert of a severity is called: `page` or `ticket`."""
+    return _OF[severity].alert
+
+
+def worst(verdicts: Iterable[str]) -> Verdict:
+    """Return the worst of some verdicts; unknown where there is none."""
+    return Verdict(min(verdicts, key=RANK.__getitem__, default=Verdict.UNKNOWN))
