@@ -1,6 +1,6 @@
 """True labels: which side was right about a compared item. What is loaded, and the sums over the people of each slice."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -11,15 +11,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.estimate import ClusterSums, SharedSums
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.estimates import hashed, statement, sums_of
+from quantdrift.storage.estimates import Side, SliceClusters, cluster_sums, hashed, statement, sums_of
 
 EXCHANGE: Final = "exchange"
 TRACE: Final = "trace"
 MOST_NAMED: Final = 5  # unmatched keys that are named
-_COLUMNS: Final = ("n", "key", "item", "label", "class", "candidate_right", "reference_right")
+_COLUMNS: Final = ("n", "key", "item", "label", "class", "candidate_right", "reference_right", "drawn_for")
 _STAGE: Final = """
     create temp table given (
-        n bigint, key text, item smallint, label text, class int, candidate_right boolean, reference_right boolean
+        n bigint, key text, item smallint, label text, class int, candidate_right boolean, reference_right boolean,
+        drawn_for int
     ) on commit drop
 """
 _KEYS: Final = {EXCHANGE: "c.exchange_id::text", TRACE: "split_part(c.trace, '-', 2)"}
@@ -27,7 +28,7 @@ _ATTRIBUTE: Final = "c.attributes ->> cast(:by as text)"
 _MATCH: Final = """
     create temp table matched on commit drop as
     select distinct on (c.captured_at, c.exchange_id, c.item)
-        g.n, c.captured_at, c.exchange_id, c.item, c.model_version_id, g.label,
+        g.n, c.captured_at, c.exchange_id, c.item, c.model_version_id, g.label, g.drawn_for,
         coalesce(g.candidate_right, (c.detail ->> 'candidate_top')::int = g.class) as candidate_right,
         coalesce(g.reference_right, (c.detail ->> 'reference_top')::int = g.class) as reference_right
     from given g
@@ -37,11 +38,14 @@ _MATCH: Final = """
     order by c.captured_at, c.exchange_id, c.item, g.n desc
 """
 _STORE: Final = """
-    insert into label (captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right)
-    select captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right from matched
-    where candidate_right is not null and reference_right is not null
+    insert into label (
+        captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right, drawn_for, as_it_came
+    )
+    select captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right, drawn_for, drawn_for is null
+    from matched where candidate_right is not null and reference_right is not null
     on conflict (captured_at, exchange_id, item) do update set label = excluded.label,
-        candidate_right = excluded.candidate_right, reference_right = excluded.reference_right, loaded_at = now()
+        candidate_right = excluded.candidate_right, reference_right = excluded.reference_right, loaded_at = now(),
+        drawn_for = coalesce(excluded.drawn_for, label.drawn_for), as_it_came = label.as_it_came or excluded.as_it_came
 """
 _COUNTS: Final = text("""
     select count(*) as matched,
@@ -58,15 +62,40 @@ _MEASURES: Final = {
     "help": "(l.candidate_right and not l.reference_right)::int",
     "both_wrong": "(not l.candidate_right and not l.reference_right)::int",
 }
-_OUTCOMES: Final = statement(
-    _MEASURES,
-    """
+_LABELLED: Final = """
         from label l join comparison c using (captured_at, exchange_id, item)
         where l.captured_at >= :begin and l.captured_at < :end and l.model_version_id = any(cast(:versions as int[]))
-    """,
+"""
+_OUTCOMES: Final = statement(
+    _MEASURES,
+    f"{_LABELLED} and l.as_it_came",
     at="cast(:begin as timestamptz)",
     product=("help", "harm"),
 )
+_DRAWN: Final = statement(
+    _MEASURES,
+    f"{_LABELLED} and c.flip and l.drawn_for = any(cast(:drawn_for as int[]))",
+    at="cast(:begin as timestamptz)",
+    product=("help", "harm"),
+)
+# A number of each item that says nothing about it and never changes: who takes the smallest ones of a slice draws at random,
+# and draws for two slices agree about the items of both.
+_NUMBER: Final = "md5(c.exchange_id::text || ':' || c.item::text)"
+_WANTED: Final = f"""
+    select c.captured_at, c.exchange_id::text as exchange_id, c.item, c.model_version_id, c.trace, c.attributes ->> :header as request_id,
+        (c.detail ->> 'reference_top')::int as reference, (c.detail ->> 'candidate_top')::int as candidate
+    from comparison c left join label l using (captured_at, exchange_id, item)
+    where c.model_version_id = :version and c.slice_ids @> array[cast(:slice as int)] and c.flip and l.drawn_for is null
+        and c.captured_at >= :begin and c.captured_at < :end
+    order by {_NUMBER} limit :n
+"""  # noqa: S608 - constant text
+_DRAWS: Final = text("""
+    select s.id, s.predicate = 'true' as is_all from slice s where s.id in (
+        select drawn_for from label where captured_at >= :begin and captured_at < :end
+            and model_version_id = any(cast(:versions as int[]))
+    )
+""")
+_CHANGED: Final = {"flip": "c.flip::int"}
 _NAMES: Final = text("select id, name from slice where id = any(cast(:slices as int[]))")
 
 
@@ -87,6 +116,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         Number of that class, from 0, or None.
     candidate_right, reference_right
         Which side was right, where the file says it; None: the class says it.
+    drawn_for
+        Slice for which it was drawn (`draw`); None: the label came by itself.
     """
 
     n: int
@@ -96,6 +127,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     number: int | None = None
     candidate_right: bool | None = None
     reference_right: bool | None = None
+    drawn_for: int | None = None
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,8 +154,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     unmatched_keys: tuple[str, ...]
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What the labels say of one slice of one version, as sums over people and exchanges.
+class _Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """Which side was right about labelled items, as sums over people and exchanges.
 
     Parameters
     ----------
@@ -139,15 +171,86 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         The products of the two over clusters.
     """
 
+    n_items: int = 0
+    n_clusters: int = 0
+    harm: ClusterSums = ClusterSums()
+    help: ClusterSums = ClusterSums()
+    both_wrong: ClusterSums = ClusterSums()
+    help_and_harm: SharedSums = SharedSums()
+
+
+class Drawn(_Sides, frozen=True, kw_only=True):
+    """What the labels of drawn changed answers of a slice say.
+
+    Parameters
+    ----------
+    changed
+        The share of changed answers among all that were compared in the same time.
+    """
+
+    changed: ClusterSums
+
+
+class Outcome(_Sides, frozen=True, kw_only=True):
+    """What the labels say of one slice of one version.
+
+    Parameters
+    ----------
+    drawn
+        What those say that were drawn for somebody to label (`draw`); the other sums are of those that came by themselves.
+    """
+
     model_version_id: int
     slice_id: int
     slice: str
-    n_items: int
-    n_clusters: int
-    harm: ClusterSums
-    help: ClusterSums
-    both_wrong: ClusterSums
-    help_and_harm: SharedSums = SharedSums()
+    drawn: Drawn | None = None
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A changed answer of which a label is wanted.
+
+    Parameters
+    ----------
+    exchange_id, item
+        What it is, as in `comparison`.
+    request_id
+        The recorded header that names the request; None: it was not recorded.
+    trace
+        The traceparent, as the client sent it; empty if it sent none.
+    reference, candidate
+        Classes of the two answers; None for tasks without classes.
+    """
+
+    captured_at: datetime
+    exchange_id: str
+    item: int
+    model_version_id: int
+    request_id: str | None
+    trace: str
+    reference: int | None
+    candidate: int | None
+
+
+async def draw(
+    connection: AsyncConnection,
+    *,
+    version_id: int,
+    slice_id: int,
+    begin: datetime,
+    end: datetime,
+    n: int,
+    header: str,
+) -> list[Wanted]:
+    """Draw `n` changed answers of a slice at random, each with the same probability; asked again, the same until they are labelled.
+
+    Raises
+    ------
+    RetryError, OperatorError
+        As `Database.begin`.
+    """
+    values = {"version": version_id, "slice": slice_id, "begin": begin, "end": end, "n": n, "header": header}
+    rows = (await connection.execute(text(_WANTED.replace("::", "\\:\\:")), values)).mappings()
+    return [Wanted(**dict(row) | {"trace": row["trace"] or ""}) for row in rows]
 
 
 async def load(
@@ -181,7 +284,16 @@ async def load(
     await connection.execute(text(_STAGE))
     driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
     records = [
-        (row.n, row.key, row.item, row.label, row.number, row.candidate_right, row.reference_right)
+        (
+            row.n,
+            row.key,
+            row.item,
+            row.label,
+            row.number,
+            row.candidate_right,
+            row.reference_right,
+            row.drawn_for,
+        )
         for row in rows
     ]
     await driver.copy_records_to_table("given", records=records, columns=_COLUMNS)
@@ -221,34 +333,80 @@ async def outcomes(
     RetryError, OperatorError
         As `Database.begin`.
     """
-    values = {
-        "begin": begin,
-        "end": end,
-        "versions": list(versions),
-        "slices": [slice_id] if slice_id else None,
+    values = {"begin": begin, "end": end, "versions": list(versions)}
+    came = {
+        (one.version_id, one.slice_id): one
+        for one in await _sums(connection, _OUTCOMES, values, [slice_id] if slice_id else None)
     }
-    rows = await hashed(connection, text(_OUTCOMES.replace("::", "\\:\\:")), values)
-    found = [sums_of(row, _MEASURES) for row in rows]
+    drawn = await _drawn(connection, values, slice_id)
     names = {
         row.id: row.name
-        for row in await connection.execute(_NAMES, {"slices": [one.slice_id for one in found]})
+        for row in await connection.execute(_NAMES, {"slices": [of_slice for _, of_slice in (*came, *drawn)]})
     }
-    return [
-        Outcome(
-            model_version_id=one.version_id,
-            slice_id=one.slice_id,
-            slice=names[one.slice_id],
-            n_items=one.n_items,
-            n_clusters=one.n_clusters,
-            harm=one.of["harm"],
-            help=one.of["help"],
-            both_wrong=one.of["both_wrong"],
-            help_and_harm=SharedSums(
-                weights=one.of["harm"].weight_sq,
-                old_total=one.of["help"].cross,
-                new_total=one.of["harm"].cross,
-                totals=float(one.product),
-            ),
+    found = []
+    for version, of_slice in sorted({*came, *drawn}):
+        one = came.get((version, of_slice))
+        found.append(
+            Outcome(
+                model_version_id=version,
+                slice_id=of_slice,
+                slice=names[of_slice],
+                drawn=drawn.get((version, of_slice)),
+                **_fields(one) if one else {},
+            )
         )
-        for one in found
+    return found
+
+
+async def _sums(
+    connection: AsyncConnection, query: str, values: Mapping[str, Any], slices: Sequence[int] | None
+) -> list[SliceClusters]:
+    rows = await hashed(connection, text(query.replace("::", "\\:\\:")), {**values, "slices": slices})
+    return [sums_of(row, _MEASURES) for row in rows]
+
+
+async def _drawn(
+    connection: AsyncConnection, values: Mapping[str, Any], slice_id: int
+) -> dict[tuple[int, int], Drawn]:
+    """Return what the drawn labels say, by version and slice.
+
+    What was drawn for all traffic is a fair draw of each slice; what was drawn for one slice says nothing of the others.
+    """
+    rows = (await connection.execute(_DRAWS, values)).all()
+    everything = [row.id for row in rows if row.is_all]
+    own = [row.id for row in rows if not row.is_all and slice_id in {0, row.id}]
+    found: dict[tuple[int, int], SliceClusters] = {}
+    for draws, slices in (
+        *(((everything, [slice_id] if slice_id else None),) if everything else ()),
+        *(([one, *everything], [one]) for one in own),
+    ):
+        sums = await _sums(connection, _DRAWN, {**values, "drawn_for": draws}, slices)
+        found |= {(one.version_id, one.slice_id): one for one in sums}
+    if not found:
+        return {}
+    sides = [
+        Side(version_id=version, begin=values["begin"], end=values["end"], cap=1.0)
+        for version in sorted({version for version, _ in found})
     ]
+    of_slices = sorted({one for _, one in found})
+    changed = {
+        (one.version_id, one.slice_id): one.of["flip"]
+        for one in await cluster_sums(connection, sides, slice_ids=of_slices, measures=_CHANGED)
+    }
+    return {key: Drawn(changed=changed[key], **_fields(one)) for key, one in found.items() if key in changed}
+
+
+def _fields(one: SliceClusters) -> dict[str, Any]:
+    return {
+        "n_items": one.n_items,
+        "n_clusters": one.n_clusters,
+        "harm": one.of["harm"],
+        "help": one.of["help"],
+        "both_wrong": one.of["both_wrong"],
+        "help_and_harm": SharedSums(
+            weights=one.of["harm"].weight_sq,
+            old_total=one.of["help"].cross,
+            new_total=one.of["harm"].cross,
+            totals=float(one.product),
+        ),
+    }

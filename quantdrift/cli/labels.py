@@ -17,9 +17,10 @@ from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
     from quantdrift.report.labels import LabelledSlice
-    from quantdrift.storage.labels import Loaded
+    from quantdrift.storage.labels import Loaded, Wanted
 
 _DAYS: Final = 7
+_REQUEST_ID: Final = "header.x-request-id"
 
 
 @click.group()
@@ -105,6 +106,127 @@ def load(
         click.echo("See what they say: quantdrift labels show")
 
 
+@labels.command("wanted")
+@CONFIG
+@DATA
+@click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
+@click.option(
+    "--version",
+    "version_",
+    default="",
+    help="Only this candidate version.  [default: the newest that was compared]",
+)
+@click.option("--slice", "slice_", default="all", show_default=True, help="Name of a slice.")
+@click.option("--n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many answers.")
+@click.option(
+    "--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back."
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Write them to this CSV file, with an empty column for the labels.",
+)
+@JSON
+def wanted(
+    config_path: Path,
+    data: Path | None,
+    model: str,
+    version_: str,
+    slice_: str,
+    n: int,
+    days: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Draw changed answers for somebody to label: 50 of them say as much as thousands of labels that come by themselves.
+
+    The candidate can only lose accuracy where its answer changed, and how many answers changed is known. So the labels of some changed
+    answers, drawn at random, are enough to say how much accuracy a slice loses. Let somebody find each request by its id, fill in the column
+    `label` of the file, and load it. Asked again before that, the command draws the same answers. Inputs are not stored, and so not shown.
+
+    \b
+    Examples:
+      quantdrift labels wanted --slice scanner=archive --out wanted.csv
+      quantdrift labels load wanted.csv --by exchange
+      quantdrift labels show
+    """
+    from quantdrift.report.label_rows import write_wanted
+    from quantdrift.storage.database import Database
+    from quantdrift.storage.labels import draw
+    from quantdrift.storage.report.reading import reading
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    of = _model(config, model)
+    end = datetime.now(UTC)
+
+    async def run() -> "tuple[str, int, list[Wanted]]":
+        async with Database(secrets.dsn, statement_timeout_s=600.0) as database, reading(database) as reader:
+            versions = [
+                one
+                for one in await reader.versions()
+                if one.model == of.name and version_ in {"", one.candidate_version}
+            ]
+            if not versions:
+                raise OperatorError(
+                    f"no version{f' `{version_}`' if version_ else ''} of {of.name} was compared yet: see `quantdrift status`"
+                )
+            newest = max(versions, key=lambda one: one.id)
+            found = [one for one in await reader.slices() if one.model == of.name and one.name == slice_]
+            if not found:
+                raise OperatorError(f"{of.name} has no slice `{slice_}`: see `quantdrift slices list`")
+            drawn = await draw(
+                reader.connection,
+                version_id=newest.id,
+                slice_id=found[0].id,
+                begin=end - timedelta(days=days),
+                end=end,
+                n=n,
+                header=_REQUEST_ID,
+            )
+            return newest.candidate_version, found[0].id, drawn
+
+    version, slice_id, drawn = asyncio.run(run())
+    if out is not None and drawn:
+        write_wanted(out, drawn, slice_id, of, config.telemetry.trace_url)
+    if as_json:
+        emit({"model": of.name, "version": version, "slice": slice_, "drawn_for": slice_id, "wanted": drawn})
+    elif not drawn:
+        click.echo(
+            f"No changed answer of {plain(slice_)} of {plain(of.name)} {plain(version)} of the last {days} days is without a drawn label."
+        )
+    else:
+        click.echo(_wanted_table(of, drawn))
+        few = f" There are no more than these {len(drawn)}." if len(drawn) < n else ""
+        click.echo(
+            f"{len(drawn)} changed answers of {plain(slice_)}, {plain(of.name)} {plain(version)}, drawn at random.{few}"
+        )
+        click.echo(
+            f"Fill in the column label of {out}, then: quantdrift labels load {out} --by exchange"
+            if out
+            else "Write them to a file to fill in: --out wanted.csv"
+        )
+
+
+def _wanted_table(of: Model, drawn: "Sequence[Wanted]") -> str:
+    from quantdrift.report.label_rows import class_name
+
+    rows = [
+        (
+            one.exchange_id,
+            str(one.item),
+            f"{one.captured_at:%Y-%m-%d %H:%M:%S}",
+            plain(one.request_id or "-"),
+            class_name(of, one.reference),
+            class_name(of, one.candidate),
+        )
+        for one in drawn
+    ]
+    return columns(
+        ("exchange", "item", "captured (UTC)", _REQUEST_ID.partition(".")[2], "reference", "candidate"), rows
+    )
+
+
 @labels.command("show")
 @CONFIG
 @DATA
@@ -187,7 +309,7 @@ def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
             points(one.harm),
             points(one.help),
             points(one.both_wrong),
-            f"{one.n_items:,}",
+            one.counted,
         )
         for one in slices
     ]

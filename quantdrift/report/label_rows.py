@@ -10,10 +10,13 @@ from typing import Any, Final
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
-from quantdrift.storage.labels import Row
+from quantdrift.report.advice import trace_link
+from quantdrift.storage.labels import EXCHANGE, Row, Wanted
 
 LABEL: Final = "label"
 _KEY, _ITEM = "key", "item"
+DRAWN: Final = "drawn_for"
+"""The column of the slice for which a row was drawn, as `quantdrift labels wanted` writes it."""
 _SIDES: Final = ("candidate_right", "reference_right")
 _TRUE, _FALSE = frozenset({"true", "1", "yes", "t"}), frozenset({"false", "0", "no", "f"})
 _MOST_ROWS: Final = 5_000_000
@@ -82,6 +85,44 @@ def rows_of(
     return rows, wrong
 
 
+def write_wanted(file: Path, drawn: Sequence[Wanted], slice_id: int, model: Model, trace_url: str) -> None:
+    """Write drawn answers to a CSV file with an empty column for the labels, as `rows_of_file` reads it.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be written.
+    """
+    head = (EXCHANGE, _ITEM, DRAWN, LABEL, "captured_at", "request_id", "reference", "candidate", "link")
+    try:
+        with file.open("w", encoding="utf-8", newline="") as lines:
+            writer = csv.writer(lines)
+            writer.writerow(head)
+            for one in drawn:
+                answers = class_name(model, one.reference), class_name(model, one.candidate)
+                writer.writerow(
+                    (
+                        one.exchange_id,
+                        one.item,
+                        slice_id,
+                        "",
+                        one.captured_at.isoformat(),
+                        plain(one.request_id or ""),
+                        *answers,
+                        trace_link(trace_url, one.trace),
+                    )
+                )
+    except OSError as error:
+        raise OperatorError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def class_name(model: Model, number: int | None) -> str:
+    """Return a class as the owner of the model calls it; its number where it has no name, and a dash where there is none."""
+    if number is None:
+        return "-"
+    return model.labels[number] if 0 <= number < len(model.labels) else str(number)
+
+
 def listed(wrong: Mapping[str, int]) -> str:
     """Return the reasons for rows that cannot be used, with their numbers."""
     return "; ".join(f"{n:,} {why}" for why, n in wrong.items())
@@ -96,13 +137,21 @@ def _row(n: int, cells: Mapping[str, str], numbers: Mapping[str, int]) -> Row | 
     if index is None:
         return f"with an item that is no number from 0 to {_MOST_ITEM}"
     candidate, reference = (_truth(cells.get(side, "")) for side in _SIDES)
+    drawn_for = _number(cells.get(DRAWN, ""), _MOST_CLASS)
     if candidate is not None and reference is not None:
-        return Row(n=n, key=key, item=index, candidate_right=candidate, reference_right=reference)
+        return Row(
+            n=n,
+            key=key,
+            item=index,
+            candidate_right=candidate,
+            reference_right=reference,
+            drawn_for=drawn_for,
+        )
     if not label:
         return "without a label"
     number = numbers.get(label, _number(label, _MOST_CLASS))
     if number is not None:
-        return Row(n=n, key=key, item=index, label=label[:_MOST_TEXT], number=number)
+        return Row(n=n, key=key, item=index, label=label[:_MOST_TEXT], number=number, drawn_for=drawn_for)
     return f"with the class {plain(label, 40)}, which `models.labels` does not name"
 
 
@@ -115,7 +164,7 @@ def _wrong_key(key: str) -> str:
 def _cells(
     lines: Iterator[Sequence[Any]], name: str, key_column: str, label_column: str
 ) -> Iterator[Mapping[str, str]]:
-    """Yield each row with the names `key`, `label`, `item`, `candidate_right` and `reference_right`, as far as the file has them.
+    """Yield each row with the names `key`, `label`, `item`, `drawn_for`, `candidate_right` and `reference_right`, as far as the file has them.
 
     Raises
     ------
@@ -126,7 +175,13 @@ def _cells(
     if head is None:
         raise OperatorError(f"{name} is empty: it needs a header line")
     names = [str(column).strip() for column in head]
-    of = {_KEY: key_column, LABEL: label_column, _ITEM: _ITEM, **dict(zip(_SIDES, _SIDES, strict=True))}
+    of = {
+        _KEY: key_column,
+        LABEL: label_column,
+        _ITEM: _ITEM,
+        DRAWN: DRAWN,
+        **dict(zip(_SIDES, _SIDES, strict=True)),
+    }
     if key_column not in names and _KEY in names:
         of[_KEY] = _KEY
     place = {what: names.index(column) for what, column in of.items() if column in names}

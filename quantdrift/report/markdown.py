@@ -136,7 +136,7 @@ def _labels(figures: ReportFigures, most_table: int) -> list[str]:
                         points(entry.harm),
                         points(entry.help),
                         points(entry.both_wrong),
-                        count(entry.n_items),
+                        entry.counted,
                     )
                     for entry in one.slices[:most_table]
                 ),

@@ -283,8 +283,10 @@ def _unknown(n: int) -> str:
     return f" {count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: there is too little data to call {'it' if n == 1 else 'them'} healthy."
 
 
-def points(estimate: Estimate) -> str:
-    """Return a share in percent with its interval, to a tenth: `5.0 (3.0 to 7.3)`."""
+def points(estimate: Estimate | None) -> str:
+    """Return a share in percent with its interval, to a tenth: `5.0 (3.0 to 7.3)`; a dash for None."""
+    if estimate is None:
+        return "-"
     mean, low, high = (
         "" if value is None else f"{round(100 * value, 1) + 0.0:.1f}"  # + 0.0: no -0.0
         for value in (estimate.mean, estimate.low, estimate.high)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -584,6 +585,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         problem=problem,
         typed=typed,
         truth=labelled(truth) if truth else None,
+        wanted=shlex.join(["quantdrift", "labels", "wanted", "--model", found.model, "--slice", found.slice]),
         runbook=config.notify.runbook_url,
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,

@@ -1,6 +1,6 @@
 """The table of true labels: which side was right about an item."""
 
-from sqlalchemy import ForeignKey, Index
+from sqlalchemy import ForeignKey, Index, true
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import NOW, Base, Int, SmallInt, Str, Time, Uuid
@@ -32,3 +32,9 @@ class Label(Base):
     candidate_right: Mapped[bool] = mapped_column(comment="Whether the candidate's answer was right.")
     reference_right: Mapped[bool] = mapped_column(comment="Whether the reference's answer was right.")
     loaded_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was loaded.")
+    drawn_for: Mapped[Int | None] = mapped_column(
+        comment="Slice of which `quantdrift labels wanted` drew it among the changed answers; null: it was not drawn."
+    )
+    as_it_came: Mapped[bool] = mapped_column(
+        server_default=true(), comment="Whether it was loaded from a file that says nothing of a draw."
+    )

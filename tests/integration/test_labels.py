@@ -1,6 +1,7 @@
 """True labels: loaded from files, matched to compared items, and what they say of each slice."""
 
 import asyncio
+import csv
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -242,4 +243,80 @@ async def test_the_report_answers_whether_accuracy_was_lost(
     assert (
         "| scanner=faint | less accurate than the reference | 50.0 (37.5 to 61.7) | 50.0 (38.3 to 61.7) |"
         in page
+    )
+
+
+async def test_the_changed_answers_that_were_drawn_say_what_a_change_costs(
+    record: asyncpg.Connection, dsn: str, tmp_path: Path
+) -> None:
+    """Twelve of 40 changed answers of 200, of which nine became wrong: a loss of 20 % of 0.75. Labels that came stay apart.
+
+    What is asked again before it is labelled is the same; what was drawn for a slice says nothing of all traffic.
+    """
+    rows = [exchange(100 + n, int(n < 40), 0, flip=n < 40, slice_ids=(1, 2)) for n in range(200)]
+    rows += [exchange(400 + n, 0, 0, slice_ids=(1,)) for n in range(50)]
+    await store_comparisons(record, rows)
+    command = ("wanted", "--slice", "scanner=faint", "--n", "12", "--out", "wanted.csv")
+    code, said = await labels(dsn, tmp_path, *command)
+    assert code == 0, said
+    assert "12 changed answers of scanner=faint, digits int8, drawn at random." in said
+    assert "quantdrift labels load wanted.csv --by exchange" in said
+    with (tmp_path / "wanted.csv").open(newline="") as file:
+        drawn = list(csv.DictReader(file))
+    assert {(row["reference"], row["candidate"], row["drawn_for"], row["label"]) for row in drawn} == {
+        ("zero", "one", "2", "")
+    }
+    assert all(100 <= int(row["exchange"][-3:]) < 140 and row["request_id"][0] == "r" for row in drawn)
+    again = json.loads((await labels(dsn, tmp_path, *command[:-2], "--json"))[1])
+    assert [one["exchange_id"] for one in again["wanted"]] == [row["exchange"] for row in drawn]
+
+    for number, row in enumerate(drawn):
+        row["label"] = "zero" if number < 9 else "two"
+    with (tmp_path / "wanted.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(drawn[0]))
+        writer.writeheader()
+        writer.writerows(drawn)
+    assert (
+        "12 items of digits are labelled"
+        in (await labels(dsn, tmp_path, "load", "wanted.csv", "--by", "exchange"))[1]
+    )
+    found = json.loads((await labels(dsn, tmp_path, "show", "--json"))[1])["slices"]
+    (faint,) = found
+    assert (faint["slice"], faint["n_items"], faint["is_drawn"], faint["both_wrong"]) == (
+        "scanner=faint",
+        12,
+        True,
+        None,
+    )
+    assert faint["loss"]["mean"] == pytest.approx(0.2 * 0.75)
+    assert 0.03 < faint["loss"]["low"] < faint["loss"]["high"] < 0.25
+    said = (await labels(dsn, tmp_path, "show"))[1]
+    assert "12 drawn" in said
+    again = json.loads((await labels(dsn, tmp_path, *command[:-2], "--json"))[1])
+    assert {one["exchange_id"] for one in again["wanted"]}.isdisjoint(row["exchange"] for row in drawn)
+
+    lines = [f"r{400 + n},0" for n in range(50)] + [f"{drawn[0]['request_id']},0"]
+    (tmp_path / "truth.csv").write_text("\n".join(["key,label", *lines]))
+    assert (await labels(dsn, tmp_path, "load", "truth.csv", "--by", "header.x-request-id"))[0] == 0
+    found = json.loads((await labels(dsn, tmp_path, "show", "--json"))[1])["slices"]
+    assert {(one["slice"], one["n_items"], one["is_drawn"]) for one in found} == {
+        ("scanner=faint", 12, True),
+        ("all", 51, False),
+    }
+
+
+async def test_wanted_labels_of_nothing_say_so(dsn: str, tmp_path: Path) -> None:
+    """No such slice, no such version, no changed answer."""
+    assert (
+        "digits has no slice `scanner=fain`"
+        in (await labels(dsn, tmp_path, "wanted", "--slice", "scanner=fain"))[1]
+    )
+    assert (
+        "no version `int4` of digits was compared yet"
+        in (await labels(dsn, tmp_path, "wanted", "--version", "int4"))[1]
+    )
+    code, said = await labels(dsn, tmp_path, "wanted")
+    assert (code, said.strip()) == (
+        0,
+        "No changed answer of all of digits int8 of the last 7 days is without a drawn label.",
     )
