@@ -116,7 +116,7 @@ def load(
     default="",
     help="Only this candidate version.  [default: the newest that was compared]",
 )
-@click.option("--slice", "slice_", default="all", show_default=True, help="Name of a slice.")
+@click.option("--slice", "slice_", default="all", show_default=True, help="Name or id of a slice.")
 @click.option("--n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many answers.")
 @click.option(
     "--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back."
@@ -172,7 +172,11 @@ def wanted(
                     f"no version{f' `{version_}`' if version_ else ''} of {of.name} was compared yet: see `quantdrift status`"
                 )
             newest = max(versions, key=lambda one: one.id)
-            found = [one for one in await reader.slices() if one.model == of.name and one.name == slice_]
+            found = [
+                one
+                for one in await reader.slices()
+                if one.model == of.name and slice_ in {one.name, str(one.id)}
+            ]
             if not found:
                 raise OperatorError(f"{of.name} has no slice `{slice_}`: see `quantdrift slices list`")
             drawn = await draw(

@@ -585,7 +585,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         problem=problem,
         typed=typed,
         truth=labelled(truth) if truth else None,
-        wanted=shlex.join(["quantdrift", "labels", "wanted", "--model", found.model, "--slice", found.slice]),
+        wanted=_wanted(found.model, found.slice, found.slice_id),
         runbook=config.notify.runbook_url,
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
@@ -646,6 +646,14 @@ class NotedSite(msgspec.Struct, frozen=True, kw_only=True):
     placebo: float
     used: float | None = None
     elsewhere_used: float | None = None
+
+
+def _wanted(model: str, name: str, slice_id: int) -> str:
+    """Return the command that draws answers of a slice to label; names that a terminal would not show as they are stay out of it."""
+    of = ["--model", model] if plain(model) == model else []
+    return shlex.join(
+        ["quantdrift", "labels", "wanted", *of, "--slice", name if plain(name) == name else str(slice_id)]
+    )
 
 
 def _sites(findings: Sequence[Finding]) -> list[NotedSite]:

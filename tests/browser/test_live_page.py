@@ -189,6 +189,7 @@ async def test_pages_with_a_firing_alert_lead_with_it(
             assert "Too many answers changed in </td><script>" in seen["/"]
             assert "trace 4bf92f35" in seen[paths[-1]]
             assert f"quantdrift diagnose {alert} --candidate" in seen[f"/alert/{alert}"]
+            assert "labels wanted --model digits --slice" in seen[f"/alert/{alert}"]
         page, _, _ = await _open(browser, 390, "dark")
         await page.goto(f"{base}/compare")
         compared = await record.fetch(str(await page.locator("#pairs-query").text_content()))
