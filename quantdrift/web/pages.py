@@ -574,7 +574,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         explained_by=state.explained_by,
         explains=state.explains,
         may_close=state.is_open or (state.ended == "replaced" and state.closed is None),
-        commands=commands_of(config, state, where, ()),
+        commands=commands_of(config, state, where, [one.kind for one in findings]),
         acknowledged=state.acknowledged,
         has_escalated=state.escalations > 0,
         actions=[one for one in actions if not one.is_finding],
