@@ -352,7 +352,8 @@ def test_the_equation_is_true_after_every_part_was_killed(
                 if (now := account(dsn, stream)) != before:
                     before, moved_at = now, time.monotonic()
                 assert time.monotonic() < moved_at + DEADLINE_S, f"it gets on no more: {before}"
-            found, n_waiting, offered = before
+            # What moved between the two readings of one account is in the next one.
+            found, n_waiting, offered = account(dsn, stream)
         finally:
             shadow.kill()
     assert found.unaccounted == 0
