@@ -125,7 +125,7 @@ def load(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     default=None,
-    help="Write them to this CSV file, with an empty column for the labels.",
+    help="Write them to this new CSV file, with an empty column for the labels.",
 )
 @JSON
 def wanted(
@@ -177,6 +177,7 @@ def wanted(
                 for one in await reader.slices()
                 if one.model == of.name and slice_ in {one.name, str(one.id)}
             ]
+            found.sort(key=lambda one: one.name != slice_)
             if not found:
                 raise OperatorError(f"{of.name} has no slice `{slice_}`: see `quantdrift slices list`")
             drawn = await draw(

@@ -86,16 +86,16 @@ def rows_of(
 
 
 def write_wanted(file: Path, drawn: Sequence[Wanted], slice_id: int, model: Model, trace_url: str) -> None:
-    """Write drawn answers to a CSV file with an empty column for the labels, as `rows_of_file` reads it.
+    """Write drawn answers to a new CSV file with an empty column for the labels, as `rows_of_file` reads it.
 
     Raises
     ------
     OperatorError
-        The file cannot be written.
+        The file cannot be written, or is there already: somebody may have filled it in.
     """
     head = (EXCHANGE, _ITEM, DRAWN, LABEL, "captured_at", "request_id", "reference", "candidate", "link")
     try:
-        with file.open("w", encoding="utf-8", newline="") as lines:
+        with file.open("x", encoding="utf-8", newline="") as lines:
             writer = csv.writer(lines)
             writer.writerow(head)
             for one in drawn:
@@ -107,13 +107,20 @@ def write_wanted(file: Path, drawn: Sequence[Wanted], slice_id: int, model: Mode
                         slice_id,
                         "",
                         one.captured_at.isoformat(),
-                        plain(one.request_id or ""),
+                        _cell(one.request_id or ""),
                         *answers,
                         trace_link(trace_url, one.trace),
                     )
                 )
+    except FileExistsError as error:
+        raise OperatorError(f"{file} exists: somebody may have filled it in. Name another file") from error
     except OSError as error:
         raise OperatorError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _cell(text: str) -> str:
+    """Return a text from outside as a cell that no spreadsheet takes for a formula."""
+    return f"'{plain(text)}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else plain(text)
 
 
 def class_name(model: Model, number: int | None) -> str:

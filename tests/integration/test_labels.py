@@ -269,6 +269,8 @@ async def test_the_changed_answers_that_were_drawn_say_what_a_change_costs(
     assert all(100 <= int(row["exchange"][-3:]) < 140 and row["request_id"][0] == "r" for row in drawn)
     again = json.loads((await labels(dsn, tmp_path, *command[:-2], "--json"))[1])
     assert [one["exchange_id"] for one in again["wanted"]] == [row["exchange"] for row in drawn]
+    code, said = await labels(dsn, tmp_path, *command)
+    assert (code, "wanted.csv exists: somebody may have filled it in" in said) == (2, True)
 
     for number, row in enumerate(drawn):
         row["label"] = "zero" if number < 9 else "two"
