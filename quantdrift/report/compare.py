@@ -157,9 +157,10 @@ async def compare_pair(
 async def _window(reader: Reader, span: VersionSpan, end: datetime | None) -> Window:
     until = span.last if end is None else min(span.last, end)
     window = Window(begin=span.first, end=until, grain=Grain.ITEM)
-    n = await reader.versions_read.count(window, span.version_id, MOST_ROWS + 1)
-    if 0 < n <= MOST_ROWS:
-        return window
+    n, first, last = await reader.versions_read.extent(window, span.version_id, MOST_ROWS + 1)
+    if first is not None and last is not None and n <= MOST_ROWS:
+        # From the first to the last one, and not to the end of an hour that has only begun.
+        return Window(begin=first, end=last + timedelta(microseconds=1), grain=Grain.ITEM)
     return Window(begin=span.first, end=ceiling(until, timedelta(hours=1)), grain=Grain.HOUR)
 
 

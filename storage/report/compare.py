@@ -38,8 +38,8 @@ _UNFOLDED_SPANS = text("""
 """)
 
 _COUNT = text("""
-    select count(*) from (
-        select from comparison
+    select count(*) as n, min(captured_at) as first, max(captured_at) as last from (
+        select captured_at from comparison
         where captured_at >= :begin and captured_at < :end and model_version_id = :version limit :most
     ) as row
 """)
@@ -63,7 +63,10 @@ class VersionReader(SnapshotReader):
             rows += await self._rows(_UNFOLDED_SPANS, versions=unfolded, end=end)
         return {row["version_id"]: VersionSpan(**row) for row in rows}
 
-    async def count(self, window: Window, version: int, most: int) -> int:
-        """Return the comparisons of a version in a window, counted no further than `most`."""
+    async def extent(
+        self, window: Window, version: int, most: int
+    ) -> tuple[int, datetime | None, datetime | None]:
+        """Return how many comparisons of a version a window has, counted no further than `most`, and the first and the last of them."""
         wanted = {"begin": window.begin, "end": window.end, "version": version, "most": most}
-        return int((await self._rows(_COUNT, **wanted))[0]["count"])
+        (row,) = await self._rows(_COUNT, **wanted)
+        return int(row["n"]), row["first"], row["last"]
