@@ -335,27 +335,24 @@ async def outcomes(
     """
     values = {"begin": begin, "end": end, "versions": list(versions)}
     came = {
-        (one.version_id, one.slice_id): one
-        for one in await _sums(connection, _OUTCOMES, values, [slice_id] if slice_id else None)
+        (sums.version_id, sums.slice_id): sums
+        for sums in await _sums(connection, _OUTCOMES, values, [slice_id] if slice_id else None)
     }
     drawn = await _drawn(connection, values, slice_id)
     names = {
         row.id: row.name
         for row in await connection.execute(_NAMES, {"slices": [of_slice for _, of_slice in (*came, *drawn)]})
     }
-    found = []
-    for version, of_slice in sorted({*came, *drawn}):
-        one = came.get((version, of_slice))
-        found.append(
-            Outcome(
-                model_version_id=version,
-                slice_id=of_slice,
-                slice=names[of_slice],
-                drawn=drawn.get((version, of_slice)),
-                **_fields(one) if one else {},
-            )
+    return [
+        Outcome(
+            model_version_id=key[0],
+            slice_id=key[1],
+            slice=names[key[1]],
+            drawn=drawn.get(key),
+            **_fields(came[key]) if key in came else {},
         )
-    return found
+        for key in sorted({*came, *drawn})
+    ]
 
 
 async def _sums(
@@ -370,7 +367,8 @@ async def _drawn(
 ) -> dict[tuple[int, int], Drawn]:
     """Return what the drawn labels say, by version and slice.
 
-    What was drawn for all traffic is a fair draw of each slice; what was drawn for one slice says nothing of the others.
+    What was drawn for all traffic is a fair draw of each slice; what was drawn for one slice says nothing of the others. Draws of
+    several times count as one: what a change costs is taken to be the same in all of the time that is asked about.
     """
     rows = (await connection.execute(_DRAWS, values)).all()
     everything = [row.id for row in rows if row.is_all]

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from quantdrift.storage.labels import Loaded, Wanted
 
 _DAYS: Final = 7
+_MODEL = click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
+_DAYS_BACK = click.option(
+    "--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back."
+)
 _REQUEST_ID: Final = "header.x-request-id"
 
 
@@ -38,7 +42,7 @@ def labels() -> None:
     metavar="NAME",
     help="What the keys of the file are: a recorded attribute such as header.x-request-id, `exchange` or `trace`.",
 )
-@click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
+@_MODEL
 @click.option("--key-column", default="", help="Column with the keys.  [default: NAME, or key]")
 @click.option("--label-column", default="label", show_default=True, help="Column with the true class.")
 @JSON
@@ -109,7 +113,7 @@ def load(
 @labels.command("wanted")
 @CONFIG
 @DATA
-@click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
+@_MODEL
 @click.option(
     "--version",
     "version_",
@@ -118,9 +122,7 @@ def load(
 )
 @click.option("--slice", "slice_", default="all", show_default=True, help="Name or id of a slice.")
 @click.option("--n", type=click.IntRange(1, 10_000), default=50, show_default=True, help="So many answers.")
-@click.option(
-    "--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back."
-)
+@_DAYS_BACK
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -163,33 +165,33 @@ def wanted(
     async def run() -> "tuple[str, int, list[Wanted]]":
         async with Database(secrets.dsn, statement_timeout_s=600.0) as database, reading(database) as reader:
             versions = [
-                one
-                for one in await reader.versions()
-                if one.model == of.name and version_ in {"", one.candidate_version}
+                version
+                for version in await reader.versions()
+                if version.model == of.name and version_ in {"", version.candidate_version}
             ]
             if not versions:
                 raise OperatorError(
                     f"no version{f' `{version_}`' if version_ else ''} of {of.name} was compared yet: see `quantdrift status`"
                 )
-            newest = max(versions, key=lambda one: one.id)
-            found = [
-                one
-                for one in await reader.slices()
-                if one.model == of.name and slice_ in {one.name, str(one.id)}
+            newest = max(versions, key=lambda version: version.id)
+            named = [
+                entry
+                for entry in await reader.slices()
+                if entry.model == of.name and slice_ in {entry.name, str(entry.id)}
             ]
-            found.sort(key=lambda one: one.name != slice_)
-            if not found:
+            named.sort(key=lambda entry: entry.name != slice_)
+            if not named:
                 raise OperatorError(f"{of.name} has no slice `{slice_}`: see `quantdrift slices list`")
             drawn = await draw(
                 reader.connection,
                 version_id=newest.id,
-                slice_id=found[0].id,
+                slice_id=named[0].id,
                 begin=end - timedelta(days=days),
                 end=end,
                 n=n,
                 header=_REQUEST_ID,
             )
-            return newest.candidate_version, found[0].id, drawn
+            return newest.candidate_version, named[0].id, drawn
 
     version, slice_id, drawn = asyncio.run(run())
     if out is not None and drawn:
@@ -218,14 +220,14 @@ def _wanted_table(of: Model, drawn: "Sequence[Wanted]") -> str:
 
     rows = [
         (
-            one.exchange_id,
-            str(one.item),
-            f"{one.captured_at:%Y-%m-%d %H:%M:%S}",
-            plain(one.request_id or "-"),
-            class_name(of, one.reference),
-            class_name(of, one.candidate),
+            answer.exchange_id,
+            str(answer.item),
+            f"{answer.captured_at:%Y-%m-%d %H:%M:%S}",
+            plain(answer.request_id or "-"),
+            class_name(of, answer.reference),
+            class_name(of, answer.candidate),
         )
-        for one in drawn
+        for answer in drawn
     ]
     return columns(
         ("exchange", "item", "captured (UTC)", _REQUEST_ID.partition(".")[2], "reference", "candidate"), rows
@@ -235,16 +237,14 @@ def _wanted_table(of: Model, drawn: "Sequence[Wanted]") -> str:
 @labels.command("show")
 @CONFIG
 @DATA
-@click.option("--model", default="", help="The model.  [default: the only one of the configuration]")
+@_MODEL
 @click.option(
     "--version",
     "version_",
     default="",
     help="Only this candidate version.  [default: the newest with labels]",
 )
-@click.option(
-    "--days", type=click.IntRange(1, 366), default=_DAYS, show_default=True, help="So many days back."
-)
+@_DAYS_BACK
 @JSON
 def show(config_path: Path, data: Path | None, model: str, version_: str, days: int, as_json: bool) -> None:
     """Show by slice how often the candidate is wrong where the reference is right, and the reverse, worst first.

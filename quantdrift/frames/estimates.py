@@ -1,4 +1,4 @@
-"""Estimates with intervals from frames of compared items: the same numbers as the commands, the report and the live page show."""
+"""Estimates with intervals from frames of compared items: the numbers that `quantdrift compare` gives of the same rows."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast

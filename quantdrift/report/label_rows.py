@@ -98,18 +98,18 @@ def write_wanted(file: Path, drawn: Sequence[Wanted], slice_id: int, model: Mode
         with file.open("x", encoding="utf-8", newline="") as lines:
             writer = csv.writer(lines)
             writer.writerow(head)
-            for one in drawn:
-                answers = class_name(model, one.reference), class_name(model, one.candidate)
+            for answer in drawn:
+                classes = class_name(model, answer.reference), class_name(model, answer.candidate)
                 writer.writerow(
                     (
-                        one.exchange_id,
-                        one.item,
+                        answer.exchange_id,
+                        answer.item,
                         slice_id,
                         "",
-                        one.captured_at.isoformat(),
-                        _cell(one.request_id or ""),
-                        *answers,
-                        trace_link(trace_url, one.trace),
+                        answer.captured_at.isoformat(),
+                        _cell(answer.request_id or ""),
+                        *classes,
+                        trace_link(trace_url, answer.trace),
                     )
                 )
     except FileExistsError as error:

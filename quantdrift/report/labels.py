@@ -98,7 +98,7 @@ def labelled(outcome: Outcome) -> LabelledSlice | None:
 def _of_drawn(name: str, drawn: Drawn) -> LabelledSlice | None:
     changed = ratio(drawn.changed)
     of_changed = ratio(drawn.help), ratio(drawn.harm)
-    help_, harm = (product(changed, one) for one in of_changed)
+    help_, harm = (product(changed, share) for share in of_changed)
     effect = difference(*of_changed, correlation(drawn.help, drawn.harm, drawn.help_and_harm))
     loss = product(changed, effect)
     if harm is None or help_ is None or loss is None:
