@@ -250,9 +250,9 @@ def _moved(episode: EpisodeFigures) -> str:
         else f" against a budget of {amount(episode.metric, episode.budget, MEASURES[episode.task].unit)}"
     )
     if episode.metric is Metric.FLIP:
-        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after, '')} of decisions{against}"
+        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after, '')} of decisions since the onset{against}"
     measure = MEASURES[episode.task]
-    return f"{episode.slice} diverges by {measured(episode.metric, episode.after, measure.unit)} ({measure.name}){against}"
+    return f"{episode.slice} diverges by {measured(episode.metric, episode.after, measure.unit)} ({measure.name}) since the onset{against}"
 
 
 def _versus_aggregate(episode: EpisodeFigures, aggregate: SliceFigures) -> str:

@@ -83,7 +83,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert episode.aggregate is not None
     assert model.headline.startswith(
         "1 of 5 slices of digits int8-7 drifted: scanner=faint flips"
-        f" {measured(Metric.FLIP, episode.after, '')} of decisions against a budget of 1 %,"
+        f" {measured(Metric.FLIP, episode.after, '')} of decisions since the onset against a budget of 1 %,"
         f" while the aggregate is fine at {percent(episode.aggregate.mean)}."
     )
     assert "1 slice is unknown" in model.headline

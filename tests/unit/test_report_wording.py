@@ -80,8 +80,8 @@ def test_durations_use_their_largest_unit(span: timedelta, text: str) -> None:
 def test_the_headline_names_slice_interval_budget_and_aggregate() -> None:
     """What a director reads first says what drifted, how far, against what, and that the average hid it."""
     assert headline("digits int8-7", [make_slice(), *OTHERS], ALL, [make_episode()]) == (
-        "1 of 6 slices of digits int8-7 drifted: scanner=faint flips 5.2 % [3.9, 6.8] of decisions against a"
-        " budget of 1 %, while the aggregate is fine at 0.4 %."
+        "1 of 6 slices of digits int8-7 drifted: scanner=faint flips 5.2 % [3.9, 6.8] of decisions since"
+        " the onset against a budget of 1 %, while the aggregate is fine at 0.4 %."
     )
 
 
