@@ -46,8 +46,8 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.slices import ValueRules
-from quantdrift.report import page
 from quantdrift.report.period import Period
+from quantdrift.show.report import page
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.page.history import directions, margins, worst

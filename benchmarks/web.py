@@ -22,10 +22,10 @@ from benchmarks.result import Goal, finish
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process.http_port import HttpPort
+from quantdrift.show.page.server import page_port
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
-from quantdrift.web.server import page_port
 from tests.support.storage.page_rows import write_history
 
 _PAINT = """() => new Promise((done) => new PerformanceObserver((list) => {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quantdrift.monitor.planning.alerts import Alert
     from quantdrift.monitor.planning.backtest import Backtest, Findings
     from quantdrift.monitor.planning.backtest_report import BacktestReport
-    from quantdrift.report.timeline import Span
+    from quantdrift.show.timeline import Span
     from quantdrift.storage.monitor.history import HistoryExtent
     from quantdrift.storage.monitor.rows import Catalog
 
@@ -100,7 +100,7 @@ def backtest(
 
 
 def _check_plot(plot: Path) -> None:
-    from quantdrift.report.timeline import FORMATS
+    from quantdrift.show.timeline import FORMATS
 
     if plot.suffix.lower() not in FORMATS:
         raise OperatorError(f"{plot}: a plot file ends in {' or '.join(FORMATS)}")
@@ -156,7 +156,7 @@ def _draw(
     catalog: "Catalog",
 ) -> bool:
     from quantdrift.monitor.planning.backtest_report import named
-    from quantdrift.report.timeline import Lane, draw
+    from quantdrift.show.timeline import Lane, draw
 
     metrics: dict[tuple[int, int], str] = {breach.key: breach.metric for breach in findings.breaches}
     for pairing in findings.pairings:
@@ -207,7 +207,7 @@ def _course(
 
 
 def _span(alert: "Alert") -> "Span":
-    from quantdrift.report.timeline import Span
+    from quantdrift.show.timeline import Span
     from quantdrift.storage.monitor.rows import from_us
 
     return Span(

@@ -62,7 +62,7 @@ def report(
     """
     import asyncio
 
-    from quantdrift.report.page import Form, Period, write
+    from quantdrift.show.report.page import Form, Period, write
 
     if sum([week, day, from_at is not None]) > 1:
         raise OperatorError("give one of --week, --day and --from")

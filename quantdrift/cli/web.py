@@ -31,7 +31,7 @@ def web(config_path: Path, data: Path | None) -> None:
     """
     from quantdrift.cli.embedded_postgres import address_file
     from quantdrift.core.process.run import run
-    from quantdrift.web.server import serve
+    from quantdrift.show.page.server import serve
 
     config, secrets = prepare(config_path, Role.WEB, data, address=address_file("reader"))
     if data is not None and not secrets.operator_dsn_file and not os.environ.get("QUANTDRIFT_DSN"):

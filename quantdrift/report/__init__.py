@@ -1,1 +1,1 @@
-"""The weekly report: figures, findings, text, charts and the HTML page."""
+"""The figures of a report and of a comparison of versions, and their sentences."""

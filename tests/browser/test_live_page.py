@@ -22,12 +22,12 @@ from playwright.async_api import Browser, Page, async_playwright
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
 from quantdrift.core.notation import percent
+from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import FindingKind, add_finding
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.schema.roles import OPERATOR, READER
-from quantdrift.web.server import page_port
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in
 from tests.support.storage.page_rows import write_history

@@ -11,7 +11,7 @@ from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_p
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model
-from quantdrift.report.page import Period, write
+from quantdrift.show.report.page import Period, write
 from tests.support.storage.report_rows import MINUTE, START, write_explained, write_short_story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -20,12 +20,12 @@ from sqlalchemy import text
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
 from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.show.page.labels import MOST_BYTES, MOST_ROWS
+from quantdrift.show.page.pages import OPERATOR as OPERATOR_DATABASE
+from quantdrift.show.page.server import application, page_port
 from quantdrift.storage.database import Database
 from quantdrift.storage.page.tables import RESOURCES
 from quantdrift.storage.schema.roles import OPERATOR, READER
-from quantdrift.web.labels import MOST_BYTES, MOST_ROWS
-from quantdrift.web.pages import OPERATOR as OPERATOR_DATABASE
-from quantdrift.web.server import application, page_port
 from tests.support.monitor.monitor_processes import until
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 from tests.support.storage.logins import login_in

@@ -32,7 +32,7 @@ from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.config import subject_token
 from quantdrift.core.stream.connection import Queue, durable_name
 from quantdrift.core.stream.rights import NatsRole
-from quantdrift.report.page import DIRECTORY
+from quantdrift.show.report.page import DIRECTORY
 from tests.integration.test_deploy import DEPLOY, PODS, ROOT, Pod, given_files, of_kind, pods
 from tests.integration.test_nats_rights import server_with
 from tests.support.commands import started

@@ -21,9 +21,10 @@ from quantdrift.monitor.baselines.signal_view import signal_views
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.report.page import Form
-from quantdrift.report.page import write as write_report
 from quantdrift.report.period import Period, PeriodKind
+from quantdrift.show.page.server import page_port
+from quantdrift.show.report.page import Form
+from quantdrift.show.report.page import write as write_report
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import signals_of
 from quantdrift.storage.database import Database
@@ -34,7 +35,6 @@ from quantdrift.storage.monitor.rows import Source, to_us
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import Saved, reading, saved
-from quantdrift.web.server import page_port
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN,

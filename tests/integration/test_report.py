@@ -19,8 +19,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.page import Form, Period, write
 from quantdrift.report.wording import measured
+from quantdrift.show.report.page import Form, Period, write
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import FindingKind, add_finding
 from quantdrift.storage.schema import roles

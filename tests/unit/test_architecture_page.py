@@ -33,7 +33,7 @@ def test_the_path_of_an_exchange_is_short_and_whole() -> None:
     """It begins at the relay's socket, ends at the report, and can be read in one sitting."""
     assert 15 <= len(STEPS) <= MOST_STEPS
     assert STEPS[0][0].startswith("sidecar/relay/")
-    assert STEPS[-1][0].startswith("quantdrift/report/")
+    assert STEPS[-1][0].startswith("quantdrift/show/report/")
 
 
 @pytest.mark.parametrize(("module", "function"), STEPS, ids=lambda text: text)

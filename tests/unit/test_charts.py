@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from quantdrift.web.charts import Mark, Point, line
+from quantdrift.show.charts import Mark, Point, line
 
 pytestmark = pytest.mark.unit
 

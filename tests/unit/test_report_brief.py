@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.facts.estimate import Estimate
-from quantdrift.report.brief import answer
 from quantdrift.report.figures import EpisodeFigures, ModelFigures, SliceFigures
+from quantdrift.show.report.brief import answer
 from tests.support.monitor.report_figures import make_episode, make_figures, make_slice
 
 pytestmark = pytest.mark.unit

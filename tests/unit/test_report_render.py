@@ -11,8 +11,8 @@ from quantdrift.core.records import Loss, Metric
 from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.markdown import render_markdown
-from quantdrift.report.render import REASONS, Drawing, render
+from quantdrift.show.report.markdown import render_markdown
+from quantdrift.show.report.render import REASONS, Drawing, render
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 
 pytestmark = pytest.mark.unit

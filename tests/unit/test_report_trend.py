@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Metric
-from quantdrift.report.trend import Grid, Panel, Trend, axis_top, draw, trend
+from quantdrift.show.report.trend import Grid, Panel, Trend, axis_top, draw, trend
 from quantdrift.storage.report.facts import SliceSums, Sums
 from tests.support.monitor.report_figures import NOW, make_episode
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quantdrift.report.timeline import Lane, draw
+from quantdrift.show.timeline import Lane, draw
 
 pytestmark = pytest.mark.unit
 

@@ -10,8 +10,8 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Web
 from quantdrift.core.errors import OperatorError
-from quantdrift.web.access import MOST_FAILURES, SESSION_S, WINDOW_S, Access, Person
-from quantdrift.web.charts import strip
+from quantdrift.show.charts import strip
+from quantdrift.show.page.access import MOST_FAILURES, SESSION_S, WINDOW_S, Access, Person
 
 pytestmark = pytest.mark.unit
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

@@ -93,7 +93,7 @@ def render(
         Largest number of rows of a version's table of slices, of its table of tails, and of the losses by model; the
         page says how many are left out.
     """
-    package = files("quantdrift.report")
+    package = files("quantdrift.show.report")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

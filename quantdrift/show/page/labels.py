@@ -12,11 +12,11 @@ from aiohttp import web
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.report.label_rows import LABEL, TooManyRowsError, listed, rows_of_text
+from quantdrift.show.page.access import PERSON
+from quantdrift.show.page.guard import ProblemError
+from quantdrift.show.page.pages import CONFIG
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Row, load
-from quantdrift.web.access import PERSON
-from quantdrift.web.guard import ProblemError
-from quantdrift.web.pages import CONFIG
 
 MOST_BYTES: Final = 8 * 2**20
 MOST_ROWS: Final = 100_000

@@ -16,13 +16,14 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
-from quantdrift.report import finding, trend
-from quantdrift.report.brief import briefs
+from quantdrift.report import finding
 from quantdrift.report.figures import Cost, ReportFigures, SliceFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
-from quantdrift.report.markdown import render_markdown
 from quantdrift.report.period import Period
-from quantdrift.report.render import Drawing, render
+from quantdrift.show.report import trend
+from quantdrift.show.report.brief import briefs
+from quantdrift.show.report.markdown import render_markdown
+from quantdrift.show.report.render import Drawing, render
 from quantdrift.storage.database import Database
 from quantdrift.storage.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import SliceSums

@@ -10,8 +10,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from quantdrift.core.errors import OperatorError, QuantdriftError
-from quantdrift.web.access import ACCESS, PERSON
-from quantdrift.web.rendering import render
+from quantdrift.show.page.access import ACCESS, PERSON
+from quantdrift.show.page.rendering import render
 
 COOKIE: Final = "quantdrift_session"
 _LOG = logging.getLogger(__name__)

@@ -7,6 +7,10 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from quantdrift.show.page.guard import ProblemError
+from quantdrift.show.page.labels import described as labels_described
+from quantdrift.show.page.labels import load_labels
+from quantdrift.show.page.pages import DATABASE, events
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page.tables import (
     DEFAULT_HOURS,
@@ -19,10 +23,6 @@ from quantdrift.storage.page.tables import (
     described,
     read,
 )
-from quantdrift.web.guard import ProblemError
-from quantdrift.web.labels import described as labels_described
-from quantdrift.web.labels import load_labels
-from quantdrift.web.pages import DATABASE, events
 
 _BASE: Final = "/api/v1"
 _DAYS: Final = 7

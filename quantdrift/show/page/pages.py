@@ -21,6 +21,12 @@ from quantdrift.facts import status
 from quantdrift.facts.estimate import Estimate, difference
 from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
+from quantdrift.show import charts
+from quantdrift.show.page import words
+from quantdrift.show.page.access import FORM_MARK, PERSON
+from quantdrift.show.page.guard import form_problem
+from quantdrift.show.page.notebook import Chosen, notebook
+from quantdrift.show.page.rendering import render
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.database import Database
@@ -39,11 +45,6 @@ from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
-from quantdrift.web import charts, words
-from quantdrift.web.access import FORM_MARK, PERSON
-from quantdrift.web.guard import form_problem
-from quantdrift.web.notebook import Chosen, notebook
-from quantdrift.web.rendering import render
 
 CONFIG: Final = web.AppKey("config", Config)
 DATABASE: Final = web.AppKey("database", Database)

@@ -16,13 +16,13 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.process.run import Stop
+from quantdrift.show.page.access import ACCESS, FORM_MARK, SESSION_S, Access
+from quantdrift.show.page.api import api_routes
+from quantdrift.show.page.guard import COOKIE, form_problem, guard, secure
+from quantdrift.show.page.labels import LABELS, STATEMENT_S, LabelStore
+from quantdrift.show.page.pages import CONFIG, DATABASE, FEED, OPERATOR, Feed, routes
+from quantdrift.show.page.rendering import STATIC, render, static_file
 from quantdrift.storage.database import Database
-from quantdrift.web.access import ACCESS, FORM_MARK, SESSION_S, Access
-from quantdrift.web.api import api_routes
-from quantdrift.web.guard import COOKIE, form_problem, guard, secure
-from quantdrift.web.labels import LABELS, STATEMENT_S, LabelStore
-from quantdrift.web.pages import CONFIG, DATABASE, FEED, OPERATOR, Feed, routes
-from quantdrift.web.rendering import STATIC, render, static_file
 
 _LOG = logging.getLogger(__name__)
 _BODY_BYTES: Final = 32 * 1024  # of a form: the longest reason in any script, encoded for a form

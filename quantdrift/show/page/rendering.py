@@ -13,10 +13,10 @@ from markupsafe import Markup
 from quantdrift.core.notation import count_of, duration, number, percent
 from quantdrift.core.text import plain_lines
 from quantdrift.facts import status
-from quantdrift.web import words
-from quantdrift.web.access import ACCESS, FORM_MARK, PERSON
+from quantdrift.show.page import words
+from quantdrift.show.page.access import ACCESS, FORM_MARK, PERSON
 
-_PACKAGE: Final = "quantdrift.web"
+_PACKAGE: Final = "quantdrift.show.page"
 STATIC: Final = ("app.css", "live.js", "icon.svg")
 """The files of the page, all its own."""
 
