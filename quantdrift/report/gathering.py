@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.facts.rates import DAY, Served
+from quantdrift.facts.figures import DAY, Served
 from quantdrift.report.compare import DAYS, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,

@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.facts.rates import Served
+from quantdrift.facts.figures import Served
 from quantdrift.facts.status import WORST_FIRST
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes

@@ -29,7 +29,7 @@ from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.explain.moves import Moves
-from quantdrift.facts.rates import Served
+from quantdrift.facts.figures import Served
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.other_measures import other_moves
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
