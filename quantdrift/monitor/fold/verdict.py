@@ -1,7 +1,8 @@
 """The verdict on a slice: from evidence, counts and time to the verdict, and from a change of it to what is sent."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -91,25 +92,95 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     closed: str = ""
 
 
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides by which case slices are judged: an entry for each slice, or numbers of a single one.
+
+    Parameters
+    ----------
+    alerting
+        Whether the phase of its evidence is an alert.
+    loses, loses_somehow
+        Whether too many of its samples are missing, and whether it is said without figures why.
+    offered
+        Whether there was traffic in the recent hour.
+    noisy
+        Whether noise is too much to say anything.
+
+    Others are as in `SliceStatus`.
+    """
+
+    replaced: BoolArray
+    alerting: BoolArray
+    closed: BoolArray
+    paused: BoolArray
+    n_items: IntArray
+    n_unmeasured: IntArray
+    n_groups: IntArray
+    sessions: BoolArray
+    loses: BoolArray
+    loses_somehow: BoolArray
+    silent_s: FloatArray
+    offered: BoolArray
+    noisy: BoolArray
+    evidence_ratio: FloatArray
+    n_missing: IntArray
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A case of the verdict.
+
+    Parameters
+    ----------
+    holds
+        Returns which slices it is the case of; of several cases the first counts.
+    verdict
+        None: that of the slice's phase.
+    words
+        The reason, or what returns it. A reason that is always the same is not written again.
+    """
+
+    holds: Callable[[Facts, Monitor], BoolArray]
+    verdict: Verdict | None
+    words: str | Callable[[SliceStatus, Monitor], str]
+
+
 def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
     """Return the verdict and why, in words.
 
     An alert lasts until its slice has shown to be inside the budget again, or serves nobody: what makes others `unknown`
     does not hide it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
-    if status.replaced:
-        return Verdict.UNKNOWN, REPLACED
-    if alert := ALERTS.get(status.phase):
-        alarm = (status.alarm or UNNAMED).partition(_NOT_NOW)[0]
-        return alert, f"{alarm}{_NOT_NOW}{status.paused}" if status.paused else alarm
-    if doubt := next(filter(None, _doubts(status, limits)), ""):
-        return Verdict.UNKNOWN, doubt
-    if status.n_missing:
-        return (
-            Verdict.OK,
-            f"no evidence against its budget; its baseline needs some {_more(_round(status.n_missing))}",
-        )
-    return Verdict.OK, "no evidence against its budget or its baseline"
+    facts = _facts(status, limits)
+    case = next(case for case in CASES if case.holds(facts, limits))
+    words = case.words if isinstance(case.words, str) else case.words(status, limits)
+    return case.verdict or ALERTS[status.phase], words
+
+
+def _facts(status: SliceStatus, limits: Monitor) -> Facts:
+    counts = status.counts
+    loses = _loses(counts, limits)
+    return Facts(
+        replaced=np.asarray(status.replaced),
+        alerting=np.asarray(status.phase in ALERTS),
+        closed=np.asarray(bool(status.closed)),
+        paused=np.asarray(bool(status.paused)),
+        n_items=np.asarray(status.n_items),
+        n_unmeasured=np.asarray(status.n_unmeasured),
+        n_groups=np.asarray(status.n_groups),
+        sessions=np.asarray(bool(status.session_attribute)),
+        loses=np.asarray(loses),
+        loses_somehow=np.asarray(loses and _loss(counts) == LOST),
+        silent_s=np.asarray(status.silent_s),
+        offered=np.asarray(counts.offered > 0),
+        noisy=np.asarray(bool(status.noise)),
+        evidence_ratio=np.asarray(status.evidence_ratio),
+        n_missing=np.asarray(status.n_missing),
+    )
+
+
+def _alarm(status: SliceStatus, _: Monitor) -> str:
+    alarm = (status.alarm or UNNAMED).partition(_NOT_NOW)[0]
+    return f"{alarm}{_NOT_NOW}{status.paused}" if status.paused else alarm
 
 
 def looks_like_sessions(attribute: str) -> str:
@@ -126,25 +197,9 @@ def looks_like_sessions(attribute: str) -> str:
     )
 
 
-def _doubts(status: SliceStatus, limits: Monitor) -> Iterator[str]:
-    """Yield what could hide drift, the most important first; an empty text is no doubt."""
-    yield status.closed
-    yield f"{PAUSED}{status.paused}; `quantdrift resume` ends it" if status.paused else ""
-    yield _unmeasured(status) if _is_unmeasured(status.n_items, status.n_unmeasured) else ""
-    missing = limits.min_groups - status.n_groups
-    yield f"needs {_more(missing)}" if missing > 0 else ""
-    yield looks_like_sessions(status.session_attribute) if status.session_attribute else ""
-    yield _loss(status.counts) if _loses(status.counts, limits) else ""
-    is_stale = status.silent_s > limits.stale_after_s and status.counts.offered > 0
-    yield "stale: there is traffic and no comparison" if is_stale else ""
-    is_undecided = not status.noise and status.evidence_ratio >= UNDECIDED_FROM
-    yield "undecided: the evidence is growing and not enough to alert yet" if is_undecided else ""
-    yield status.noise
-
-
-def _is_unmeasured(n_items: IntArray | int, n_unmeasured: IntArray | int) -> BoolArray:
+def _is_unmeasured(n_items: IntArray, n_unmeasured: IntArray) -> BoolArray:
     """Return whether most of what was compared was not measured, and that is no accident of a few."""
-    found: BoolArray = np.logical_and(n_unmeasured >= LEAST_UNMEASURED, 2 * n_unmeasured > n_items)
+    found: BoolArray = (n_unmeasured >= LEAST_UNMEASURED) & (2 * n_unmeasured > n_items)
     return found
 
 
@@ -198,6 +253,60 @@ def _round(n: int) -> int:
     return int(float(f"{n:.2g}"))
 
 
+CASES: Final = (
+    Case(lambda of, _: of.replaced, Verdict.UNKNOWN, REPLACED),
+    Case(lambda of, _: of.alerting, None, _alarm),
+    # What could hide drift.
+    Case(lambda of, _: of.closed, Verdict.UNKNOWN, lambda status, _: status.closed),
+    Case(
+        lambda of, _: of.paused,
+        Verdict.UNKNOWN,
+        lambda status, _: f"{PAUSED}{status.paused}; `quantdrift resume` ends it",
+    ),
+    Case(
+        lambda of, _: _is_unmeasured(of.n_items, of.n_unmeasured),
+        Verdict.UNKNOWN,
+        lambda status, _: _unmeasured(status),
+    ),
+    Case(
+        lambda of, limits: of.n_groups < limits.min_groups,
+        Verdict.UNKNOWN,
+        lambda status, limits: f"needs {_more(limits.min_groups - status.n_groups)}",
+    ),
+    Case(
+        lambda of, _: of.sessions,
+        Verdict.UNKNOWN,
+        lambda status, _: looks_like_sessions(status.session_attribute),
+    ),
+    Case(lambda of, _: of.loses_somehow, Verdict.UNKNOWN, LOST),
+    Case(lambda of, _: of.loses, Verdict.UNKNOWN, lambda status, _: _loss(status.counts)),
+    Case(
+        lambda of, limits: (of.silent_s > limits.stale_after_s) & of.offered,
+        Verdict.UNKNOWN,
+        "stale: there is traffic and no comparison",
+    ),
+    Case(
+        lambda of, _: ~of.noisy & (of.evidence_ratio >= UNDECIDED_FROM),
+        Verdict.UNKNOWN,
+        "undecided: the evidence is growing and not enough to alert yet",
+    ),
+    Case(lambda of, _: of.noisy, Verdict.UNKNOWN, lambda status, _: status.noise),
+    Case(
+        lambda of, _: of.n_missing > 0,
+        Verdict.OK,
+        lambda status, _: (
+            f"no evidence against its budget; its baseline needs some {_more(_round(status.n_missing))}"
+        ),
+    ),
+    Case(
+        lambda of, _: np.ones_like(of.replaced),
+        Verdict.OK,
+        "no evidence against its budget or its baseline",
+    ),
+)
+"""The cases of the verdict in their order: the first that holds counts. A slice's `judged` is its place in it, from 1."""
+
+
 # Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
 # it has been silent for long; of the items that were compared and that nothing was measured of; by whom it is paused.
 Basis = tuple[Survey, RecentCounts, bool, str, str, bool, tuple[int, int], str]
@@ -227,7 +336,8 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
     for place in np.flatnonzero(~same).tolist():
         entry, case = slices[place], int(cases[place])
         _settle(state, entry, touched=bool(compared[place]))
-        table.judged[entry.row] = case if case in _SAME_WORDS else UNJUDGED
+        is_repeatable = case != UNJUDGED and isinstance(CASES[case - 1].words, str)
+        table.judged[entry.row] = case if is_repeatable else UNJUDGED
 
 
 def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
@@ -248,33 +358,20 @@ def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
     _say(state, entry, *_verdict(state, entry, entry.watch.phase), touched=touched)
 
 
-# By which case of `judge` a slice is judged.
-(
-    _REPLACED,
-    _ALERT,
-    _CLOSED,
-    _PAUSED,
-    _UNMEASURED,
-    _FEW,
-    _SESSIONS,
-    _FIGURES_OF_LOSS,
-    _LOST,
-    _STALE,
-    _UNDECIDED,
-    _NOISE,
-    _LEARNING,
-    _OK,
-) = range(UNJUDGED + 1, 15)
-_SAME_WORDS = frozenset(
-    (_REPLACED, _LOST, _STALE, _UNDECIDED, _OK)
-)  # the others have figures or an alarm in them
-
-
 def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> IntArray:
-    """Return by which case of `judge` slices are judged that are surveyed, (rows,); `UNJUDGED` without a signal."""
-    table, limits = state.table, state.limits
-    loss, offered = _losses(state, slices, rows)
-    replaced, noisy, closed, paused = np.zeros((4, len(rows)), dtype=np.bool_)
+    """Return by which of `CASES` slices are judged that are surveyed, (rows,) from 1; `UNJUDGED` without a signal."""
+    table = state.table
+    facts = _facts_of_many(state, slices, rows)
+    holds = [case.holds(facts, state.limits) for case in CASES]
+    judged: IntArray = np.select(holds, range(UNJUDGED + 1, UNJUDGED + 1 + len(CASES)), UNJUDGED)
+    judged[(table.n_signals[rows] == 0) & ~_is_unmeasured(facts.n_items, facts.n_unmeasured)] = UNJUDGED
+    return judged
+
+
+def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> Facts:
+    table = state.table
+    loses, loses_somehow, offered = _losses(state, slices, rows)
+    replaced, noisy, closed, paused, sessions = np.zeros((5, len(rows)), dtype=np.bool_)
     version_id, slice_id = table.version_id[rows], table.slice_id[rows]
     for version in np.unique(version_id).tolist():
         of = version_id == version
@@ -282,54 +379,36 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
         replaced[of], noisy[of] = state.serving.is_replaced(version), bool(of_version)
         paused[of] = bool(state.paused(version))
         if of_slices:
-            noise = [one for one, reason in of_slices.items() if bool(reason) is not bool(of_version)]
+            noise = [place for place, reason in of_slices.items() if bool(reason) is not bool(of_version)]
             noisy[of] ^= np.isin(slice_id[of], noise)
-    sessions = np.zeros(len(rows), dtype=np.bool_)
     if state.catalog.undeclared_sessions:
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
     if state.any_closed:
         closed[:] = [bool(state.closed(entry.key)) for entry in slices]
-    silent = (state.now_us - table.last_us[rows]) / MICROSECONDS > limits.stale_after_s
-    ratio = table.doubts(rows, state.thresholds)
-    unmeasured = _is_unmeasured(*state.unmeasured(rows))
-    found: IntArray = np.select(
-        [
-            (table.n_signals[rows] == 0) & ~unmeasured,
-            replaced,
-            table.phase[rows] != 0,
-            closed,
-            paused,
-            unmeasured,
-            table.n_groups[rows] < limits.min_groups,
-            sessions,
-            loss != UNJUDGED,
-            silent & offered,
-            ~noisy & (ratio >= UNDECIDED_FROM),
-            noisy,
-            table.missing[rows] > 0,
-        ],
-        [
-            UNJUDGED,
-            _REPLACED,
-            _ALERT,
-            _CLOSED,
-            _PAUSED,
-            _UNMEASURED,
-            _FEW,
-            _SESSIONS,
-            loss,
-            _STALE,
-            _UNDECIDED,
-            _NOISE,
-            _LEARNING,
-        ],
-        _OK,
+    n_items, n_unmeasured = state.unmeasured(rows)
+    return Facts(
+        replaced=replaced,
+        alerting=table.phase[rows] != 0,
+        closed=closed,
+        paused=paused,
+        n_items=n_items,
+        n_unmeasured=n_unmeasured,
+        n_groups=table.n_groups[rows],
+        sessions=sessions,
+        loses=loses,
+        loses_somehow=loses_somehow,
+        silent_s=(state.now_us - table.last_us[rows]) / MICROSECONDS,
+        offered=offered,
+        noisy=noisy,
+        evidence_ratio=table.doubts(rows, state.thresholds),
+        n_missing=table.missing[rows],
     )
-    return found
 
 
-def _losses(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> tuple[IntArray, BoolArray]:
-    """Return the case of slices that lost too much, else `UNJUDGED`, and whether anything was offered, (rows,) each."""
+def _losses(
+    state: FoldState, slices: Sequence[SliceState], rows: IntArray
+) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """Return `loses`, `loses_somehow` and `offered` of `Facts`."""
     table = state.table
     policy_id = table.policy_id[rows]
     for place in np.flatnonzero(table.counted_under[rows] != policy_id).tolist():
@@ -338,13 +417,13 @@ def _losses(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> t
         table.counted[entry.row] = state.count_class(entry.key[1], entry.key[0], policy) if known else -1
         table.counted_under[entry.row] = policy if known else -1
     counted = table.counted[rows]
-    loss, offered = np.full(len(rows), UNJUDGED), np.zeros(len(rows), dtype=np.bool_)
+    loses, loses_somehow, offered = np.zeros((3, len(rows)), dtype=np.bool_)
     for number in np.unique(counted[counted >= 0]).tolist():
         counts, of = state.recent_counts(*state.count_classes[number]), counted == number
         offered[of] = counts.offered > 0
-        if _loses(counts, state.limits):
-            loss[of] = _LOST if _loss(counts) == LOST else _FIGURES_OF_LOSS
-    return loss, offered
+        loses[of] = _loses(counts, state.limits)
+        loses_somehow[of] = loses[of] & (_loss(counts) == LOST)
+    return loses, loses_somehow, offered
 
 
 def alert(state: FoldState, key: Key, change: Change) -> None:
