@@ -11,6 +11,7 @@ from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.facts.estimate import Change, Estimate, change_of
+from quantdrift.facts.figures import Figure
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
@@ -475,10 +476,10 @@ class LabelFigures(_Figures, frozen=True, kw_only=True):
     slices: tuple[LabelledSlice, ...]
 
 
-class Cost(_Figures, frozen=True, kw_only=True):
-    """What the watching cost in the period: replays, and how many of them for a million requests; None: not known."""
+class Replays(_Figures, frozen=True, kw_only=True):
+    """How much was replayed in the period, and how much for a million requests; None: not known."""
 
-    n_replays: int
+    n: int
     per_million: float | None
 
 
@@ -507,6 +508,10 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         Each version that was released in the period with the one that served before.
     labels
         What true labels say, by version; versions without a label are left out.
+    replays
+        How much was replayed.
+    costs
+        What changed answers cost by version, and what replays cost by model (no version); empty without prices.
     """
 
     kind: PeriodKind
@@ -529,7 +534,8 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     briefs: tuple[Brief, ...] = ()
     marks: tuple[Mark, ...] = ()
     comparisons: tuple[VersionComparison, ...] = ()
-    cost: Cost | None = None
+    replays: Replays | None = None
+    costs: tuple[Figure, ...] = ()
     labels: tuple[LabelFigures, ...] = ()
 
     def silence(self) -> str:

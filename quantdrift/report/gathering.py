@@ -8,7 +8,8 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.facts.figures import DAY, Served
+from quantdrift.facts import figures
+from quantdrift.facts.figures import DAY, Counted, Figure, FigureName, Scope, Served, Subject
 from quantdrift.report.compare import DAYS, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,
@@ -29,6 +30,7 @@ from quantdrift.report.finding import (
 )
 from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
+from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
 from quantdrift.storage.estimates import MOST_ROWS
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import Times, baselines, times
@@ -69,6 +71,8 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
         Releases and decisions, and each release compared with the version before it.
     labels
         What true labels say of each version that has some.
+    costs
+        What changed answers and replays cost; empty without prices.
     """
 
     extent: Extent
@@ -83,6 +87,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     marks: tuple[Mark, ...]
     comparisons: tuple[VersionComparison, ...]
     labels: tuple[LabelFigures, ...]
+    costs: tuple[Figure, ...]
 
 
 async def gather(
@@ -172,6 +177,7 @@ async def gather(
         marks=await _marks(reader, period, versions, model),
         comparisons=await _comparisons(reader, config, period, versions),
         labels=await _labels(reader, period, versions),
+        costs=await _costs(reader, config, facts, period, now),
         coverage=await _coverage(
             reader,
             period,
@@ -314,6 +320,37 @@ async def _labels(reader: Reader, period: Period, versions: Sequence[Version]) -
         for version in reversed(versions)
         if (slices := worst_first([one for one in found if one.model_version_id == version.id]))
     )
+
+
+async def _costs(
+    reader: Reader, config: Config, facts: Facts, period: Period, now: datetime
+) -> tuple[Figure, ...]:
+    """Return what the changed answers of each version cost in the period, and the replays of each model; empty without prices."""
+    window = figures.period(period.begin, period.end)
+    everything, costs = _everything(facts), list[Figure]()
+    for version in facts.versions:
+        prices = prices_of(config, version.model)
+        for (version_id, slice_id), sums in facts.totals.items():
+            if version_id != version.id or slice_id not in everything:
+                continue
+            of = Subject(
+                model=version.model, version=version.candidate_version, slice=facts.slices[slice_id].name
+            )
+            share = figures.estimate_figure(
+                FigureName.CHANGED_SHARE,
+                Scope(window=window, of=of, as_of=now),
+                Counted(n=sums.n_items, requests=sums.weight),
+                sums.estimate(Metric.FLIP, 1.0),
+            )
+            if share is not None:
+                cost = await changed_cost(
+                    reader.connection, prices, share, version_id=version_id, slice_id=slice_id
+                )
+                costs += [] if cost is None else [cost]
+    if config.cost.device_hour:
+        times = await replay_times(reader.connection, period.begin, period.end)
+        costs += replay_costs(times, config, window, now).values()
+    return tuple(costs)
 
 
 def _everything(facts: Facts) -> set[int]:

@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.figures import Served
 from quantdrift.facts.status import WORST_FIRST
+from quantdrift.storage import cost
+from quantdrift.storage.cost import ReplayTime
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
@@ -95,17 +97,6 @@ _REPLAYS: Final = text("""
          where (m.runtime, m.version, m.provider, m.device) is not distinct from
              (minute.runtime, minute.version, minute.provider, minute.device)) as n_workers
     from minute group by minute.runtime, minute.version, minute.provider, minute.device order by 5 desc
-""")
-# All rows of a batch are of one model: a batch is computed by one reference.
-_COSTS: Final = text("""
-    select v.model, sum(b.replay_s) as seconds, cast(sum(b.n_rows) as bigint) as n
-    from batch b
-    cross join lateral (
-        select c.model_version_id from comparison c
-        where c.batch_id = b.id and c.captured_at between b.captured_from and b.captured_to limit 1
-    ) one
-    join model_version v on v.id = one.model_version_id
-    where b.kind = 'comparison' and b.stored_at >= :begin and b.n_rows > 0 and b.replay_s is not null group by 1
 """)
 # Counts are cumulative since a boot, so the last one minus the first one is what came between. The processor time is that of
 # the whole sidecar, and stands beside each of its strata.
@@ -270,14 +261,6 @@ class Replays(Fact, frozen=True, kw_only=True):
     n_workers: int
     seconds: float | None
     n_timed: int
-
-
-class Cost(Fact, frozen=True, kw_only=True):
-    """The seconds in which references computed items of a model, as far as batches say it, and how many items these were."""
-
-    model: str
-    seconds: float
-    n: int
 
 
 class RelayTime(Fact, frozen=True, kw_only=True):
@@ -520,10 +503,9 @@ async def replays(connection: AsyncConnection, begin: datetime) -> list[Replays]
     return await rows(connection, Replays, _REPLAYS, begin=begin)
 
 
-async def costs(connection: AsyncConnection, begin: datetime) -> dict[str, Cost]:
-    """Return what replays cost since `begin`, by model; empty where it takes too long to read."""
-    found = await in_time(connection, partial(rows, connection, Cost, _COSTS, begin=begin), PATIENCE_S)
-    return {cost.model: cost for cost in found or ()}
+async def replay_times(connection: AsyncConnection, begin: datetime, end: datetime) -> dict[str, ReplayTime]:
+    """Return how long references computed in a time, by model; empty where it takes too long to read."""
+    return await in_time(connection, partial(cost.replay_times, connection, begin, end), PATIENCE_S) or {}
 
 
 async def relays(connection: AsyncConnection, begin: datetime) -> list[RelayTime]:

@@ -12,6 +12,7 @@ import msgspec
 
 from quantdrift.core.config.address import Address, AddressError, read_address
 from quantdrift.core.config.connections import connection_problems
+from quantdrift.core.config.cost import cost_problems
 from quantdrift.core.config.runtimes import reference_problems
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, why_unmatchable
@@ -44,6 +45,7 @@ def problems(config: Config) -> list[str]:
         *_header_strata(config),
         *_time_zone(config),
         *web_problems(config.web),
+        *cost_problems(config.cost, {model.name: model.value_per_request for model in config.models}),
         *_models(config),
         *_slices(config),
     ]

@@ -13,6 +13,7 @@ import msgspec
 from quantdrift.core.config.address import is_loopback, read_address
 from quantdrift.core.config.callers import read_callers
 from quantdrift.core.config.check import problems
+from quantdrift.core.config.cost import read_values
 from quantdrift.core.config.parts import Parts, read_parts
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.serving import Intake
@@ -231,6 +232,8 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             "no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file, or give --data of a running `quantdrift up`"
         )
     web_token = _web_token(env, config) if role is Role.WEB else ""
+    if config.cost.values_file and role in {Role.WEB, Role.REPORT}:
+        read_values(config.cost.values_file)
     headers_file = config.telemetry.otlp_headers_file if role in {Role.MONITOR, Role.SHADOW} else ""
     token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
     return Secrets(
@@ -447,6 +450,7 @@ def _resolve(config: Config, base: Path) -> Config:
             token_file=absolute(config.web.token_file),
             operator_dsn_file=absolute(config.web.operator_dsn_file),
         ),
+        cost=msgspec.structs.replace(config.cost, values_file=absolute(config.cost.values_file)),
         telemetry=msgspec.structs.replace(
             config.telemetry,
             otlp_headers_file=absolute(config.telemetry.otlp_headers_file),

@@ -407,6 +407,12 @@ class Model(Section, frozen=True, kw_only=True):
             le=1,
         ),
     ] = 0.0
+    value_per_request: Annotated[
+        float | None,
+        about(
+            "What a request of this model costs you when its answer changes, in cost.currency, instead of cost.value_per_request.",
+        ),
+    ] = None
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
     recheck: Recheck = Recheck()

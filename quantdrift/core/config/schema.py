@@ -5,6 +5,7 @@ from them.
 """
 
 from quantdrift.core.config.copies import Copy
+from quantdrift.core.config.cost import Cost
 from quantdrift.core.config.models import (
     Budget,
     Model,
@@ -37,6 +38,7 @@ __all__ = [
     "Capture",
     "Config",
     "Copy",
+    "Cost",
     "Generation",
     "Intake",
     "Model",
@@ -74,6 +76,7 @@ class Config(Section, frozen=True, kw_only=True):
     telemetry: Telemetry = Telemetry()
     notify: Notify = Notify()
     web: Web = Web()
+    cost: Cost = Cost()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 

@@ -48,6 +48,7 @@ def judged_by(config: Config, model: Model) -> dict[str, Any]:
         exemplars=False,
         share=1.0,
         max_replay_ratio=0.0,
+        value_per_request=None,
         recheck=Recheck(),
         references=references,
     )

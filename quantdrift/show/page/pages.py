@@ -19,6 +19,7 @@ from quantdrift.core.text import plain, plain_lines
 from quantdrift.drift.explain.diagnosis_text import serves_no_more
 from quantdrift.facts import status
 from quantdrift.facts.estimate import Estimate, difference
+from quantdrift.facts.figures import Window, WindowName
 from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
@@ -29,6 +30,7 @@ from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
+from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import (
     LONGEST_REASON,
@@ -715,25 +717,29 @@ async def compare(request: web.Request) -> web.Response:
 async def system(request: web.Request) -> web.Response:
     """Show how far exchanges come, what is lost, and who changed what."""
     now = datetime.now(UTC)
+    hour = Window(name=WindowName.PERIOD, begin=now - timedelta(hours=1), end=now)
+    config = request.app[CONFIG]
     async with present.reading(request.app[DATABASE]) as connection:
-        found = await flow(connection, now - timedelta(hours=1))
+        found = await flow(connection, hour.begin)
     async with present.reading(request.app[DATABASE]) as connection:
         changes = await past.audit(connection, 50)
-        replays = await present.replays(connection, now - timedelta(hours=1))
-        saved = await present.saved_quickly(connection, now - timedelta(hours=1), now)
-        costs = await present.costs(connection, now - timedelta(hours=1))
-        relays = await present.relays(connection, now - timedelta(hours=1))
+        replays = await present.replays(connection, hour.begin)
+        timed = await present.saved_quickly(connection, hour.begin, now)
+        times = await present.replay_times(connection, hour.begin, now)
+        relays = await present.relays(connection, hour.begin)
     return render(
         request,
         "system.html",
         flow=found,
         changes=changes,
         replays=replays,
-        costs=costs,
+        times=times,
+        has_price=bool(config.cost.device_hour),
+        costs=replay_costs(times, config, hour, now),
         relays=relays,
         replays_sql=queries.REPLAYS.strip(),
-        saved=saved,
-        saved_sql=queries.filled(queries.SAVED, begin=now - timedelta(hours=1), end=now),
+        timed=timed,
+        timed_sql=queries.filled(queries.SAVED, begin=hour.begin, end=now),
         changes_sql=queries.CHANGES.strip(),
         now=now,
     )

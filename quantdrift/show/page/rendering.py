@@ -13,6 +13,7 @@ from markupsafe import Markup
 from quantdrift.core.notation import count_of, duration, number, percent
 from quantdrift.core.text import plain_lines
 from quantdrift.facts import status
+from quantdrift.facts.cost import money_of
 from quantdrift.show.page import words
 from quantdrift.show.page.access import ACCESS, FORM_MARK, PERSON
 
@@ -68,6 +69,7 @@ def environment() -> jinja2.Environment:
         "count": lambda n: f"{round(n):,}",
         "count_of": count_of,
         "duration": duration,
+        "money": money_of,
     }
     found.globals |= {
         "static": _static_url,

@@ -7,6 +7,8 @@ from urllib.parse import quote
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
+from quantdrift.facts.cost import money_of
+from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import said
 from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.wording import (
@@ -62,7 +64,7 @@ def render_markdown(title: str, figures: ReportFigures, *, most_table: int) -> s
                 ),
             ),
         ]
-    parts += ["## Coverage and cost", _coverage(figures)]
+    parts += ["## Coverage", _coverage(figures)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -185,9 +187,16 @@ def _coverage(figures: ReportFigures) -> str:
     lost = sum(loss.n for loss in figures.coverage.losses)
     seen = f"- {count(figures.n_offered)} requests seen, {count(figures.n_compared)} compared"
     lines = [f"{seen}, {count(lost)} lost of {count(figures.coverage.taken)} taken"]
-    if figures.cost is not None and figures.cost.per_million is not None:
-        lines.append(f"- {count(figures.cost.per_million)} replays for a million requests")
+    if figures.replays is not None and figures.replays.per_million is not None:
+        lines.append(f"- {count(figures.replays.per_million)} replays for a million requests")
+    lines += [f"- Cost of {_costed(cost)}: {money_of(cost)}" for cost in figures.costs]
     return "\n".join(lines)
+
+
+def _costed(cost: Figure) -> str:
+    """Return what a cost is of."""
+    of = cost.of
+    return _text(f"changed answers of {of.model} {of.version}" if of.version else f"replays of {of.model}")
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

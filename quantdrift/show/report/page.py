@@ -17,7 +17,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
 from quantdrift.report import finding
-from quantdrift.report.figures import Cost, ReportFigures, SliceFigures
+from quantdrift.report.figures import Replays, ReportFigures, SliceFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
 from quantdrift.show.report import trend
@@ -149,8 +149,9 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
         marks=gathered.marks,
         comparisons=gathered.comparisons,
         labels=gathered.labels,
-        cost=Cost(
-            n_replays=n_compared,
+        costs=gathered.costs,
+        replays=Replays(
+            n=n_compared,
             per_million=1e6 * n_compared / n_offered if n_offered >= n_compared > 0 else None,
         ),
     )

@@ -12,6 +12,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.facts import status
+from quantdrift.facts.cost import money
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -105,6 +106,7 @@ def render(
         moment=wording.moment,
         duration=wording.duration,
         detail=wording.detail,
+        money=money,
         reason=lambda name: REASONS.get(name, ""),
         tidy=lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
     )
