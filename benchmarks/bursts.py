@@ -1,4 +1,4 @@
-"""Requests of users that come in bursts: the attribute of each, and its divergence."""
+"""Requests that come in bursts, of users or of sources: the attribute of each, and its divergence."""
 
 import numpy as np
 
@@ -36,3 +36,38 @@ def bursts(
         if left[0] == 0:
             active.pop(place)
     return users, np.exp(2.0 * np.array(log_divergence) - 6.0)
+
+
+def sources(
+    rng: np.random.Generator,
+    n: int,
+    *,
+    n_sources: int,
+    at_once: int,
+    most: int,
+    between: float,
+    alike: float = 0.0,
+) -> tuple[list[str], FloatArray]:
+    """Return n requests of sources that come back: their names, and the divergence, log-normal.
+
+    Parameters
+    ----------
+    at_once, most
+        Bursts at the same time, and the most requests of a burst, which has at least 2.
+    between
+        Standard deviation of the log divergence of sources, where it is 1 within a source.
+    alike
+        Correlation, in [0, 1], of the log divergence of two requests of one burst, the source given.
+    """
+    own = between * rng.normal(size=n_sources)
+    names: list[str] = []
+    log_divergence = np.sqrt(1 - alike) * rng.normal(size=n)
+    active = [[0, 0, 0.0] for _ in range(at_once)]  # source, requests that are left, own of the burst
+    for place in range(n):
+        burst = active[int(rng.integers(at_once))]
+        if burst[1] == 0:
+            burst[:] = [int(rng.integers(n_sources)), int(rng.integers(2, most + 1)), float(rng.normal())]
+        names.append(f"s{int(burst[0])}")
+        log_divergence[place] += own[int(burst[0])] + np.sqrt(alike) * burst[2]
+        burst[1] -= 1
+    return names, np.exp(1.5 * log_divergence - 6.0)

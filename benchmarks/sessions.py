@@ -3,35 +3,85 @@
     python -m benchmarks.sessions [--quick]
 
 Each user sends 2 to 40 requests in a burst, one to ten users at a time. The log divergence of two requests of one user has
-correlation 0.3 (found) or 0 (independent).
+correlation 0.3 (found) or 0 (independent). Sources (stores, cameras) send bursts of 2 to 12 and come back: where they merely
+differ they are healthy, and where bursts of one source differ, too, with correlation 0.3, they have sessions.
 """
 
 import argparse
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from benchmarks.bursts import bursts
+from benchmarks.bursts import bursts, sources
 from benchmarks.result import Goal, finish
-from quantdrift.drift.dependence import LOOK, could_be_session, log_evidence, log_threshold
+from quantdrift.drift.dependence import BLOCK, LOOK
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.monitor.session_search import evidence_after
+from quantdrift.storage.monitor.undeclared_sessions import ExchangeOutcome, SessionEvidence
 
 N_EXCHANGES = 2000
 AT_ONCE = (1, 3, 10)
+N_OF_SOURCES = 10_000
+# Sources, bursts at the same time, most requests of a burst, and how much sources differ.
+SOURCES = (
+    (40, 1, 12, 0.5),
+    (40, 20, 12, 1.0),
+    (40, 3, 4, 1.0),
+    (300, 3, 12, 0.5),
+    (300, 20, 12, 1.0),
+    (300, 10, 4, 0.2),
+    (120, 10, 12, 1.0),
+)
+
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def found_after(values: Sequence[str], outcome: FloatArray, *, seed: int) -> int | None:
+    """Return after how many exchanges of a version the search says that its slice `all` has sessions; None: never."""
+    rows = [
+        ExchangeOutcome(
+            model_version_id=1,
+            exchange_id=f"{seed}-{place}",
+            captured_at=BEGIN + timedelta(seconds=place),
+            slice_ids=(1,),
+            attributes={"header.key": value},
+            outcome=divergence,
+        )
+        for place, (value, divergence) in enumerate(zip(values, outcome.tolist(), strict=True))
+    ]
+    evidence: dict[tuple[int, str], SessionEvidence] = {}
+    found: int | None = None
+    for until in range(LOOK, len(rows) + 1, LOOK):
+        first = (until - LOOK) // (BLOCK * LOOK) * BLOCK * LOOK
+        known = {attribute for _, attribute in evidence}
+        for row in evidence_after(rows[first:until], evidence, known, {1}, begin=until - LOOK - first):
+            evidence[row.slice_id, row.attribute] = row
+        is_found = any(row.found_at for row in evidence.values())
+        found = (found or until) if is_found else None
+    return found
 
 
 def share_found(runs: int, *, alike: float, seed: int) -> float:
     """Return the share of versions whose slice `all` is said to have sessions."""
     rng = np.random.default_rng(seed)
+    streams = (
+        bursts(rng, N_EXCHANGES, alike=alike, at_once=AT_ONCE[run % len(AT_ONCE)]) for run in range(runs)
+    )
+    return sum(found_after(*stream, seed=seed) is not None for stream in streams) / runs
+
+
+def share_of_sources(runs: int, *, alike: float, seed: int) -> float:
+    """Return the share of versions of sources that differ, every law of `SOURCES` as often, that are said to have sessions."""
+    rng = np.random.default_rng(seed)
     n_found = 0
     for run in range(runs):
-        users, divergence = bursts(rng, N_EXCHANGES, alike=alike, at_once=AT_ONCE[run % len(AT_ONCE)])
-        evidence = 0.0
-        for begin in range(0, N_EXCHANGES, LOOK):
-            values, outcome = users[begin : begin + LOOK], divergence[begin : begin + LOOK]
-            if could_be_session(values):
-                evidence += log_evidence(values, outcome, rng.random(LOOK))
-            if evidence >= log_threshold(everything=True):
-                n_found += 1
-                break
+        n_sources, at_once, most, between = SOURCES[run % len(SOURCES)]
+        stream = sources(
+            rng, N_OF_SOURCES, n_sources=n_sources, at_once=at_once, most=most, between=between, alike=alike
+        )
+        n_found += found_after(*stream, seed=seed + run) is not None
     return n_found / runs
 
 
@@ -39,11 +89,15 @@ def main(runs: int) -> None:
     """Measure, print, and end with one line of JSON."""
     flagged = share_found(runs, alike=0.3, seed=1)
     independent = share_found(runs, alike=0.0, seed=2)
+    of_sources = share_of_sources(runs // 3, alike=0.0, seed=4)
+    in_sources = share_of_sources(runs // 3, alike=0.3, seed=5)
     figures: dict[str, float | int | str | None] = {
         "runs": runs,
         "undeclared_sessions_flagged": flagged,
         "undeclared_sessions_flagged_at_0.2": share_found(runs, alike=0.2, seed=3),
         "independent_flagged": independent,
+        "healthy_sources_flagged": of_sources,
+        "sessions_of_sources_found": in_sources,
     }
     for name, value in figures.items():
         print(f"{name:36} {value}")
@@ -53,6 +107,8 @@ def main(runs: int) -> None:
         [
             Goal(name="undeclared_sessions_flagged", value=flagged, bound=0.95, unit="1", at_most=False),
             Goal(name="independent_flagged", value=independent, bound=0.01, unit="1"),
+            Goal(name="healthy_sources_flagged", value=of_sources, bound=0.01, unit="1"),
+            Goal(name="sessions_of_sources_found", value=in_sources, bound=0.95, unit="1", at_most=False),
         ],
     )
 

@@ -18,8 +18,20 @@ Source
     Vovk, Gammerman, Shafer (2005), "Algorithmic Learning in a Random World", chapter 7, for the ranks; Ville (1939), "Etude
     critique de la notion de collectif", for the bound.
 
-When the outcomes of all users change at the same time, neighbours are alike, too. The same bets are therefore made with the
-nearest earlier exchange of *another* value, and what they win is taken from the evidence, which only lowers it.
+Sources
+    Stores, cameras and tenants come in bursts, too, and differ from each other without any session. What tells them apart is
+    that they come back: their bursts are like their other bursts. So for an attribute whose values come back the assumption is
+    weaker. H0: the outcomes of *each value* in a slice are exchangeable within a block of `BLOCK` looks, however much values
+    differ. The ranks are then among the earlier outcomes of the same value, and are independent and uniform again; bets are made
+    in bursts of a value that had a burst before. The bound is the same. Whether values come back is judged by the values
+    alone, before any outcome is looked at (`come_back`).
+    Until values come back a source cannot be told from a session, so nothing is found by fewer than `LEAST_SEEN` exchanges. Of
+    more than some 1,500 sources in bursts of 7 these show too few of them twice. What was found is taken back as soon as more
+    of them come back.
+Not counted
+    When the outcomes of all users change at the same time, neighbours are alike; when a source becomes worse, its exchanges are
+    alike. The same bets are therefore made with the nearest earlier exchange of *another* value, and with the last exchange of
+    the value's burst before, and the larger of what they win is taken from the evidence, which only lowers it.
 
 An attribute with few values, or one whose values do not come in bursts, is no session: a scanner that is worse than others is a
 slice. Such attributes are left out before any outcome is looked at.
@@ -37,6 +49,10 @@ from quantdrift.drift.evidence.observations import FloatArray
 
 LOOK: Final = 1000
 """Exchanges of a version in one look."""
+BLOCK: Final = 10
+"""Looks in which values that come back are compared with themselves; then it begins again."""
+LEAST_SEEN: Final = 2 * LOOK
+"""Exchanges that show whether values come back."""
 LEAST_EXCHANGES: Final = 200
 """Fewest exchanges of a slice in a look that are tested."""
 FALSE_SHARE: Final = 0.01
@@ -50,6 +66,8 @@ _LEAST_VALUES: Final = 20  # of an attribute in one look: with fewer it names gr
 _LARGEST_SHARE: Final = 0.1  # of one value in a look
 _BURSTS: Final = 1.5  # times as many close exchanges with the same value as in a random order
 _REACH: Final = 8  # exchanges back that count as close
+_APART: Final = 250  # exchanges without a value, after which it begins another burst
+_BACK: Final = 0.04  # of the bursts that are of a value that came before: with more it is one of a source
 
 
 def log_threshold(*, everything: bool) -> float:
@@ -81,43 +99,78 @@ def could_be_session(values: Sequence[str]) -> bool:
     return n_close > max(_BURSTS * share * _REACH * len(values), _LEAST_VALUES)
 
 
-def log_evidence(values: Sequence[str], outcome: FloatArray, ties: FloatArray) -> float:
+def come_back(values: Sequence[str]) -> bool:
+    """Return whether the values of an attribute come back after their bursts: those of sources do, those of visits do not.
+
+    Parameters
+    ----------
+    values
+        Its value in each exchange of a block, in the order of capture; empty: it has none.
+    """
+    last: dict[str, int] = {}
+    n_bursts = n_back = 0
+    for place, value in enumerate(values):
+        if value:
+            before = last.get(value)
+            n_bursts += before is None or place - before > _APART
+            n_back += before is not None and place - before > _APART
+            last[value] = place
+    return n_back > _BACK * n_bursts
+
+
+def log_evidence(
+    values: Sequence[str], outcome: FloatArray, ties: FloatArray, *, begin: int = 0, sources: bool = False
+) -> float:
     """Return the logarithm of the evidence of one look at one slice that exchanges with one value are alike.
 
     Parameters
     ----------
     values
-        The attribute's value of each exchange, in the order of capture; empty: it has none.
+        The attribute's value of each exchange of the block so far, in the order of capture; empty: it has none.
     outcome
         (exchanges,) what is compared: the divergence, or whether the decision differs.
     ties
         (exchanges,) numbers in (0, 1) that break ties, uniform and unrelated to anything else.
+    begin
+        Where the look begins: what is before it in the block was looked at already.
+    sources
+        Whether the values come back, so that a burst is compared with other bursts of the same value.
     """
-    score = ndtri(_ranks(outcome, ties))
+    score = ndtri(_ranks(values if sources else [""] * len(values), outcome, ties))
     last: dict[str, int] = {}
+    burst_before: dict[str, int] = {}  # the last exchange of the burst before, by value
     newest: tuple[int, int] = (-1, -1)  # the last exchange, and the last one before it with another value
     same: list[tuple[int, int]] = []
     other: list[tuple[int, int]] = []
+    apart: list[tuple[int, int]] = []
     for place, value in enumerate(values):
         if newest[0] >= 0 and values[newest[0]] != value:
             newest = (newest[0], newest[0])
-        if value and (before := last.get(value)) is not None and place - before <= _REACH:
+        before = last.get(value) if value else None
+        if before is not None and place - before > _APART:
+            burst_before[value] = before
+        is_tested = place >= begin and (not sources or value in burst_before)
+        if before is not None and place - before <= _REACH and is_tested:
             same.append((before, place))
             if newest[1] >= 0:
                 other.append((newest[1], place))
+            if value in burst_before:
+                apart.append((burst_before[value], place))
         last[value] = place
         newest = (place, newest[1])
-    return _log_wealth(score, same) - max(_log_wealth(score, other), 0.0)
+    everywhere = max(_log_wealth(score, other), _log_wealth(score, apart) if sources else 0.0, 0.0)
+    return _log_wealth(score, same) - everywhere
 
 
-def _ranks(outcome: FloatArray, ties: FloatArray) -> FloatArray:
-    """Return per exchange, (exchanges,), the share of the outcomes up to it that are smaller, ties broken at random."""
-    ordered: list[float] = []
+def _ranks(kinds: Sequence[str], outcome: FloatArray, ties: FloatArray) -> FloatArray:
+    """Return per exchange, (exchanges,), the share of the outcomes of its kind up to it that are smaller, ties broken at random."""
+    of_kind: dict[str, list[float]] = {}
     ranks = np.empty(len(outcome))
-    for place, value in enumerate(outcome.tolist()):
+    for place, (kind, value) in enumerate(zip(kinds, outcome.tolist(), strict=True)):
+        ordered = of_kind.setdefault(kind, [])
         low = bisect.bisect_left(ordered, value)
         high = bisect.bisect_right(ordered, value, lo=low)
-        ranks[place] = (low + ties[place] * (high - low + 1)) / (place + 1)
+        ranks[place] = (low + ties[place] * (high - low + 1)) / (len(ordered) + 1)
         ordered.insert(high, value)
     return ranks
 

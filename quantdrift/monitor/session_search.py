@@ -1,12 +1,13 @@
 """The search for sessions that nobody declared, in the leading monitor.
 
 Once a minute it reads the exchanges stored since, and tests each version after every `LOOK` of them, on every recorded attribute
-that could be a session. What it finds makes slices `unknown`, and is logged with what to do.
+that could be a session. What it finds is a doubt about slices, and is logged with what to do.
 """
 
 import asyncio
 import hashlib
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final, TypeVar
@@ -18,10 +19,13 @@ from quantdrift.core.logs import of_model
 from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.drift.dependence import (
+    BLOCK,
     LEAST_EXCHANGES,
+    LEAST_SEEN,
     LOOK,
     MOST_KEYS,
     MOST_SLICES,
+    come_back,
     could_be_session,
     log_evidence,
     log_threshold,
@@ -45,6 +49,7 @@ _MOST_READ: Final = 20_000  # exchanges in a turn; of more, the rest is not test
 _MOST_WAITING: Final = (
     100_000  # exchanges of versions that have fewer than a look needs: then all of them are dropped
 )
+_MOST_REMEMBERED: Final = 200_000  # exchanges in the blocks of all versions: then all of these begin again
 _LOG = logging.getLogger(__name__)
 _Tested = TypeVar("_Tested", int, str)
 
@@ -79,6 +84,7 @@ class SessionSearch:
         self._batch: int | None = None
         self._due_s = 0.0
         self._waiting: dict[int, list[ExchangeOutcome]] = {}
+        self._blocks: dict[int, list[ExchangeOutcome]] = {}
 
     async def turn(self) -> None:
         """Search once a minute while this process leads, then wait for `wait_s`.
@@ -91,6 +97,7 @@ class SessionSearch:
         if not self._leads():
             self._batch = None
             self._waiting.clear()
+            self._blocks.clear()
         elif self._clock.monotonic_s() >= self._due_s:
             self._due_s = self._clock.monotonic_s() + EVERY_S
             await self.look()
@@ -118,10 +125,24 @@ class SessionSearch:
         for version_id, rows in ready.items():
             n = len(rows) - len(rows) % LOOK
             self._waiting[version_id] = rows[n:]
-            for begin in range(0, n, LOOK):
-                await self._test(version_id, rows[begin : begin + LOOK], catalog)
+            for first in range(0, n, LOOK):
+                block, begin = self._block(version_id, rows[first : first + LOOK])
+                await self._test(version_id, block, begin, catalog)
 
-    async def _test(self, version_id: int, rows: Sequence[ExchangeOutcome], catalog: Catalog) -> None:
+    def _block(self, version_id: int, look: Sequence[ExchangeOutcome]) -> tuple[list[ExchangeOutcome], int]:
+        """Add a look to the block of its version; return the block, and where the look begins in it."""
+        if sum(map(len, self._blocks.values())) >= _MOST_REMEMBERED:
+            self._blocks.clear()
+        block = self._blocks.setdefault(version_id, [])
+        if len(block) >= BLOCK * LOOK:
+            block.clear()
+        begin = len(block)
+        block += look
+        return block, begin
+
+    async def _test(
+        self, version_id: int, rows: Sequence[ExchangeOutcome], begin: int, catalog: Catalog
+    ) -> None:
         everything = {row.id for row in catalog.slices.values() if row.predicate == EVERYTHING}
         async with self._database.begin() as connection:
             await self._fence(connection)
@@ -129,7 +150,9 @@ class SessionSearch:
                 (row.slice_id, row.attribute): row for row in await session_evidence(connection, version_id)
             }
             known = {attribute for _, attribute in before}
-            after = await asyncio.to_thread(lambda: list(evidence_after(rows, before, known, everything)))
+            after = await asyncio.to_thread(
+                lambda: list(evidence_after(rows, before, known, everything, begin=begin))
+            )
             await write_session_evidence(connection, after)
         version = catalog.versions[version_id]
         for row in after:
@@ -149,22 +172,29 @@ def evidence_after(
     before: Mapping[tuple[int, str], SessionEvidence],
     known: set[str],
     everything: set[int],
+    *,
+    begin: int = 0,
 ) -> Iterator[SessionEvidence]:
     """Yield the evidence after one look at a version.
+
+    Where the values of an attribute turn out to come back, the evidence begins anew: until then it counted sources that differ.
 
     Parameters
     ----------
     rows
-        In the order of storing.
+        The block so far, in the order of storing.
     before
         The evidence so far, by slice and attribute.
     known
         Attributes that have some.
     everything
         The slices `all`.
+    begin
+        Where the look begins.
     """
-    named = sorted({key for row in rows for key in row.attributes}, key=lambda key: (key not in known, key))
-    keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in rows])]
+    look = rows[begin:]
+    named = sorted({key for row in look for key in row.attributes}, key=lambda key: (key not in known, key))
+    keys = [key for key in named if could_be_session([row.attributes.get(key, "") for row in look])]
     keys = _admitted(keys, known, MOST_KEYS)
     members: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
@@ -172,26 +202,38 @@ def evidence_after(
             members.setdefault(slice_id, []).append(place)
     outcome = np.array([row.outcome for row in rows])
     ties = np.array([_uniform(row.exchange_id) for row in rows])
-    large = [slice_id for slice_id, places in sorted(members.items()) if len(places) >= LEAST_EXCHANGES]
+    n_new = {slice_id: len(places) - bisect_left(places, begin) for slice_id, places in members.items()}
+    large = [slice_id for slice_id, n in sorted(n_new.items()) if n >= LEAST_EXCHANGES]
     slice_ids = _admitted(large, {slice_id for slice_id, _ in before}, MOST_SLICES)
+    of_sources = {key for (_, key), row in before.items() if row.comes_back}
     for key in keys:
+        sources = key in of_sources or come_back([row.attributes.get(key, "") for row in rows])
         for slice_id in slice_ids:
-            places = members[slice_id]
-            values = [rows[place].attributes.get(key, "") for place in places]
-            gained = log_evidence(values, outcome[places], ties[places])
+            places = members[slice_id] if sources else members[slice_id][-n_new[slice_id] :]
+            gained = log_evidence(
+                [rows[place].attributes.get(key, "") for place in places],
+                outcome[places],
+                ties[places],
+                begin=len(places) - n_new[slice_id],
+                sources=sources,
+            )
             last, now = before.get((slice_id, key)), rows[-1].captured_at
+            if last is not None and last.comes_back is not sources:
+                last = None
             total = gained + (last.log_evidence if last else 0.0)
             threshold = log_threshold(everything=slice_id in everything)
             found_at = last.found_at if last else None
+            is_found = total >= threshold and (sources or len(rows) >= LEAST_SEEN)
             yield SessionEvidence(
                 model_version_id=rows[0].model_version_id,
                 slice_id=slice_id,
                 attribute=key,
-                n_exchanges=len(places) + (last.n_exchanges if last else 0),
+                n_exchanges=n_new[slice_id] + (last.n_exchanges if last else 0),
                 log_evidence=total,
                 log_threshold=threshold,
                 tested_at=now,
-                found_at=found_at or (now if total >= threshold else None),
+                found_at=found_at or (now if is_found else None),
+                comes_back=sources,
             )
 
 

@@ -49,6 +49,7 @@ class SessionEvidence(msgspec.Struct, frozen=True, kw_only=True):
     log_threshold: float
     tested_at: datetime
     found_at: datetime | None
+    comes_back: bool
 
 
 async def newest_batch(connection: AsyncConnection) -> int:

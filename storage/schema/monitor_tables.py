@@ -5,7 +5,7 @@ People also add decisions to `baseline`, and what they do about alerts to `alert
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, Double, ForeignKey, Identity, Index, LargeBinary, text
+from sqlalchemy import CheckConstraint, Double, ForeignKey, Identity, Index, LargeBinary, false, text
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -431,7 +431,7 @@ class UndeclaredSession(Base):
     __table_args__ = (
         {
             "comment": "Evidence that requests with one value of an attribute come in bursts and have alike outcomes, although"
-            " the attribute is not sampling.sticky_header. From `found_at` on the slice is unknown."
+            " the attribute is not sampling.sticky_header. From `found_at` on the slice is unknown, and its alerts are tickets."
         },
     )
     model_version_id: Mapped[Int] = mapped_column(
@@ -447,4 +447,8 @@ class UndeclaredSession(Base):
     tested_at: Mapped[Time] = mapped_column(comment="Time of the newest exchange that was tested.")
     found_at: Mapped[Time | None] = mapped_column(
         comment="Time of the newest exchange when the evidence reached the threshold; it stays."
+    )
+    comes_back: Mapped[bool] = mapped_column(
+        server_default=false(),
+        comment="Whether values come back, as those of sources do: bursts of a value are compared with its other bursts.",
     )

@@ -48,7 +48,7 @@ async def _store(record: asyncpg.Connection, version: int, *, alike: float, n: i
                     {
                         "header.x-request-id": str(place),
                         "header.x-scanner": "abc"[place % 3],
-                        "header.x-user": user,
+                        "header.x-user": f"{seed}-{user}",
                     }
                 ),
             )

@@ -7,6 +7,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
+from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.loss import SILENT_US
 from quantdrift.monitor.fold.rollup import HOUR_US
@@ -82,8 +83,8 @@ def test_too_few_exchanges_are_unknown_with_the_number_that_is_missing() -> None
     ]
 
 
-def test_undeclared_sessions_make_a_slice_unknown_and_nothing_pages() -> None:
-    """The drifted slice would fire; its requests count as more than they are, and the verdict says what to declare."""
+def test_undeclared_sessions_make_a_sound_slice_unknown_and_the_alert_of_a_drifted_one_a_ticket() -> None:
+    """The drifted slice would page; its requests may count as more than they are, and both say what to declare."""
     found = msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"})
     fold = Fold(CONFIG, EMPTY)
     fold.learn(found)
@@ -91,12 +92,27 @@ def test_undeclared_sessions_make_a_slice_unknown_and_nothing_pages() -> None:
     for batch in batches(300, faint_share=0.3):
         fold.batch(batch)
         transitions += fold.take().transitions
-    verdict, reason = verdict_of(fold, FAINT_ID)
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.WARNING
+    (ticket,) = [row for row in transitions if row.episode is Episode.OPEN]
+    assert ticket.to_verdict is Verdict.WARNING
+    assert ticket.reason.endswith(
+        "; a ticket and never a page, because requests that share header.x-user look like sessions and are over-counted:"
+        ' set sampling.sticky_header = "x-user"'
+    )
+    assert ticket.event is not None
+    assert "It is a ticket and never a page, because requests that share header.x-user look" in page(
+        ticket.event
+    )
+    assert not any(row.to_verdict is Verdict.FIRING for row in transitions)
+    assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
+    sound = Fold(CONFIG, EMPTY)
+    sound.learn(found)
+    for batch in quiet(60):
+        sound.batch(batch)
+    verdict, reason = verdict_of(sound, FAINT_ID)
     assert verdict is Verdict.UNKNOWN
     assert reason.startswith("looks like sessions: requests with the same header.x-user")
     assert reason.endswith('set sampling.sticky_header = "x-user"')
-    assert not any(row.to_verdict in {Verdict.FIRING, Verdict.WARNING} for row in transitions)
-    assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
 
 
 def test_sessions_that_are_declared_by_now_no_longer_hide_anything() -> None:

@@ -67,14 +67,35 @@ _RAISED = {
 }
 RETURNED = "this version serves again, and its alert lasts"
 """Reason of an alert that is open again."""
+_NO_PAGE = "a ticket and never a page, because "
 UNVERIFIED_SENDERS = (
-    "a ticket and never a page, because nobody checked who sent these exchanges: give that way in a"
-    " token or a checked user"
+    f"{_NO_PAGE}nobody checked who sent these exchanges: give that way in a token or a checked user"
 )
 
 
+def over_counts(attribute: str) -> str:
+    """Return why an alert of a slice that looks like sessions is no page."""
+    return f"{_NO_PAGE}requests that share {attribute} look like sessions and are over-counted: {how_to_declare(attribute)}"
+
+
+def how_to_declare(attribute: str) -> str:
+    """Return what to do so that requests that share an attribute count once."""
+    kind, _, name = attribute.partition(".")
+    return (
+        f'set sampling.sticky_header = "{name}"'
+        if kind == "header"
+        else "send it as a request header, too, and name that in sampling.sticky_header"
+    )
+
+
 def reason_of(
-    kind: str, metric: Metric, *, page: bool, is_verified: bool = True, suspect: Suspect | None = None
+    kind: str,
+    metric: Metric,
+    *,
+    page: bool,
+    is_verified: bool = True,
+    suspect: Suspect | None = None,
+    doubt: str = "",
 ) -> str:
     """Return why a slice alerts, as text, from the signal with the most evidence.
 
@@ -88,11 +109,13 @@ def reason_of(
         Whether it is known who sent the exchanges.
     suspect
         Of a latency, where to look first.
+    doubt
+        Why the evidence is not enough for a page, however much it is; empty where it can be.
     """
     reason = _REASONS[metric, Kind(kind)].format(is_="is" if page else "seems to be")
     if suspect is not None:
         reason = f"{reason}; {words.ANSWERS[suspect]}: {words.LOOK_FIRST[suspect]}"
-    return reason if is_verified else f"{reason}; {UNVERIFIED_SENDERS}"
+    return "; ".join(filter(None, (reason, "" if is_verified else UNVERIFIED_SENDERS, doubt)))
 
 
 def page(event: AlertEvent) -> str:
@@ -108,6 +131,7 @@ def page(event: AlertEvent) -> str:
             else ()
         ),
         *([f"It is {UNVERIFIED_SENDERS}."] if event.slice.version.endswith(UNVERIFIED) else ()),
+        *(f"It is {why}." for why in event.change.reason.split("; ") if _is_doubt(why)),
         words.sureness(case),
         words.since(case),
         words.changed(case),
@@ -125,6 +149,10 @@ def page(event: AlertEvent) -> str:
     rest = [sentence for sentence in event.explanation.explanation if sentence not in said]
     details = [*([decided] if figures else []), *rest]
     return "\n".join([*lines, "", "Details", *details] if details else lines)
+
+
+def _is_doubt(reason: str) -> bool:
+    return reason.startswith(_NO_PAGE) and reason != UNVERIFIED_SENDERS
 
 
 def alert_text(alert: AlertFact, where: Callable[[int], str]) -> str:

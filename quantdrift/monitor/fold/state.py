@@ -180,10 +180,11 @@ class FoldState:
 
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies."""
+        doubted = self.catalog.undeclared_sessions or catalog.undeclared_sessions
         self.catalog = catalog
-        if unverified := {row.id for row in catalog.versions.values() if not row.is_verified}:
+        if doubted or any(not row.is_verified for row in catalog.versions.values()):
             for entry in self.slices.values():
-                self.table.may_page[entry.row] = entry.key[0] not in unverified
+                self.table.may_page[entry.row] = self.may_page(entry.key)
         self._everything = {
             row.model: row.id for row in catalog.slices.values() if row.name == ALL and not row.where
         }
@@ -204,6 +205,10 @@ class FoldState:
     def is_verified(self, version_id: int) -> bool:
         """Return whether it is known who sent the exchanges of a version: without that, nothing in it can page."""
         return self.catalog.versions[version_id].is_verified
+
+    def may_page(self, key: Key) -> bool:
+        """Return whether an alert of a slice can be a page: its senders are known, and its requests count once each."""
+        return self.is_verified(key[0]) and not self.session_attribute(key)
 
     def budget(self, version_id: int) -> Budget:
         """Return what the owner of a version's model accepts."""
@@ -243,7 +248,7 @@ class FoldState:
             last_us=last_us,
             thresholds=self.thresholds,
             fold_seq=self.fold_seq,
-            may_page=self.is_verified(key[0]),
+            may_page=self.may_page(key),
         )
         self.count_items(self._early.pop(key, ()))
 

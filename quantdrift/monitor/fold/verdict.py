@@ -19,7 +19,7 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.monitor.fold.alert_event import AlertEnd, transition_row
-from quantdrift.monitor.fold.alert_text import RETURNED, reason_of
+from quantdrift.monitor.fold.alert_text import RETURNED, how_to_declare, over_counts, reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.slice_state import REPLACED, UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
@@ -185,15 +185,9 @@ def _alarm(status: SliceStatus, _: Monitor) -> str:
 
 def looks_like_sessions(attribute: str) -> str:
     """Return why a slice whose requests with one value of `attribute` are alike is `unknown`, and what to do."""
-    kind, _, name = attribute.partition(".")
-    declare = (
-        f'set sampling.sticky_header = "{name}"'
-        if kind == "header"
-        else "send it as a request header, too, and name that in sampling.sticky_header"
-    )
     return (
         f"looks like sessions: requests with the same {attribute} come together and have alike results, so that they count"
-        f" as more than they are: {declare}"
+        f" as more than they are: {how_to_declare(attribute)}"
     )
 
 
@@ -429,13 +423,11 @@ def _losses(
 def alert(state: FoldState, key: Key, change: Change) -> None:
     """Note that an alert opens, escalates or closes.
 
-    None opens where sessions are not declared: the evidence counts one observation many times. Where another version serves,
-    the last sessions and stragglers of this one wake nobody: what they show is stored, and sent if the version comes back.
+    Where sessions are not declared, the evidence may count one observation many times: the alert is a ticket, and says so.
+    Where another version serves, the last sessions and stragglers of this one wake nobody: what they show is stored, and sent
+    if the version comes back.
     """
     entry = state.slices[key]
-    if entry.said not in ALERTS.values() and state.session_attribute(key):
-        entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
-        return
     verdict, reason = _verdict(state, entry, change.after)
     suspect = None
     signals = sorted(change.evidence)
@@ -453,6 +445,7 @@ def alert(state: FoldState, key: Key, change: Change) -> None:
             page=change.after is Phase.FIRING,
             is_verified=state.is_verified(key[0]),
             suspect=suspect,
+            doubt=over_counts(attribute) if (attribute := state.session_attribute(key)) else "",
         )
         evidence = math.fsum(change.evidence.values())
         moved = DETECTORS[signal.kind].moved(change.states[signal])
