@@ -91,8 +91,12 @@ async def test_what_the_server_forgot_to_delete_does_not_wait(stream: Stream, co
         await queue.publish_exchange("m", secrets.token_hex(16), b"wire")
     assert (await read_waiting(queue, []))["m"].n_messages == 3
     await acknowledge(await consumer.fetch(2, max_bytes=1000, timeout_s=5))
-    assert (await read_backlog(queue)).n_messages == 3
+    backlog = await read_backlog(queue)
+    assert (backlog.n_messages, backlog.by_model, backlog.n_done) == (1, {"m": 1}, 2)
     assert (await read_waiting(queue, []))["m"].n_messages == 1
+    await acknowledge(await consumer.fetch(1, max_bytes=1000, timeout_s=5))
+    backlog = await read_backlog(queue)
+    assert (backlog.n_messages, backlog.oldest_s, backlog.n_ever) == (0, 0.0, 3)
 
 
 async def test_the_same_id_is_stored_once(stream: Stream, connect: Connect) -> None:

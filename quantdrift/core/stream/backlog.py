@@ -21,23 +21,29 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    n_messages, n_bytes
-        Stored and not yet acknowledged.
+    n_messages
+        Stored and not yet acknowledged. Not what NATS has forgotten to delete after a full disk: nobody gets it again.
+    n_bytes
+        Stored, all of it: the limit of the stream counts them.
     n_ever
         Messages that were ever stored.
     oldest_s
-        Age of the oldest message, by the server's clock; 0 if the stream is empty.
+        Age of the oldest message, by the server's clock; 0 if none waits. Where NATS has forgotten to delete some it is an upper
+        bound.
+    n_done
+        Every message up to this one, counted from the stream's first message ever, is done.
     gone_until
         Messages stored before this time, by the server's clock, are no longer in the stream: the time of the oldest
         message, or now if the stream is empty; None if there is no stream.
     by_model
-        Messages that are stored and not yet acknowledged, by model.
+        `n_messages` by model.
     """
 
     n_messages: int
     n_bytes: int
     n_ever: int
     oldest_s: float
+    n_done: int = 0
     gone_until: datetime | None = None
     by_model: dict[str, int] = {}
 
@@ -66,6 +72,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 class _State(msgspec.Struct, frozen=True):
     messages: int = 0
     bytes: int = 0
+    first_seq: int = 1
     last_seq: int = 0
     first_ts: datetime | None = None
     subjects: dict[str, int] | None = None
@@ -75,11 +82,20 @@ class _Delivered(msgspec.Struct, frozen=True):
     last_active: datetime | None = None
 
 
+class _Floor(msgspec.Struct, frozen=True):
+    stream_seq: int = 0
+
+
 class _Consumer(msgspec.Struct, frozen=True):
     num_pending: int | None = None  # none: there is no consumer
     num_ack_pending: int = 0
     num_waiting: int = 0
     delivered: _Delivered = _Delivered()
+    ack_floor: _Floor = _Floor()
+
+    def n_of(self, stored: int) -> int:
+        """Return how many of the stored messages that it reads are not acknowledged."""
+        return stored if self.num_pending is None else min(stored, self.num_pending + self.num_ack_pending)
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -95,21 +111,27 @@ async def read_backlog(queue: Queue) -> Backlog:
     RetryError
         The server is unavailable, or its answer cannot be read.
     """
-    stream = queue.stream_name("exchange")
-    info = await _asked(queue, f"STREAM.INFO.{stream}", _with_models(stream), _Info)
-    if info.state is None or not info.state.messages:
-        n_ever = info.state.last_seq if info.state else 0
-        gone_until = info.ts if info.state else None
-        return Backlog(n_messages=0, n_bytes=0, n_ever=n_ever, oldest_s=0.0, gone_until=gone_until)
+    info = await _info(queue)
+    state = info.state
+    if state is None:
+        return Backlog(n_messages=0, n_bytes=0, n_ever=0, oldest_s=0.0)
+    by_model, n_done = {}, state.last_seq
+    for model, stored in _counts(queue, state).items():
+        consumer = await _consumer(queue, model)
+        by_model[model] = consumer.n_of(stored)
+        if by_model[model]:
+            n_done = min(n_done, max(consumer.ack_floor.stream_seq, state.first_seq - 1))
+    n_messages = sum(by_model.values())
     now = info.ts or datetime.now(UTC)
-    oldest = info.state.first_ts or now
+    oldest = (state.first_ts or now) if n_messages else now
     return Backlog(
-        n_messages=info.state.messages,
-        n_bytes=info.state.bytes,
-        n_ever=info.state.last_seq,
+        n_messages=n_messages,
+        n_bytes=state.bytes,
+        n_ever=state.last_seq,
         oldest_s=max(0.0, (now - oldest).total_seconds()),
-        gone_until=info.state.first_ts,
-        by_model=_counts(stream, info.state),
+        n_done=n_done,
+        gone_until=state.first_ts if state.messages else info.ts,
+        by_model=by_model,
     )
 
 
@@ -123,22 +145,18 @@ async def read_waiting(queue: Queue, models: Iterable[str]) -> dict[str, Waiting
     RetryError
         The server is unavailable, or its answer cannot be read.
     """
-    stream = queue.stream_name("exchange")
-    info = await _asked(queue, f"STREAM.INFO.{stream}", _with_models(stream), _Info)
-    n_messages = _counts(stream, info.state) if info.state else {}
-    found = {}
-    for model in sorted({*models, *n_messages}):
-        durable = durable_name(f"{stream}.exchange.{subject_token(model)}")
-        consumer = await _asked(queue, f"CONSUMER.INFO.{stream}.{durable}", b"", _Consumer)
-        stored = n_messages.get(model, 0)
-        not_delivered = stored if consumer.num_pending is None else consumer.num_pending
-        found[model] = Waiting(
-            n_messages=min(stored, not_delivered + consumer.num_ack_pending),
+    info = await _info(queue)
+    n_stored = _counts(queue, info.state) if info.state else {}
+    waiting = {}
+    for model in sorted({*models, *n_stored}):
+        consumer = await _consumer(queue, model)
+        waiting[model] = Waiting(
+            n_messages=consumer.n_of(n_stored.get(model, 0)),
             n_delivered=consumer.num_ack_pending,
             is_read=consumer.num_waiting > 0,
             read_at=consumer.delivered.last_active,
         )
-    return found
+    return waiting
 
 
 async def are_tallies_read(queue: Queue) -> bool | None:
@@ -157,13 +175,23 @@ async def are_tallies_read(queue: Queue) -> bool | None:
     return consumer.num_waiting > 0
 
 
-def _with_models(stream: str) -> bytes:
-    """Return the request for the state of the stream with the number of messages of each model."""
-    return msgspec.json.encode({"subjects_filter": f"{stream}.exchange.*"})
+async def _info(queue: Queue) -> _Info:
+    """Return the state of the exchange stream with the number of messages of each model."""
+    stream = queue.stream_name("exchange")
+    wanted = msgspec.json.encode({"subjects_filter": f"{stream}.exchange.*"})
+    return await _asked(queue, f"STREAM.INFO.{stream}", wanted, _Info)
 
 
-def _counts(stream: str, state: _State) -> dict[str, int]:
-    prefix = f"{stream}.exchange."
+async def _consumer(queue: Queue, model: str) -> _Consumer:
+    """Return the consumer through which the shadow workers read the exchanges of a model."""
+    stream = queue.stream_name("exchange")
+    durable = durable_name(f"{stream}.exchange.{subject_token(model)}")
+    return await _asked(queue, f"CONSUMER.INFO.{stream}.{durable}", b"", _Consumer)
+
+
+def _counts(queue: Queue, state: _State) -> dict[str, int]:
+    """Return the number of stored messages of each model."""
+    prefix = f"{queue.stream_name('exchange')}.exchange."
     return {model_of(subject.removeprefix(prefix)): n for subject, n in (state.subjects or {}).items()}
 
 

@@ -23,6 +23,7 @@ from quantdrift.core.telemetry import STREAM_AGE, STREAM_BYTES, STREAM_WAITING, 
 LOOK_S: Final = 15.0
 SHOWN_S: Final = 60.0
 """Without an answer of NATS for so long the gauges disappear: an old value would look like a stream that is read."""
+_MOST_LOOKS: Final = 10_000  # nearly two days
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 _LOG = logging.getLogger(__name__)
@@ -42,10 +43,12 @@ class StreamLag:
         self._clock = clock
         self._backlog: Backlog | None = None
         self._looked_s = 0.0
+        self._oldest_s = 0.0
+        self._looks: list[tuple[float, int]] = []
         self._models = {model.name for model in config.models}
         telemetry.observe(STREAM_WAITING, self._waiting)
         telemetry.observe(STREAM_BYTES, lambda: [(one.n_bytes, {}) for one in self._shown()])
-        telemetry.observe(STREAM_AGE, lambda: [(one.oldest_s, {}) for one in self._shown()])
+        telemetry.observe(STREAM_AGE, lambda: [(self._oldest_s, {}) for _ in self._shown()])
 
     async def look(self, queue: Queue) -> None:
         """Look once.
@@ -58,6 +61,8 @@ class StreamLag:
         backlog = await read_backlog(queue)
         self._models.update(backlog.by_model)
         self._backlog, self._looked_s = backlog, self._clock.monotonic_s()
+        self._looks = grown(self._looks, backlog, self._looked_s)
+        self._oldest_s = age(self._looks, backlog, self._looked_s)
 
     async def look_and_wait(self, queue: Queue, stop: Stop) -> None:
         """Look once through a connection that others use too, and wait for the next look."""
@@ -100,3 +105,24 @@ class StreamLag:
         for backlog in self._shown():
             for model in sorted(self._models):
                 yield backlog.by_model.get(model, 0), {"model": model}
+
+
+def age(looks: list[tuple[float, int]], backlog: Backlog, at_s: float) -> float:
+    """Return the age of the oldest message that waits, to the accuracy of a look.
+
+    It was stored after the last look at which the stream had not grown so far; NATS may keep older messages that are done.
+    """
+    looked_s, n_ever = looks[0]
+    is_later = n_ever <= backlog.n_done and backlog.n_messages
+    return min(backlog.oldest_s, at_s - looked_s) if is_later else backlog.oldest_s
+
+
+def grown(looks: list[tuple[float, int]], backlog: Backlog, at_s: float) -> list[tuple[float, int]]:
+    """Return the looks, as time and number of messages ever stored, back to the last one before the oldest message that waits."""
+    if looks and backlog.n_ever < looks[-1][1]:
+        looks = []  # another stream
+    before = [index for index, (_, n_ever) in enumerate(looks) if n_ever <= backlog.n_done]
+    kept = looks[before[-1] :] if before else looks
+    if kept and kept[-1][1] == backlog.n_ever:
+        kept = kept[:-1]
+    return [*kept, (at_s, backlog.n_ever)][-_MOST_LOOKS:]
