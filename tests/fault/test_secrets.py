@@ -42,7 +42,7 @@ from tests.support.monitor.fold_stream import batches, store_batch, store_catalo
 from tests.support.monitor.monitor_processes import folded, until
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
 from tests.support.shadow.shadow_workers import published, worker_config
-from tests.support.sidecar.relay_process import free_port, sidecar, wait
+from tests.support.sidecar.relay_process import free_port, running_backend, sidecar, wait
 
 pytestmark = pytest.mark.fault
 
@@ -449,3 +449,27 @@ def test_a_new_token_of_the_intake_is_read_from_its_file(tmp_path: Path) -> None
         assert answered("first") == 401
         file.unlink()
         wait(lambda: answered("second") == 415, "the last token stays while the file is away")
+
+
+def test_a_sidecar_serves_without_its_secrets(tmp_path: Path) -> None:
+    """Its credentials, keys and authority are not there: it starts, relays, and says what is missing."""
+    missing = tmp_path / "secrets"
+    options = {
+        "STREAM__URL": "tls://127.0.0.1:4222",
+        "STREAM__CA_FILE": missing / "ca.crt",
+        "STREAM__CREDENTIALS_FILE": missing / "nats.nk",
+        "STREAM__PAYLOAD_KEY_FILE": missing / "payload-keys.json",
+        "CAPTURE__HEADERS": '["x-user"]',
+        "CAPTURE__HMAC": '["header.x-user"]',
+        "CAPTURE__HMAC_KEY_FILE": missing / "hmac-key",
+    }
+    with (
+        (tmp_path / "log").open("w+") as log,
+        running_backend() as backend,
+        sidecar(tmp_path, backend.port, stderr=log.fileno(), **options) as running,
+    ):
+        answer = running.talk(
+            b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+        )
+        assert answer.endswith(b"to body")
+        wait(lambda: str(missing) in (tmp_path / "log").read_text(), "the log names what is missing")

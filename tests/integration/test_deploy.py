@@ -80,6 +80,11 @@ def pods(variant: str) -> Iterator[Pod]:
 
 
 PODS = [pod for variant in VARIANTS for pod in pods(variant)]
+SERVING = [
+    pod
+    for pod in PODS
+    if len(list(pod.containers())) > 1 and any(role == "sidecar" for role, _ in pod.roles())
+]
 OURS = [(pod, role, container) for pod in PODS for role, container in pod.roles()]
 every_pod = pytest.mark.parametrize(
     "pod", PODS, ids=lambda pod: f"{pod.variant}-{pod.owner['metadata']['name']}"
@@ -392,6 +397,25 @@ def test_a_pod_has_the_secret_of_its_own_role_only(pod: Pod) -> None:
     component = pod.metadata["labels"].get("app.kubernetes.io/component", "sidecar")
     expected = {(f"quantdrift-{component}", key) for key in _OWN[component]} if ours else set()
     assert _secrets(pod) == expected
+
+
+@pytest.mark.parametrize("pod", SERVING, ids=lambda pod: f"{pod.variant}-{pod.owner['metadata']['name']}")
+def test_a_missing_secret_never_keeps_a_model_server_from_starting(pod: Pod) -> None:
+    """In a pod that serves, each secret and authority of ours is optional: the relay serves without them."""
+    sources = [
+        source[kind]
+        for volume in pod.spec["volumes"]
+        for source in volume.get("projected", {}).get("sources", [])
+        for kind in ("secret", "configMap")
+        if kind in source
+    ]
+    sources += [
+        variable["valueFrom"]["secretKeyRef"]
+        for container in pod.containers()
+        for variable in container.get("env", [])
+        if "secretKeyRef" in variable.get("valueFrom", {})
+    ]
+    assert [source["name"] for source in sources if not source.get("optional")] == []
 
 
 def test_the_secrets_have_exactly_what_the_pods_read() -> None:
