@@ -604,3 +604,14 @@ def test_the_images_hold_what_the_manifests_ask_for() -> None:
         name = container["image"].partition(":")[0]
         # Envoy's external processing needs gRPC, which the image of the sidecar has not.
         assert name == f"quantdrift-{role}" or (role, name) == ("sidecar", "quantdrift-monitor"), pod.variant
+
+
+def test_the_collector_takes_every_signal_that_processes_export() -> None:
+    """Metrics and alert events, and the spans of the shadow: one that it refused would be an error in a log, again and again."""
+    (collector,) = documents(DEPLOY.parent / "otel-collector" / "config.yaml")
+    pipelines = collector["service"]["pipelines"]
+    assert {name: pipeline["receivers"] for name, pipeline in pipelines.items()} == dict.fromkeys(
+        ("metrics", "logs", "traces"), ["otlp"]
+    )
+    exporters = {exporter for pipeline in pipelines.values() for exporter in pipeline["exporters"]}
+    assert exporters == set(collector["exporters"])
