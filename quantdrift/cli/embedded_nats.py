@@ -93,6 +93,8 @@ def at_data(config: "Config", data: Path | None, role: NatsRole = NatsRole.OPERA
     if not (data / "nats.url").exists() and (data / "dsn").exists():
         return config
     stream = at_server(config.stream, data / "nats", embedded_address(data, "nats.url"), role)
+    # The file, not what is in it now: a server that outlives `quantdrift up` finds the next one at another port.
+    stream = msgspec.structs.replace(stream, url_file=str((data / "nats.url").absolute()))
     return msgspec.structs.replace(config, stream=stream)
 
 

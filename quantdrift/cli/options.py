@@ -162,7 +162,10 @@ def secrets_at(config: Config, role: Role, data: Path | None = None, *, address:
     """Return the secrets of `role`; parameters as of `prepare`."""
     environment = variables()
     if data is not None and role is not Role.SIDECAR and not environment.get("QUANTDRIFT_DSN"):
-        environment["QUANTDRIFT_DSN"] = embedded_address(data, address)
+        embedded_address(data, address)
+        # The file, not what is in it now: a server that outlives `quantdrift up` finds the next one at another port.
+        storage = msgspec.structs.replace(config.storage, dsn_file=str((data / address).absolute()))
+        config = msgspec.structs.replace(config, storage=storage)
     return load_secrets(config, role, environment)
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -447,7 +448,7 @@ class _Supervisor:
     def _choose_addresses(self) -> None:
         """Choose the addresses of the embedded servers."""
         if not self._environment.get("QUANTDRIFT_DSN") and not self._config.storage.dsn_file:
-            arguments = ["postgres", str(self._data / "postgres"), str(_free_port())]
+            arguments = ["postgres", str(self._data / "postgres"), str(_port(self._data / "dsn"))]
             postgres = _Process(
                 "postgres",
                 "quantdrift.cli.embedded",
@@ -462,7 +463,7 @@ class _Supervisor:
             self._dsn.set_result(self._environment.get("QUANTDRIFT_DSN", ""))
         stream = self._config.stream
         if stream.url == Stream().url and not (stream.url_file or stream.credentials_file):
-            directory, port = self._data / "nats", _free_port()
+            directory, port = self._data / "nats", _port(self._data / "nats.url")
             nats = _Process(
                 "nats",
                 "quantdrift.cli.embedded",
@@ -733,14 +734,22 @@ def _write(path: Path, secret: str) -> None:
         )
 
 
-def _free_port() -> int:
-    """Return a free port for a server that starts later.
+def _port(address: Path) -> int:
+    """Return the port of an earlier start, from the file with its address, if it is still free; else one that is free.
 
     The port is below the range that the kernel gives to outgoing connections. Otherwise a client that tries to reach
     the server before it runs could take its port. Binding to port 0 would choose from that range.
     """
-    for port in secrets.SystemRandom().sample(_PORTS, _TRIES):
+    earlier = []
+    with contextlib.suppress(OSError, ValueError):
+        earlier = [urlsplit(address.read_text(encoding="utf-8").strip()).port or 0]
+    for port in (
+        *(port for port in earlier if port in _PORTS),
+        *secrets.SystemRandom().sample(_PORTS, _TRIES),
+    ):
         with socket.socket() as probe, contextlib.suppress(OSError):
+            # As the servers do: connections of the earlier start that still end are no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
     raise OperatorError(f"no port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop - 1} is free")

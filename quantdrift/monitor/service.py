@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.core.links import alert_page
 from quantdrift.core.logs import of_model
 from quantdrift.core.process.admin import Admin
@@ -61,7 +61,8 @@ EXPORT_S: Final = 15.0
 _EXPORT_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
 BATCHES_AT_ONCE = 64
 MAINTENANCE_EVERY = timedelta(days=1)
-_LONGEST_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 2.0  # an outage of Postgres is longer by at most this
+_REPEATED_S: Final = 60.0
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )
@@ -252,22 +253,33 @@ class Monitor:
         self._webhook.close()
 
     def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Return `turn` with a growing pause after each failure, which is logged in one line."""
+        """Return `turn` with a growing pause after each failure, which is logged in one line; the same one once a minute."""
         backoff = Backoff(TURN_S, _LONGEST_PAUSE_S)
+        said: dict[str, float] = {}
+
+        def is_due(error: QuantdriftError) -> bool:
+            """Return whether this failure was not logged within the last minute."""
+            now_s, text = self._clock.monotonic_s(), str(error)
+            for earlier in [each for each, at_s in said.items() if now_s - at_s >= _REPEATED_S]:
+                del said[earlier]
+            return said.setdefault(text, now_s) == now_s
 
         async def with_pauses() -> None:
             try:
                 await turn()
             except RetryError as error:
-                pause_s = backoff.next_s()
-                _LOG.warning("%s: %s; retrying in %.1f s", name, error, pause_s)
-                await self._stop.wait(pause_s)
+                if is_due(error):
+                    _LOG.warning("%s: %s; retrying every %.0f s", name, error, _LONGEST_PAUSE_S)
+                await self._stop.wait(backoff.next_s())
             except OperatorError as error:
                 # A person repairs it while this process waits: a password, a right, the schema, a newer release.
-                pause_s = backoff.next_s()
-                _LOG.error("%s: %s; trying again in %.1f s", name, error, pause_s)
-                await self._stop.wait(pause_s)
+                if is_due(error):
+                    _LOG.error("%s: %s; retrying every %.0f s", name, error, _LONGEST_PAUSE_S)
+                await self._stop.wait(backoff.next_s())
             else:
+                if said:
+                    _LOG.info("%s: works again", name)
+                    said.clear()
                 backoff.reset()
 
         return with_pauses

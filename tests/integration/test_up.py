@@ -105,6 +105,12 @@ def _connections(pid: int) -> list[Any]:
     return list(psutil.Process(pid).net_connections("tcp4"))
 
 
+def _server_ports(data: Path) -> set[int]:
+    """Return the ports of the embedded servers."""
+    addresses = [(data / name).read_text() for name in ("dsn", "nats.url")]
+    return {urlsplit(address.strip()).port or 0 for address in addresses}
+
+
 def _wait_ready(address: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until /readyz of a process that was started says yes."""
     until_s = time.monotonic() + 90
@@ -286,30 +292,47 @@ def test_a_second_one_on_the_same_data_is_refused(memory_path: Path) -> None:
 
 
 def test_another_worker_finds_its_servers_in_the_data_directory(memory_path: Path) -> None:
-    """With `--data` a second shadow uses Postgres and NATS of a running `quantdrift up`."""
-    config = _config(memory_path)
-    with _up(config, memory_path / "data", "--only", "monitor"):
-        command = [sys.executable, "-m", "quantdrift", "shadow", "-c", str(config), "--data"]
-        with subprocess.Popen([*command, str(memory_path / "data")]) as second:
-            try:
-                _wait_ready(tomllib.loads(config.read_text())["shadow"]["admin"], second)
-                ports = {connection.raddr.port for connection in _connections(second.pid) if connection.raddr}
-                servers = [(memory_path / "data" / name).read_text() for name in ("dsn", "nats.url")]
-                assert {urlsplit(address.strip()).port for address in servers} <= ports
-            finally:
-                second.terminate()
+    """With `--data` a second shadow uses Postgres and NATS of a running `quantdrift up`, and those of the next one elsewhere."""
+    config, data = _config(memory_path), memory_path / "data"
+
+    def is_connected(process: subprocess.Popen[bytes]) -> bool:
+        used = {connection.raddr.port for connection in _connections(process.pid) if connection.raddr}
+        return _server_ports(data) <= used
+
+    with contextlib.ExitStack() as worker, contextlib.ExitStack() as taken:
+        with _up(config, data, "--only", "monitor"):
+            command = [sys.executable, "-m", "quantdrift", "shadow", "-c", str(config), "--data", str(data)]
+            second = worker.enter_context(subprocess.Popen(command))
+            worker.callback(second.terminate)
+            _wait_ready(tomllib.loads(config.read_text())["shadow"]["admin"], second)
+            assert is_connected(second)
+            first = _server_ports(data)
+        for port in first:
+            taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        with _up(config, data, "--only", "monitor"):
+            assert not _server_ports(data) & first
+            until_s = time.monotonic() + 90
+            while not is_connected(second):
+                assert second.poll() is None, "it has ended"
+                assert time.monotonic() < until_s, "it does not find the servers"
+                time.sleep(0.1)
 
 
 def test_killed_it_leaves_nothing_but_relay_workers_and_can_be_started_again(memory_path: Path) -> None:
-    """Nothing else holds a port or the data. The next one takes the relay's port from the workers, and they end."""
+    """Nothing else holds a port or the data. The next one takes the relay's port from the workers, and they end.
+
+    Its servers have the ports that they had.
+    """
     config = _config(memory_path)
     with _up(config, memory_path / "data") as process:
+        ports = _server_ports(memory_path / "data")
         children = _family(process)
         workers = {child for child in children if "quantdrift.sidecar.relay.worker" in child.cmdline()}
         process.kill()
         assert psutil.wait_procs(set(children) - workers, timeout=60)[1] == []
         assert all(worker.is_running() for worker in workers)
     with _up(config, memory_path / "data") as process:
+        assert _server_ports(memory_path / "data") == ports
         assert psutil.wait_procs(workers, timeout=60)[1] == []
         process.terminate()
         assert process.wait(60) == 0
