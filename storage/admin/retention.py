@@ -132,6 +132,20 @@ _OLD_ALERTS: Final = """
         limit :chunk
     )
 """
+_OLD_INCIDENTS: Final = """
+    delete from incident where id in (
+        select i.id from incident i
+        where i.opened_at < :before and not exists (select from alert where alert.incident_id = i.id)
+            and not exists (
+                select from incident m join alert on alert.incident_id = m.id where m.id = i.merged_into
+            )
+            and not exists (
+                select from outbox o join incident_change c on c.id = o.incident_change_id where c.incident_id = i.id
+            )
+            and not exists (select from incident younger where younger.merged_into = i.id)
+        limit :chunk
+    )
+"""
 _OLD_NOISE_CHANGES: Final = """
     delete from noise_change where id in (
         select n.id from noise_change n
@@ -279,6 +293,7 @@ _OLD_VERSIONS: Final = """
         select v.id from model_version v
         where v.lapsed_at < :before
             and not exists (select from alert a where a.model_version_id = v.id)
+            and not exists (select from incident i where i.model_version_id = v.id)
             and not exists (select from transition t where t.model_version_id = v.id)
             and not exists (select from noise_change n where n.model_version_id = v.id)
             and not exists (select from session s where s.model_version_id = v.id)
@@ -329,6 +344,8 @@ ENDS: Final[Mapping[str, str]] = MappingProxyType(
         "fold": _NEVER_MORE,
         "gate_run": "history_days",
         "gate_verdict": "with its gate",
+        "incident": "with the last of its alerts",
+        "incident_change": "with its incident",
         "label": "retention_days",
         "leader": _NEVER_MORE,
         "model_version": "history_days after it lost its place; those with a place are limited in number",
@@ -375,7 +392,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Baselines no longer in effect whose content was deleted.
     n_detectors
         Retired detectors deleted.
-    n_events, n_transitions, n_alerts, n_noise_changes
+    n_events, n_transitions, n_alerts, n_incidents, n_noise_changes
         Sent events, changes of verdict, resolved alerts and changes of noise deleted.
     n_hours, n_days
         Hourly and daily sums deleted.
@@ -403,6 +420,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_events: int
     n_transitions: int
     n_alerts: int
+    n_incidents: int
     n_noise_changes: int
     n_hours: int
     n_days: int
@@ -474,6 +492,7 @@ async def maintain(
         n_events=await in_chunks(database, _OLD_EVENTS, history),
         n_transitions=await in_chunks(database, _OLD_TRANSITIONS, history),
         n_alerts=await in_chunks(database, _OLD_ALERTS, history),
+        n_incidents=await in_chunks(database, _OLD_INCIDENTS, history),
         n_noise_changes=await in_chunks(database, _OLD_NOISE_CHANGES, history),
         n_hours=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_hour", column="hour"), history),
         n_days=await in_chunks(database, _OLD_ROLLUPS.format(table="rollup_day", column="day"), history),

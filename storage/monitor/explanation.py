@@ -31,8 +31,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     incident: Annotated[
         str | None,
         Meta(
-            description="The slice that explains this alert, of several the first, or the alert's own slice; an alert"
-            " manager can group by it."
+            description="Number of the incident that this alert belongs to, with the alerts that explain it or that it explains;"
+            " an alert manager can group by it."
         ),
     ] = None
     explained_by_id: Annotated[

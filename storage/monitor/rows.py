@@ -509,7 +509,6 @@ class ExplainedBy(_Row, frozen=True, kw_only=True):
 
     explained_by: str | None
     explained_by_id: int | None
-    incident: str
 
 
 class Explains(_Row, frozen=True, kw_only=True):

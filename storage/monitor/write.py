@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.storage.monitor.alerts import escalate
 from quantdrift.storage.monitor.events import AlertExamples
 from quantdrift.storage.monitor.examples import examples
+from quantdrift.storage.monitor.incidents import write_incidents
 from quantdrift.storage.monitor.noise import write_floors, write_noise_change
 from quantdrift.storage.monitor.rows import (
     BaselineRow,
@@ -93,7 +94,7 @@ _SUMS: Final = (
 async def write(
     connection: AsyncConnection, outcome: Outcome, trace_url: str, *, webhook: bool = False
 ) -> None:
-    """Store the outcome of a fold: states, verdicts, alerts, transitions, outbox, roll-ups and the position.
+    """Store the outcome of a fold: states, verdicts, alerts, transitions, outbox, roll-ups, incidents and the position.
 
     Parameters
     ----------
@@ -108,11 +109,14 @@ async def write(
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
     alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
     examples_of_alarms = iter(await examples(connection, alarms) if alarms else ())
+    written: list[tuple[int, int]] = []
     for transition in outcome.transitions:
         shown = (
             next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
         )
-        await _write_transition(connection, transition, shown, webhook=webhook)
+        transition_id, alert_id = await _write_transition(connection, transition, shown, webhook=webhook)
+        if alert_id is not None:
+            written.append((transition_id, alert_id))
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}
         await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.change).decode()})
@@ -137,6 +141,15 @@ async def write(
         ]
         await connection.execute(_CLOSE_SESSION, closed)
     position = outcome.position
+    if position.event_us is not None:
+        await write_incidents(
+            connection,
+            versions={row.model_version_id for row in (*outcome.transitions, *outcome.notes)},
+            transitions=written,
+            now=from_us(position.event_us),
+            fold_seq=position.fold_seq,
+            webhook=webhook,
+        )
     await connection.execute(
         _FOLD,
         {
@@ -150,7 +163,8 @@ async def write(
 
 async def _write_transition(
     connection: AsyncConnection, row: TransitionRow, found: AlertExamples, *, webhook: bool
-) -> None:
+) -> tuple[int, int | None]:
+    """Write a change of verdict; return its number and that of its alert."""
     details = _details(row, found)
     key = {"version": row.model_version_id, "slice": row.slice_id}
     alert_id: int | None = None
@@ -196,6 +210,7 @@ async def _write_transition(
     if row.episode is not Episode.NONE and not row.quiet:
         due = {"webhook_due_at": func.now()} if webhook else {}
         await connection.execute(insert(tables.Outbox).values(transition_id=transition_id, **due))
+    return int(transition_id or 0), alert_id
 
 
 def _details(row: TransitionRow, found: AlertExamples) -> dict[str, Any]:

@@ -99,6 +99,100 @@ class Baseline(Base):
     )
 
 
+class Incident(Base):
+    """Alerts that explain each other."""
+
+    __tablename__ = "incident"
+    __table_args__ = (
+        CheckConstraint("state in ('open', 'mitigated', 'recovered', 'closed', 'merged')", name="state"),
+        CheckConstraint("mitigation in ('replaced', 'routed', 'reported')", name="mitigation"),
+        Index("ix_incident_model_version_id", "model_version_id"),
+        Index(
+            "ix_incident_open",
+            "id",
+            postgresql_where=text("state = 'open' or mitigation in ('routed', 'reported')"),
+        ),
+        {
+            "comment": "Alerts of one version that explain each other, as one thing with a state. Read it through incidents. The log of"
+            " its states is incident_change."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(
+        Identity(always=True), primary_key=True, comment="Number of the incident."
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Candidate and reference."
+    )
+    began_at: Mapped[Time] = mapped_column(
+        comment="Estimated start of the drift: the earliest of its alerts."
+    )
+    opened_at: Mapped[Time] = mapped_column(comment="Event time of its first warning or page.")
+    state: Mapped[Str] = mapped_column(
+        comment="open; mitigated: nobody gets its answers any more; recovered: by evidence; closed: by a person, or its slices are not"
+        " compared any more; merged: its alerts belong to merged_into."
+    )
+    mitigation: Mapped[Str | None] = mapped_column(
+        comment="Of mitigated: replaced (another version serves), routed (no request of its slices reaches the version) or reported (by a"
+        " person)."
+    )
+    ended_at: Mapped[Time | None] = mapped_column(
+        comment="Since when it is not open any more; null while it is."
+    )
+    merged_into: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("incident.id"), comment="The older incident of the same cause; null: it stands for itself."
+    )
+    n_answers: Mapped[BigInt | None] = mapped_column(
+        comment="Answers of its slices that were compared from its beginning to its end; null: not counted yet, or not by answers."
+    )
+    n_people: Mapped[BigInt | None] = mapped_column(
+        comment="People with at least one changed answer among these; null where sampling.sticky_header says nothing of them, or not"
+        " counted."
+    )
+    changed: Mapped[Float | None] = mapped_column(
+        comment="Estimated changed answers of all traffic of its slices in this time; null: not counted yet."
+    )
+    changed_low: Mapped[Float | None] = mapped_column(comment="Lower end of its 95 % interval; null: none.")
+    changed_high: Mapped[Float | None] = mapped_column(comment="Upper end of its 95 % interval; null: none.")
+    counted_until: Mapped[Time | None] = mapped_column(comment="Event time up to which the figures count.")
+
+
+class IncidentChange(Base):
+    """A state that an incident got."""
+
+    __tablename__ = "incident_change"
+    __table_args__ = (
+        CheckConstraint("state in ('open', 'mitigated', 'recovered', 'closed', 'merged')", name="state"),
+        CheckConstraint("mitigation in ('replaced', 'routed', 'reported')", name="mitigation"),
+        Index("ix_incident_change_incident_id", "incident_id", "id"),
+        {"comment": "The states of each incident, in order: who said so, when and why."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of changes.")
+    incident_id: Mapped[BigInt] = mapped_column(
+        ForeignKey("incident.id", ondelete="CASCADE"), comment="Incident that it is about."
+    )
+    state: Mapped[Str] = mapped_column(comment="From then on, as incident.state.")
+    mitigation: Mapped[Str | None] = mapped_column(comment="As incident.mitigation.")
+    at: Mapped[Time] = mapped_column(comment="Event time.")
+    made_by: Mapped[Str] = mapped_column(
+        server_default=text("session_user"),
+        comment="Database user who wrote it: the monitor's, or a person's.",
+    )
+    identity: Mapped[Str] = mapped_column(
+        server_default=text("''"),
+        comment="Person that the web server has authenticated, or who closed the last alert; empty: the database user acted.",
+    )
+    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When it was written.")
+    reason: Mapped[Str] = mapped_column(
+        server_default=text("''"), comment="Reason that a person gave; empty: the evidence says so."
+    )
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="The fold that wrote it, or took it over from a person; null until then."
+    )
+    counts: Mapped[Json | None] = mapped_column(
+        comment="Of routed: by slice, what had been compared of it, and of its version, and the share that it had of the traffic."
+    )
+
+
 class Alert(Base):
     """An episode of drift."""
 
@@ -113,6 +207,7 @@ class Alert(Base):
         ),
         CheckConstraint("severity in ('warning', 'firing')", name="severity"),
         CheckConstraint("ended in ('recovered', 'replaced', 'retired', 'closed')", name="ended"),
+        Index("ix_alert_incident_id", "incident_id"),
         {"comment": "An episode of drift on one slice, from the first warning or page to its resolution."},
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
@@ -133,6 +228,10 @@ class Alert(Base):
     ended: Mapped[Str | None] = mapped_column(
         comment="Why it is over: recovered (by evidence), replaced (its version serves no more; null again if it does), retired (its slice"
         " is not compared any more) or closed (by a person). Null while it lasts, and of alerts that an earlier release ended."
+    )
+    incident_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("incident.id"),
+        comment="Incident that it belongs to, with the alerts that explain it or that it explains; null: the monitor has not looked yet.",
     )
 
 
@@ -301,6 +400,10 @@ class Outbox(Base):
         server_default=text("0"), comment="How often sending it to the webhook failed."
     )
     webhook_error: Mapped[Str | None] = mapped_column(comment="Why the webhook did not accept it last.")
+    incident_change_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("incident_change.id"),
+        comment="Change of its alert's incident that it reports; `transition_id` is then the last change of the alert before it.",
+    )
 
 
 class Fold(Base):

@@ -59,6 +59,8 @@ _DERIVED: Final = (
     "detector",
     "alert",
     "alert_action",
+    "incident",
+    "incident_change",
     "verdict",
     "transition",
     "outbox",
@@ -90,6 +92,8 @@ _VIEWS: Final = (
     "not_observed",
     "change_log",
     "account",
+    "incidents",
+    "incident_now",
 )
 # Columns that readers cannot see.
 _HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
@@ -355,6 +359,8 @@ def _operator() -> list[str]:
         f"grant update on discovery_lock to {OPERATOR}",
         # Not `made_by`: it is always the user that Postgres authenticated.
         f"grant insert (alert_id, action, identity, reason, severity, level, finding) on alert_action to {OPERATOR}",
+        f"grant insert (incident_id, state, mitigation, at, identity, reason) on incident_change to {OPERATOR}",
+        f"grant update (state, mitigation, ended_at) on incident to {OPERATOR}",
         f"grant update (lapsed_at) on slice to {OPERATOR}",
         f"grant update (places, counted_at, total, error, counts, reserved) on value_share to {OPERATOR}",
         f"grant insert, update on label to {OPERATOR}",

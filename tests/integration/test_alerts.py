@@ -15,7 +15,6 @@ from click.testing import CliRunner, Result
 from quantdrift.cli.alerts import add_note, alerts
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
-from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.notify.alertmanager import encode
 from quantdrift.monitor.notify.webhook import document
 from quantdrift.storage.audit import entries
@@ -36,14 +35,13 @@ from quantdrift.storage.monitor.alerts import (
     findings_of,
     list_alerts,
 )
-from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, READER
 from tests.support.monitor.fold_stream import (
     CLEAR_ID,
     CONFIG,
     FAINT_ID,
     batches,
+    fold_stored,
     store_batch,
     store_catalog,
     store_serving,
@@ -60,22 +58,11 @@ async def fired(database: Database, record: asyncpg.Connection) -> int:
     await store_catalog(record)
     for batch in batches(60, faint_flips=0.3):
         await store_batch(record, batch)
-    await _fold(database)
+    await fold_stored(database)
     number = await record.fetchval(
         "select id from alert where slice_id = $1 and severity = 'firing' and resolved_at is null", FAINT_ID
     )
     return int(number)
-
-
-async def _fold(database: Database) -> None:
-    """Fold what is stored, from the stored state, as a monitor that has just started."""
-    async with database.begin() as connection:
-        fold = Fold(CONFIG, await resume(connection))
-        rows = await claim(connection, fold.position.fold_seq, 100)
-        fold.learn(await load_catalog(connection, wanted={1}, known=fold.catalog))
-        for batch in rows:
-            fold.batch(batch)
-        await write(connection, fold.take(), "", webhook=True)
 
 
 async def _state(database: Database, alert_id: int) -> AlertFact:
@@ -389,7 +376,7 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
     async with database.begin() as connection:
         await act(connection, fired, Act.ACK, "rolling back")
     await store_serving(record, 3, 400, 200)
-    await _fold(database)
+    await fold_stored(database)
     over = await _state(database, fired)
     assert (over.is_open, over.ended, over.serving) == (False, "replaced", ("3",))
 
@@ -421,7 +408,7 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
 
     await store_serving(record, 1, 700, 200)
     await store_serving(record, 3, 701, 200)
-    await _fold(database)
+    await fold_stored(database)
     back = await _state(database, fired)
     assert (back.is_open, back.ended, back.serving) == (True, "", ())
     assert back.acknowledged is not None

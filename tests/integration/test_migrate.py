@@ -83,6 +83,7 @@ REVISIONS = [
     "0031",
     "0032",
     "0037",
+    "0034",
 ]
 
 
@@ -165,6 +166,8 @@ async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str
         "change_log",
         "coverage_hour",
         "account",
+        "incidents",
+        "incident_now",
         "leader_lock",
         "discovery_lock",
         "partition_lock",

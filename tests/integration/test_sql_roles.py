@@ -242,6 +242,8 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
         "change_log",
         "coverage_hour",
         "account",
+        "incidents",
+        "incident_now",
     } - {
         "quarantine",
         "embedding",

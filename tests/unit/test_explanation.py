@@ -213,11 +213,11 @@ def test_alerts_are_as_they_were_after_the_batch_of_a_change() -> None:
 def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> None:
     """The alert's own row is newer than the note."""
     standing = AlertingSlices([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
-    assert standing.notes_on_explained(change(SMALL, 5), {BIG: "small"}, "small") == []
+    assert standing.notes_on_explained(change(SMALL, 5), {BIG: "small"}) == []
     assert standing.notes_on_explaining(change(SMALL, 5), BIG, Explanation()) == []
     alone = AlertingSlices([alert(BIG)], [change(SMALL, 5)])
-    (note,) = alone.notes_on_explained(change(SMALL, 5), {BIG: "small"}, "small")
-    by = ExplainedBy(explained_by="small", explained_by_id=SMALL, incident="small")
+    (note,) = alone.notes_on_explained(change(SMALL, 5), {BIG: "small"})
+    by = ExplainedBy(explained_by="small", explained_by_id=SMALL)
     assert (note.slice_id, note.change) == (BIG, by)
 
 
@@ -226,7 +226,7 @@ def test_an_alert_is_listed_alone_once_the_one_that_explains_it_has_ended() -> N
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
     (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended()
     assert note.slice_id == BIG
-    assert note.change == ExplainedBy(explained_by=None, explained_by_id=None, incident="big")
+    assert note.change == ExplainedBy(explained_by=None, explained_by_id=None)
     assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended() == []
 
 

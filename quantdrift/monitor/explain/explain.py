@@ -213,7 +213,6 @@ class Explainer:
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=_names(by, catalog) if by else None,
             explained_by_id=by[0] if by else None,
-            incident=catalog.slices[by[0]].name if by else None,
             explains=tuple(catalog.slices[one].name for one in explained),
             explains_ids=tuple(explained),
         )
@@ -418,7 +417,7 @@ def _with_explanations(
         notes += alerting.notes_on_explaining(row, by, updated[key])
     for index, explanation in explanations.items():
         row = rows[index]
-        notes += alerting.notes_on_explained(row, found[index].explained, catalog.slices[row.slice_id].name)
+        notes += alerting.notes_on_explained(row, found[index].explained)
         rows[index] = with_explanation(row, explanation)
     return msgspec.structs.replace(outcome, transitions=tuple(rows), notes=tuple(notes))
 
@@ -442,7 +441,6 @@ def with_explanation(row: TransitionRow, explanation: Explanation) -> Transition
     explanation = msgspec.structs.replace(
         explanation,
         explanation=sentences(explanation, row.metric, event.evidence.detector, event.slice.task),
-        incident=explanation.incident or explanation.explained_by or event.slice.name,
     )
     explained = with_advice(msgspec.structs.replace(event, explanation=explanation))
     return msgspec.structs.replace(row, event=explained)

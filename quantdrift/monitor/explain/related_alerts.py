@@ -81,8 +81,8 @@ class AlertingSlices:
             key=lambda slice_id: (-shared[slice_id], slice_id),
         )
 
-    def notes_on_explained(self, row: TransitionRow, larger: Mapping[int, str], name: str) -> list[AlertNote]:
-        """Return notes on earlier alerts that the alert of `row`, of slice `name`, explains, alone or with others.
+    def notes_on_explained(self, row: TransitionRow, larger: Mapping[int, str]) -> list[AlertNote]:
+        """Return notes on earlier alerts that the alert of `row` explains, alone or with others.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class AlertingSlices:
             AlertNote(
                 model_version_id=row.model_version_id,
                 slice_id=slice_id,
-                change=ExplainedBy(explained_by=by, explained_by_id=row.slice_id, incident=name),
+                change=ExplainedBy(explained_by=by, explained_by_id=row.slice_id),
             )
             for slice_id, by in larger.items()
             if not self._superseded(row, slice_id)
@@ -130,7 +130,7 @@ class AlertingSlices:
             AlertNote(
                 model_version_id=key[0],
                 slice_id=key[1],
-                change=ExplainedBy(explained_by=None, explained_by_id=None, incident=alert.event.slice.name),
+                change=ExplainedBy(explained_by=None, explained_by_id=None),
             )
             for key, alert in sorted(self._known.items())
             if (key[0], alert.event.explanation.explained_by_id) in ended

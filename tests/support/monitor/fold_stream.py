@@ -9,6 +9,9 @@ import msgspec
 
 from quantdrift.core.config.schema import Config, Model, Monitor
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Side
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
@@ -20,6 +23,7 @@ from quantdrift.storage.monitor.rows import (
     from_us,
     to_us,
 )
+from quantdrift.storage.monitor.write import write
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -271,6 +275,17 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                 for row in rows.noise
             ],
         )
+
+
+async def fold_stored(database: Database) -> None:
+    """Fold what is stored, from the stored state, as a monitor that has just started, with a webhook."""
+    async with database.begin() as connection:
+        fold = Fold(CONFIG, await resume(connection))
+        rows = await claim(connection, fold.position.fold_seq, 100)
+        fold.learn(await load_catalog(connection, wanted={1}, known=fold.catalog))
+        for batch in rows:
+            fold.batch(batch)
+        await write(connection, fold.take(), "", webhook=True)
 
 
 async def store_serving(connection: asyncpg.Connection, version: int, from_s: float, seconds: int) -> None:

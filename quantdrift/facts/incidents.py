@@ -1,0 +1,236 @@
+"""Incidents: alerts that explain each other, as one thing with a beginning, a state and an end. Pure.
+
+An alert belongs to one incident from the moment it opens. It starts one of its own unless an alert that explains it, or that it
+explains, has one already; when a later explanation joins two, all alerts move to the older one. An explanation that ends takes
+nothing apart: what was one cause stays one incident.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+LEAST_SILENCE: Final = timedelta(minutes=10)
+LEAST_EXPECTED: Final = 100.0
+"""Answers that would have been compared during a silence: by chance alone it has a probability of at most exp(-100) where requests
+come independently, and of exp(-10) where ten that are alike come at a time."""
+LEAST_RETURNED: Final = 3
+RETURNED_RATIO: Final = 0.1
+
+
+class IncidentState(StrEnum):
+    """The states of an incident, in the order in which lists show them."""
+
+    OPEN = "open"
+    MITIGATED = "mitigated"
+    RECOVERED = "recovered"
+    CLOSED = "closed"
+
+
+MEANINGS: Final = MappingProxyType(
+    {
+        IncidentState.OPEN: "an alert of it lasts, and people get its answers",
+        IncidentState.MITIGATED: "nobody gets its answers any more: its version was replaced, or its slice was routed away",
+        IncidentState.RECOVERED: "the evidence of every alert says so",
+        IncidentState.CLOSED: "a person said so, with the reason, or its slice is not compared any more",
+    }
+)
+"""A sentence for a legend of the states."""
+
+
+class Mitigation(StrEnum):
+    """Why nobody gets the answers of an incident any more."""
+
+    REPLACED = "replaced"
+    """Another version of the model serves. It opens again if the version serves again."""
+    ROUTED = "routed"
+    """No request of its slices reaches the version, which serves others. It opens again if they come back."""
+    REPORTED = "reported"
+    """A person said so. It opens again if they take it back, or an alert becomes worse or is added."""
+
+
+_ENDED: Final = frozenset({"closed", "retired"})
+
+
+class IncidentAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an alert decides about its incident.
+
+    Parameters
+    ----------
+    incident
+        The incident it belongs to; None: it has just been opened.
+    explained_by, has_several_causes
+        The alert that explains it, or None, and whether it takes others besides. Such an alert joins no two causes: it stays in the
+        incident that it shares already, or goes to that of `explained_by`.
+    ended, ended_at
+        Why and since when it is over: `recovered`, `replaced`, `retired` or `closed`, empty where that is not known; the time is None
+        while it lasts.
+    worse_at
+        When it last became a page after a ticket, or clearly worse than when somebody acknowledged it; None: it did not.
+    """
+
+    id: int
+    incident: int | None
+    explained_by: int | None = None
+    has_several_causes: bool = False
+    onset_at: datetime
+    opened_at: datetime
+    ended: str = ""
+    ended_at: datetime | None = None
+    worse_at: datetime | None = None
+
+
+class Grouping(msgspec.Struct, frozen=True, kw_only=True):
+    """Alerts that are one incident.
+
+    Parameters
+    ----------
+    incident
+        Its number: the oldest of those that the alerts had; None: it is new.
+    absorbed
+        Other incidents whose alerts it takes over.
+    """
+
+    incident: int | None
+    absorbed: tuple[int, ...]
+    alerts: tuple[IncidentAlert, ...]
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of an incident, why, and since when it is not open any more; None while it is."""
+
+    state: IncidentState
+    mitigation: Mitigation | None = None
+    ended_at: datetime | None = None
+
+
+class SliceTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared of an alert's slice, and of its version, around the last answer of the slice.
+
+    Parameters
+    ----------
+    last_at, now
+        Capture times of the slice's last answer, and of the version's.
+    share
+        Share of the slice in the version's traffic until then, of the exchanges offered.
+    n_since
+        Exchanges of the version that were compared since then.
+    """
+
+    last_at: datetime
+    now: datetime
+    share: float
+    n_since: float
+
+    @property
+    def is_routed_away(self) -> bool:
+        """Whether the requests of the slice go elsewhere.
+
+        The version has served for ten minutes since the slice's last answer, and so much was compared of it that a hundred answers
+        of the slice would be among it, had the slice kept its share. Assumption: its requests are sampled no less often than the
+        version's others, and come independently. A slice that ends by itself, such as a batch job, looks the same: nobody gets its
+        answers in either case.
+        """
+        return self.now - self.last_at >= LEAST_SILENCE and self.share * self.n_since >= LEAST_EXPECTED
+
+    def has_returned(self, n_slice: int) -> bool:
+        """Return whether the requests of a slice that was routed away reach the version again.
+
+        Parameters
+        ----------
+        n_slice
+            Exchanges of the slice that were compared since it was found to be routed away; `n_since` counts from there, too. Three
+            of them and a tenth of its former share: a straggler is no return.
+        """
+        return n_slice >= LEAST_RETURNED and n_slice >= RETURNED_RATIO * self.share * self.n_since
+
+
+def grouped(alerts: Iterable[IncidentAlert]) -> list[Grouping]:
+    """Return the incidents that alerts form, in the order of their first alert. Each alert is in exactly one.
+
+    Parameters
+    ----------
+    alerts
+        Of one version; all alerts of each incident among them.
+    """
+    by_id = {alert.id: alert for alert in sorted(alerts, key=lambda alert: alert.id)}
+    of_incident: dict[int, list[int]] = {}
+    for alert in by_id.values():
+        if alert.incident is not None:
+            of_incident.setdefault(alert.incident, []).append(alert.id)
+    links = [(numbers[0], number) for numbers in of_incident.values() for number in numbers]
+    links += [
+        (alert.id, alert.explained_by)
+        for alert in by_id.values()
+        if alert.explained_by in by_id
+        and not (alert.has_several_causes and len(of_incident.get(alert.incident or 0, ())) > 1)
+    ]
+    return [_grouping([by_id[number] for number in some]) for some in _joined(by_id, links)]
+
+
+def _joined(numbers: Iterable[int], links: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Return the numbers in ascending order, by what links join, directly or through others."""
+    above = {number: number for number in numbers}
+
+    def root(number: int) -> int:
+        while above[number] != number:
+            above[number] = number = above[above[number]]
+        return number
+
+    for left, right in links:
+        low, high = sorted((root(left), root(right)))
+        above[high] = low
+    sets: dict[int, list[int]] = {}
+    for number in sorted(above):
+        sets.setdefault(root(number), []).append(number)
+    return list(sets.values())
+
+
+def _grouping(alerts: Sequence[IncidentAlert]) -> Grouping:
+    numbers = sorted({alert.incident for alert in alerts if alert.incident is not None})
+    return Grouping(
+        incident=numbers[0] if numbers else None, absorbed=tuple(numbers[1:]), alerts=tuple(alerts)
+    )
+
+
+def standing(
+    alerts: Sequence[IncidentAlert],
+    reported_at: datetime | None = None,
+    routed: Mapping[int, datetime] = MappingProxyType({}),
+) -> Standing:
+    """Return the state of an incident from its alerts.
+
+    Parameters
+    ----------
+    alerts
+        All of them, at least one.
+    reported_at
+        When a person said that it is mitigated; None: nobody did, or took it back.
+    routed
+        Alerts whose slice was routed away, each with the time of its last answer.
+    """
+    lasting = [alert for alert in alerts if alert.ended_at is None]
+    over_at = [alert.ended_at for alert in alerts if alert.ended_at is not None]
+    if lasting:
+        if reported_at is not None and not any(_is_news(alert, reported_at) for alert in lasting):
+            return Standing(
+                state=IncidentState.MITIGATED, mitigation=Mitigation.REPORTED, ended_at=reported_at
+            )
+        if all(alert.id in routed for alert in lasting):
+            ended_at = max([*over_at, *(routed[alert.id] for alert in lasting)])
+            return Standing(state=IncidentState.MITIGATED, mitigation=Mitigation.ROUTED, ended_at=ended_at)
+        return Standing(state=IncidentState.OPEN)
+    endings = {alert.ended for alert in alerts}
+    ended_at = max(over_at)
+    if Mitigation.REPLACED.value in endings:
+        return Standing(state=IncidentState.MITIGATED, mitigation=Mitigation.REPLACED, ended_at=ended_at)
+    state = IncidentState.CLOSED if endings & _ENDED else IncidentState.RECOVERED
+    return Standing(state=state, ended_at=ended_at)
+
+
+def _is_news(alert: IncidentAlert, reported_at: datetime) -> bool:
+    """Return whether an alert says more than was known when a person said that its incident is mitigated."""
+    return alert.opened_at > reported_at or (alert.worse_at is not None and alert.worse_at > reported_at)
