@@ -75,6 +75,9 @@ class Action(StrEnum):
     ALERT_NOTE = "alert note"
     GATE = "gate"  # the verdict of a gate on live traffic; the database's function `gate_end` adds it
     ALERT_CLOSE = "alert close"
+    INCIDENT_MITIGATE = "incident mitigate"
+    INCIDENT_REOPEN = "incident reopen"
+    INCIDENT_CLOSE = "incident close"
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

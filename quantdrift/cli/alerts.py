@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quantdrift.storage.monitor.alerts import ActionFact, AlertFact, Finding
 
 _MOST_CHARACTERS = 60
-_COMPLETION_S = 2.0
+COMPLETION_S = 2.0
 _Found = TypeVar("_Found")
 
 
@@ -42,7 +42,7 @@ def _completed(context: click.Context, _: click.Parameter, incomplete: str) -> l
     found: list[AlertFact] = []
     with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
         path = context.params.get("config_path") or Path("config.toml")
-        found = _run(path, context.params.get("data"), ask, timeout_s=_COMPLETION_S)
+        found = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
     return [
         CompletionItem(
             str(alert.id), help=plain(f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}")
@@ -90,7 +90,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_resolved: bo
         return found, [] if with_resolved else await lately_replaced(connection, model=model)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    found, lately = _run(config_path, data, ask)
+    found, lately = run(config_path, data, ask)
     links = [alert_page(config, alert.id) for alert in found]
     if as_json:
         emit([{**msgspec.to_builtins(alert), "page": link} for alert, link in zip(found, links, strict=True)])
@@ -146,7 +146,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
         return alert, actions, findings.get(alert_id, []), people, where
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    alert, actions, findings, people, where = _run(config_path, data, ask)
+    alert, actions, findings, people, where = run(config_path, data, ask)
     text = alert_text(alert, partial(alert_link, config))
     link = alert_page(config, alert.id)
     if as_json:
@@ -175,11 +175,11 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     if link:
         lines.append(f"Live page: {link}")
     if alert.is_open:
-        lines += _next(config, alert, where, findings, _options(config_path, data))
+        lines += _next(config, alert, where, findings, command_options(config_path, data))
     click.echo("\n".join(lines))
 
 
-def _options(config_path: Path, data: Path | None) -> str:
+def command_options(config_path: Path, data: Path | None) -> str:
     """Return the options with which a command finds the same configuration and data."""
     config = "" if config_path == Path("config.toml") else f" --config={shlex.quote(str(config_path))}"
     return f"{config}{'' if data is None else f' --data={shlex.quote(str(data))}'}"
@@ -289,10 +289,10 @@ def _act(
 ) -> None:
     from quantdrift.storage.monitor.alerts import Act, act
 
-    async def run(connection: "AsyncConnection") -> "ActionFact":
+    async def ask(connection: "AsyncConnection") -> "ActionFact":
         return await act(connection, alert_id, Act(what), reason)
 
-    made = _run(config_path, data, run)
+    made = run(config_path, data, ask)
     if as_json:
         emit({"alert": alert_id, **msgspec.to_builtins(made)})
     else:
@@ -310,16 +310,16 @@ def add_note(
     """Write what a command has found about an alert as a note; where that is not possible, say why on stderr."""
     from quantdrift.storage.monitor.alerts import FindingKind, add_finding
 
-    async def run(connection: "AsyncConnection") -> None:
+    async def ask(connection: "AsyncConnection") -> None:
         await add_finding(connection, alert_id, FindingKind(kind), said, details)
 
     try:
-        _run(config_path, data, run)
+        run(config_path, data, ask)
     except QuantdriftError as error:
         click.echo(f"Alert {alert_id} has no note of this result: {error}", err=True)
 
 
-def _run(
+def run(
     config_path: Path,
     data: Path | None,
     ask: "Callable[[AsyncConnection], Awaitable[_Found]]",
@@ -330,7 +330,7 @@ def _run(
 
     _, secrets = prepare(config_path, Role.REPORT, data)
 
-    async def run() -> _Found:
+    async def transaction() -> _Found:
         async with (
             asyncio.timeout(timeout_s),
             Database(secrets.dsn) as database,
@@ -338,7 +338,7 @@ def _run(
         ):
             return await ask(connection)
 
-    return asyncio.run(run())
+    return asyncio.run(transaction())
 
 
 def _row(alert: "AlertFact") -> tuple[str, ...]:

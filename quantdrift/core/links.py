@@ -16,6 +16,11 @@ def alert_link(config: Config, alert_id: int) -> str:
     return alert_page(config, alert_id) or f"quantdrift alerts show {alert_id}"
 
 
+def incident_page(config: Config, number: int) -> str:
+    """Return the address of an incident's page; empty if `web.url` is not set."""
+    return _page(config, f"incident/{number}")
+
+
 def slice_page(config: Config, model_version_id: int, slice_id: int) -> str:
     """Return the address of the page of a slice in a version of a model; empty if `web.url` is not set."""
     return _page(config, f"slice/{model_version_id}/{slice_id}")

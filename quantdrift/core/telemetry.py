@@ -414,6 +414,13 @@ VERDICT = Instrument(
     "{verdict}",
     "Verdict: 0 ok, 1 unknown, 2 warning, 3 firing, by model, version and slice.",
 )
+MITIGATED = Instrument(
+    "quantdrift.slice.mitigated",
+    _OG,
+    "{mitigation}",
+    "Whether nobody gets the answers of a slice that alerts any more, by model, version and slice: 0 people do, 1 its requests are routed"
+    " away, 2 a person said so.",
+)
 EVIDENCE = Instrument(
     "quantdrift.slice.evidence",
     _OG,

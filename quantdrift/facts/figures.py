@@ -72,6 +72,8 @@ class WindowName(StrEnum):
     """All that the version served."""
     PERIOD = "period"
     """Of a report, or of `--from` and `--to`."""
+    INCIDENT = "incident"
+    """From the beginning of an incident to its end, or so far."""
     BUCKET = "bucket"
     """Of a plot: cut by the onset, a release and the beginning of data."""
 

@@ -6,12 +6,15 @@ nothing apart: what was one cause stays one incident.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
+
+from quantdrift.core.notation import count_of, listed
+from quantdrift.facts.figures import Figure, shown
 
 LEAST_SILENCE: Final = timedelta(minutes=10)
 LEAST_EXPECTED: Final = 100.0
@@ -234,3 +237,184 @@ def standing(
 def _is_news(alert: IncidentAlert, reported_at: datetime) -> bool:
     """Return whether an alert says more than was known when a person said that its incident is mitigated."""
     return alert.opened_at > reported_at or (alert.worse_at is not None and alert.worse_at > reported_at)
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident as people read it.
+
+    Parameters
+    ----------
+    severity
+        Highest of its alerts so far: `warning` or `firing`.
+    slices
+        The slices that drifted and that no other one explains, the oldest alert first.
+    said_by, reason
+        Of a state that a person gave it: who, and why; else empty.
+    ended_at
+        Since when it is not open any more; None while it is.
+    changed
+        Changed answers from its beginning to its end, or so far, estimated; None: not counted yet, or of no use, as for a latency.
+    people
+        People with at least one changed answer in this time, at least; None: it is not known who sends a request.
+    cost
+        What they cost; None where no price is configured.
+    serving
+        Where its version was replaced: the versions that serve now.
+    alerts
+        Numbers of its alerts, the oldest first.
+    """
+
+    id: int
+    model: str
+    version: str
+    version_id: int
+    severity: str
+    slices: tuple[str, ...]
+    slice_ids: tuple[int, ...]
+    state: IncidentState
+    mitigation: Mitigation | None
+    said_by: str
+    reason: str
+    began_at: datetime
+    opened_at: datetime
+    ended_at: datetime | None
+    changed: Figure | None
+    people: Figure | None
+    cost: Figure | None = None
+    serving: tuple[str, ...] = ()
+    alerts: tuple[int, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether people get its answers, as far as is known."""
+        return self.state is IncidentState.OPEN
+
+
+class StoryKind(StrEnum):
+    """What happens in the story of an incident."""
+
+    ONSET = "onset"
+    TICKET = "ticket"
+    PAGE = "page"
+    END = "end"
+    ACK = "acknowledged"
+    UNACK = "not acknowledged any more"
+    NOTE = "note"
+    WORSE = "worse"
+    CLOSE = "closed"
+    DIAGNOSIS = "diagnosis"
+    REPAIR = "repair"
+    GATE = "gate"
+    RELEASE = "release"
+    STATE = "state"
+
+
+class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened in an incident.
+
+    Parameters
+    ----------
+    who
+        The person; empty: the monitor, or the traffic.
+    text
+        What happened, in a sentence or as the person said it.
+    alert
+        The alert that it is about; None: the whole incident, or the model.
+    """
+
+    at: datetime
+    kind: StoryKind
+    who: str = ""
+    text: str
+    alert: int | None = None
+
+
+def standing_sentence(incident: Incident) -> str:
+    """Return the state of an incident in a sentence, with the reason."""
+    where, at = listed(incident.slices), "" if incident.ended_at is None else _utc(incident.ended_at)
+    by = f" by {incident.said_by}: {incident.reason.rstrip('.')}" if incident.said_by else ""
+    match incident.state, incident.mitigation:
+        case IncidentState.OPEN, _:
+            return f"Open since {_utc(incident.opened_at)}."
+        case IncidentState.MITIGATED, Mitigation.ROUTED:
+            return f"Mitigated: no request of {where} has reached {incident.version} since {at}. It serves others."
+        case IncidentState.MITIGATED, Mitigation.REPORTED:
+            return f"Mitigated at {at}{by}."
+        case IncidentState.MITIGATED, _:
+            now = (
+                f" {listed(incident.serving)} serve{'' if len(incident.serving) > 1 else 's'} now."
+                if incident.serving
+                else ""
+            )
+            return f"Mitigated: {incident.version} was replaced by {at}.{now}"
+        case IncidentState.RECOVERED, _:
+            return f"Recovered at {at}: the evidence says so."
+        case _:
+            return f"Closed at {at}{by or ': its slice is not compared any more'}."
+
+
+def mitigated_sentence(version: str, slice_: str, mitigation: str, by: str = "") -> str:
+    """Return why nobody gets the answers of an alert any more that lasts by evidence.
+
+    Parameters
+    ----------
+    by
+        Of `reported`: who said so, and why.
+    """
+    if mitigation == Mitigation.ROUTED:
+        return f"Mitigated: no request of {slice_} reaches {version} any more. It serves others."
+    return f"Mitigated, as reported by {by.rstrip('.')}."
+
+
+def damage_sentence(incident: Incident) -> str:
+    """Return how many answers changed and how many people got one, so far; empty where neither is known."""
+    parts = []
+    if incident.changed is not None:
+        answers = shown(incident.changed)
+        interval = f" ({answers.low} to {answers.high})" if answers.low else ""
+        parts.append(f"some {answers.value} changed answers{interval}")
+    if incident.people is not None:
+        parts.append(f"at least {count_of(round(incident.people.value), 'person', 'people')} got one")
+    so_far = " so far" if incident.is_open else ""
+    said = ", ".join(parts)
+    return f"{said[:1].upper()}{said[1:]}{so_far}." if parts else ""
+
+
+def headline(incident: Incident) -> str:
+    """Return an incident in one line: when, where, the damage, and its state."""
+    begin, end = _day(incident.began_at), "" if incident.ended_at is None else _day(incident.ended_at)
+    when = f"since {begin}" if incident.is_open else begin if begin == end else f"{begin} to {end}"
+    damage = damage_sentence(incident).rstrip(".")
+    what = f"{damage[:1].lower()}{damage[1:]}" if damage else "answers changed"
+    return f"{when}, {incident.model} {incident.version}, {listed(incident.slices)}: {what}. {standing_sentence(incident)}"
+
+
+def story_sentence(event: StoryEvent) -> str:
+    """Return what happened in a sentence, with the person before it."""
+    of = f" (alert {event.alert})" if event.alert is not None else ""
+    match event.kind:
+        case StoryKind.ONSET:
+            return f"{event.text} began to drift, as far as can be told{of}"
+        case StoryKind.RELEASE:
+            return f"version {event.text} was seen for the first time"
+        case StoryKind.PAGE | StoryKind.TICKET | StoryKind.END | StoryKind.STATE:
+            who = f"{event.who}: " if event.who else ""
+            return f"{event.kind}: {who}{event.text}{of}"
+        case _:
+            who = f"{event.who}, " if event.who else ""
+            return f"{who}{event.kind}: {event.text}{of}"
+
+
+def unknown_sentence(incident: Incident) -> str:
+    """Return what is not known of an incident without labels, and what would tell; empty where that is of no use."""
+    if incident.changed is None or not incident.changed.value:
+        return ""
+    return "Not known yet: whether the changed answers are wrong. 50 labels would tell."
+
+
+def _utc(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _day(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%d %b %Y}".lstrip("0")

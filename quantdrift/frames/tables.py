@@ -183,6 +183,12 @@ class Tables(Generic[FrameT]):
         """Return how much of the traffic was sampled, lost and compared, by hour (view `coverage_hour`)."""
         return self._select("coverage_hour", {}, "hour", ("hour", start, end))
 
+    def incidents(
+        self, *, model: str = "", start: datetime | None = None, end: datetime | None = None
+    ) -> FrameT:
+        """Return what happened: the alerts of one cause, with a state and whom it hit, by beginning (view `incidents`)."""
+        return self._select("incidents", {"model": model}, "began_at desc", ("began_at", start, end))
+
     def not_observed(self, *, model: str = "", period: timedelta = timedelta(days=1)) -> FrameT:
         """Return what nobody looked at from `period` ago until now: of a model, and what was lost before its model was known.
 

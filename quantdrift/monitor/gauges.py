@@ -1,7 +1,9 @@
 """The monitor's gauges of slices and noise; other threads read them at any time."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -10,6 +12,7 @@ from quantdrift.core.telemetry import (
     DIVERGENCE,
     EVIDENCE,
     LEADER,
+    MITIGATED,
     NOISE,
     NOISY,
     OUTBOX,
@@ -20,14 +23,19 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
-from quantdrift.facts.status import LEVEL
+from quantdrift.facts.incidents import Mitigation
+from quantdrift.facts.status import ALERTS, LEVEL
 from quantdrift.storage.monitor.rows import Catalog, FloorRow, VerdictRow
 
+_MITIGATIONS: Final[Mapping[Mitigation | None, float]] = MappingProxyType(
+    {Mitigation.ROUTED: 1.0, Mitigation.REPORTED: 2.0}
+)
 Readings = tuple[tuple[float, Labels], ...]
 
 
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Readings = ()
+    mitigated: Readings = ()
     evidence: Readings = ()
     divergence: Readings = ()
     noise: Readings = ()
@@ -62,6 +70,7 @@ class SliceGauges:
     def register(self, telemetry: Telemetry) -> None:
         """Register the gauges with `telemetry`."""
         telemetry.observe(VERDICT, lambda: self._readings().verdicts)
+        telemetry.observe(MITIGATED, lambda: self._readings().mitigated)
         telemetry.observe(EVIDENCE, lambda: self._readings().evidence)
         telemetry.observe(DIVERGENCE, lambda: self._readings().divergence)
         telemetry.observe(NOISE, lambda: self._readings().noise)
@@ -72,8 +81,14 @@ class SliceGauges:
         telemetry.observe(LEADER, lambda: [(float(self.leads and not self._hangs()), {})])
         telemetry.observe(PROGRESS_AGE, self._ages)
 
-    def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog, floors: Iterable[FloorRow] = ()) -> None:
-        """Replace the readings by the leader's verdicts and noise floors."""
+    def show(
+        self,
+        verdicts: Iterable[VerdictRow],
+        catalog: Catalog,
+        floors: Iterable[FloorRow] = (),
+        mitigated: Mapping[tuple[int, int], Mitigation] = MappingProxyType({}),
+    ) -> None:
+        """Replace the readings by the leader's verdicts and noise floors, and by what is mitigated, by version and slice."""
         rows = list(verdicts)
         rows.sort(key=lambda row: (-max(LEVEL[row.verdict], 1), -row.evidence, row.slice_id))
         # A version compared with two references is one series: it shows the worse of the two.
@@ -93,6 +108,11 @@ class SliceGauges:
             noise=tuple((row.high / row.budget, labels) for row, labels in noise),
             noisy=tuple((float(row.exceeds), labels) for row, labels in noise),
             verdicts=tuple((LEVEL[row.verdict], labels) for row, labels in labelled),
+            mitigated=tuple(
+                (_MITIGATIONS.get(mitigated.get((row.model_version_id, row.slice_id)), 0.0), labels)
+                for row, labels in labelled
+                if row.verdict in ALERTS
+            ),
             evidence=tuple((row.evidence / row.threshold, labels) for row, labels in labelled),
             divergence=tuple(
                 (estimate["mean"], {**labels, "metric": metric})

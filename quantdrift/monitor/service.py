@@ -48,6 +48,7 @@ from quantdrift.monitor.unread_tallies import UnreadTallies
 from quantdrift.storage.address import Dsn
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
+from quantdrift.storage.incidents import count_due, mitigated_slices, store_count
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.circumstances import read_circumstances
 from quantdrift.storage.monitor.evidence import Evidence
@@ -226,6 +227,7 @@ class Monitor:
             "outbox": self._outbox_turn,
             "alertmanager": partial(self._notify_turn, self._alertmanager.post_due),
             "webhook": partial(self._notify_turn, self._webhook.send_due),
+            "incidents": self._count_turn,
             "maintenance": self._maintain_turn,
             "discovery": self._discoverer.turn,
             "sessions": self._session_search.turn,
@@ -341,7 +343,8 @@ class Monitor:
                     self._config.telemetry.trace_url,
                     webhook=bool(self._config.notify.webhook_url),
                 )
-        self._gauges.show(fold.current(), fold.catalog, fold.floors())
+            mitigated = await mitigated_slices(connection)
+        self._gauges.show(fold.current(), fold.catalog, fold.floors(), mitigated)
         for transition in outcome.transitions:
             _LOG.info(
                 "%s -> %s: %s",
@@ -365,6 +368,18 @@ class Monitor:
             self._failed.add(int(failed))
         if failed:
             raise RetryError("the collector did not accept an event")
+        await self._stop.wait(TURN_S)
+
+    async def _count_turn(self) -> None:
+        """Count what the incident that waits longest has done; the reading holds no lock that a new leader waits for."""
+        if self._leads():
+            async with self._database.begin() as connection:
+                count = await count_due(connection)
+            if count is not None:
+                async with self._database.begin() as connection:
+                    await self._leadership.fence(connection)
+                    await store_count(connection, count)
+                return
         await self._stop.wait(TURN_S)
 
     async def _notify_turn(self, notify: Callable[[], Awaitable[None]]) -> None:

@@ -64,6 +64,7 @@ quantdrift stores everything it knows in Postgres. Read it through views, which 
 | [`release_compare`](#release_compare) | each version beside the one before it |
 | [`coverage_hour`](#coverage_hour), [`not_observed`](#not_observed) | how much of the traffic the figures are based on, and what nobody looked at |
 | [`account`](#account) | what became of every sampled request |
+| [`incidents`](#incidents), [`incident_now`](#incident_now) | what happened: the alerts of one cause, with a state, and whom it hit |
 | [`change_log`](#change_log) | who changed what, when and why |
 
 The texts on this page are comments in the database: `\\d+ slice_now` in psql shows them. In Python, `quantdrift.frames` returns the views as

@@ -35,6 +35,12 @@ _STATE: Final = f"""
         a.onset_at, a.opened_at, a.resolved_at, a.details, coalesce(a.ended, '') as ended,
         last.action, last.made_by, last.identity, last.made_at, last.reason,
         (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations,
+        a.incident_id as incident,
+        case when i.state = 'mitigated' and a.resolved_at is null then i.mitigation end as mitigation,
+        case when i.mitigation = 'reported' then (
+            select coalesce(nullif(m.identity, ''), m.made_by) || ': ' || m.reason from incident_change m
+            where m.incident_id = i.id order by m.id desc limit 1
+        ) else '' end as mitigated_by,
         case when a.ended = 'replaced' then own.last_at end as last_seen_at,
         case when a.ended = 'replaced' then array(
             select n.candidate_version from serving v join model_version n on n.id = v.model_version_id
@@ -58,6 +64,7 @@ _STATE: Final = f"""
     left join serving own on own.model_version_id = a.model_version_id
     join model_version w on w.id = a.model_version_id
     join slice s on s.id = a.slice_id
+    left join incident i on i.id = a.incident_id
     left join lateral (
         select * from alert_action c where c.alert_id = a.id and c.action <> 'note' order by c.id desc limit 1
     ) last on true
@@ -130,10 +137,11 @@ _PEOPLE: Final = text("""
 """)
 
 _MARK: Final = text(
-    "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0)"
+    "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0),"
+    " coalesce((select max(id) from incident_change), 0)"
 )
 _OPEN: Final = text(
-    f"{_STATE} where a.resolved_at is null and last.action is distinct from 'close' order by a.id"
+    f"{_STATE} where a.resolved_at is null and last.action is distinct from 'close' and i.state is distinct from 'mitigated' order by a.id"
 )
 _OF_IDS: Final = text(f"{_STATE} where a.id = any(:ids)")
 _ENDED: Final = text("""
@@ -144,7 +152,7 @@ _ENDED: Final = text("""
         ) as escalations,
         o.created_at as ended_at
     from outbox o join transition t on t.id = o.transition_id join alert a on a.id = t.alert_id
-    where o.escalation_id is null and o.created_at > now() - cast(:span as interval)
+    where o.escalation_id is null and o.incident_change_id is null and o.created_at > now() - cast(:span as interval)
         and (
             t.from_verdict = 'warning' and t.to_verdict = 'firing'
             or t.to_verdict in ('ok', 'unknown') and a.resolved_at is not null
@@ -155,6 +163,13 @@ _ENDED: Final = text("""
     from alert a join alert_action c on c.alert_id = a.id
     where a.resolved_at is null and c.action = 'close' and c.fold_seq is null
     union all
+    select a.id, a.severity,
+        (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate'), c.made_at
+    from incident i join alert a on a.incident_id = i.id
+    cross join lateral (select made_at from incident_change where incident_id = i.id order by id desc limit 1) c
+    where i.state = 'mitigated' and i.mitigation in ('routed', 'reported') and a.resolved_at is null
+        and c.made_at > now() - cast(:span as interval)
+    union all
     select c.alert_id, c.severity,
         (select count(*) from alert_action e where e.alert_id = c.alert_id and e.action = 'escalate' and e.id < c.id),
         c.made_at
@@ -163,8 +178,9 @@ _ENDED: Final = text("""
 """)
 _DUE: Final = text("""
     select o.id, o.webhook_attempts as attempts, o.escalation_id, t.alert_id, t.from_verdict, t.to_verdict, t.details,
-        coalesce(c.made_at, t.at) as at
+        coalesce(c.made_at, i.made_at, t.at) as at, i.state as incident_state
     from outbox o join transition t on t.id = o.transition_id left join alert_action c on c.id = o.escalation_id
+    left join incident_change i on i.id = o.incident_change_id
     where o.webhook_due_at <= now() and t.alert_id is not null
     order by o.webhook_due_at, o.id limit :most
 """)
@@ -262,6 +278,11 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
         Of a version that was replaced: capture time of its newest exchange, and the versions that serve now.
     explained_by, explains
         Alerts of the same cause: the one that explains this one, or None, and those that this one explains.
+    incident
+        The incident that it belongs to; None: the monitor has not looked yet.
+    mitigation, mitigated_by
+        While it lasts: why nobody gets the answers of its incident any more, `routed` or `reported`, None: people do; and of `reported`
+        who said so and why.
     """
 
     id: int
@@ -283,11 +304,19 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     serving: tuple[str, ...] = ()
     explained_by: int | None = None
     explains: tuple[int, ...] = ()
+    incident: int | None = None
+    mitigation: str | None = None
+    mitigated_by: str = ""
 
     @property
     def is_open(self) -> bool:
         """Whether it lasts, and nobody has closed it."""
         return self.resolved_at is None and self.closed is None
+
+    @property
+    def ending(self) -> str:
+        """Why nobody has to do anything about it any more: `ended`, `closed`, or why its incident is mitigated; empty: somebody has."""
+        return "closed" if self.closed is not None else self.ended or self.mitigation or ""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,8 +346,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     attempts
         How often sending it failed.
     change
-        `opened`, `escalated` (from warning to firing), `worse` (it was acknowledged) or `ended` (resolved, or not watched any
-        more).
+        `opened`, `escalated` (from warning to firing), `worse` (it was acknowledged), `ended` (resolved, or not watched any
+        more), `mitigated` (its incident is) or `reopened` (its incident is open again).
     alert
         Its state now.
     details
@@ -433,14 +462,7 @@ async def act(
         There is no such alert; it was resolved (a note is accepted then, and one whose version was replaced can be closed); it is
         not acknowledged; it is closed already; or the reason is missing or too long. The database user lacks the right (role quantdrift_operator).
     """
-    reason = reason.strip()
-    word = "the note" if what is Act.NOTE else "the reason"
-    if not reason:
-        raise OperatorError(f"{word} is empty: say what the next person on call must know")
-    if len(reason) > LONGEST_REASON:
-        raise OperatorError(
-            f"{word} has {len(reason):,} characters, and {LONGEST_REASON:,} are allowed: shorten it"
-        )
+    reason = check_reason(reason, "the note" if what is Act.NOTE else "the reason")
     alert = await find_alert(connection, alert_id)
     if alert.closed is not None and what is not Act.NOTE:
         raise OperatorError(
@@ -480,6 +502,40 @@ async def act(
     return made
 
 
+def check_reason(reason: str, word: str = "the reason") -> str:
+    """Return what a person wrote without spaces around it.
+
+    Raises
+    ------
+    OperatorError
+        It is missing or too long.
+    """
+    reason = reason.strip()
+    if not reason:
+        raise OperatorError(f"{word} is empty: say what the next person on call must know")
+    if len(reason) > LONGEST_REASON:
+        raise OperatorError(
+            f"{word} has {len(reason):,} characters, and {LONGEST_REASON:,} are allowed: shorten it"
+        )
+    return reason
+
+
+async def close_alerts(
+    connection: AsyncConnection, alerts: Sequence[int], reason: str, identity: str
+) -> list[int]:
+    """Close those of some alerts that last, or that come back if their version does; return their numbers.
+
+    The caller checks the reason, and writes the entry in the audit.
+    """
+    closed = []
+    for alert in (await _facts(connection, set(alerts))).values():
+        if alert.is_open or (alert.ended == Ending.REPLACED and alert.closed is None):
+            values = {"id": alert.id, "acknowledges": False, "action": Act.CLOSE.value, "finding": None}
+            await connection.execute(_ADD, {**values, "identity": identity, "reason": reason})
+            closed.append(alert.id)
+    return sorted(closed)
+
+
 async def escalate(connection: AsyncConnection, *, webhook: bool) -> None:
     """End the acknowledgements of alerts that have become worse: of the monitor, in the transaction of a fold.
 
@@ -494,16 +550,16 @@ async def escalate(connection: AsyncConnection, *, webhook: bool) -> None:
             await connection.execute(_SEND, {"escalation": row.id, "alert": row.alert_id})
 
 
-async def alert_mark(connection: AsyncConnection) -> tuple[int, int]:
-    """Return two numbers, one of which changes with every change of an alert."""
-    outbox, action = (await connection.execute(_MARK)).one()
-    return int(outbox), int(action)
+async def alert_mark(connection: AsyncConnection) -> tuple[int, int, int]:
+    """Return three numbers, one of which changes with every change of an alert or an incident."""
+    outbox, action, change = (await connection.execute(_MARK)).one()
+    return int(outbox), int(action), int(change)
 
 
 async def current_alerts(
     connection: AsyncConnection, ended_for: timedelta
 ) -> tuple[list[AlertFact], list[tuple[AlertFact, Ended]]]:
-    """Return the open alerts, and the states that ended within `ended_for`, each with its alert."""
+    """Return the open alerts of incidents that are not mitigated, and the states that ended within `ended_for`, each with its alert."""
     current = [_fact(row) for row in (await connection.execute(_OPEN)).mappings()]
     values = {"span": ended_for, "worse": _WORSE}
     ended = [Ended(**row) for row in (await connection.execute(_ENDED, values)).mappings()]
@@ -547,6 +603,8 @@ async def _facts(connection: AsyncConnection, ids: set[int]) -> dict[int, AlertF
 def _change(row: RowMapping) -> str:
     if row["escalation_id"] is not None:
         return "worse"
+    if row["incident_state"] is not None:
+        return "mitigated" if row["incident_state"] == "mitigated" else "reopened"
     if row["to_verdict"] not in {"warning", "firing"}:
         return "ended"
     return "escalated" if row["from_verdict"] == "warning" else "opened"

@@ -103,12 +103,17 @@ _SEND: Final = text("""
     insert into outbox (transition_id, incident_change_id, sent_at, webhook_due_at)
     select max(t.id), :change, now(), now() from transition t where t.alert_id = any(:alerts) group by t.alert_id
 """)
-# Counts of roll-ups are by hour: of the hour of the last answer, the part after it.
+# Roll-ups are by hour: that of the last answer is divided at it, as if the traffic of the version were even within it.
 _TRAFFIC: Final = text("""
     select v.model_version_id as version_id, v.slice_id, v.last_at, w.last_at as now,
         coalesce((
-            select sum(r.weight) filter (where r.slice_id = v.slice_id) / nullif(sum(r.weight) filter (where r.slice_id = w.slice_id), 0)
-            from rollup_hour r
+            select sum(r.weight) filter (where r.slice_id = v.slice_id)
+                / nullif(sum(r.weight * of_hour.before) filter (where r.slice_id = w.slice_id), 0)
+            from rollup_hour r cross join lateral (
+                select case when r.hour + interval '1 hour' <= v.last_at then 1 else
+                    extract(epoch from v.last_at - r.hour) / nullif(extract(epoch from least(r.hour + interval '1 hour', w.last_at) - r.hour), 0)
+                    end as before
+            ) of_hour
             where r.model_version_id = v.model_version_id and r.slice_id in (v.slice_id, w.slice_id)
                 and r.hour > v.last_at - cast(:span as interval) and r.hour <= v.last_at
         ), 0) as share,

@@ -144,7 +144,8 @@ async def write(
     if position.event_us is not None:
         await write_incidents(
             connection,
-            versions={row.model_version_id for row in (*outcome.transitions, *outcome.notes)},
+            versions={row.model_version_id for row in outcome.transitions}
+            | {note.model_version_id for note in outcome.notes},
             transitions=written,
             now=from_us(position.event_us),
             fold_seq=position.fold_seq,

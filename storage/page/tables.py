@@ -21,7 +21,7 @@ MOST_HOURS: Final = 400 * 24
 _MOST_NUMBER: Final = 2**63 - 1
 _ALERTS: Final = """(
     select a.id, v.model, v.candidate_version, s.name as slice, a.severity, a.metric, a.onset_at, a.opened_at, a.resolved_at,
-        a.ended, a.model_version_id, a.slice_id
+        a.ended, a.model_version_id, a.slice_id, a.incident_id
     from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id
 )"""
 _DESCRIBED: Final = text(
@@ -151,7 +151,7 @@ RESOURCES: Final = (
         source=_ALERTS,
         key=(("t.id", _ID),),
         newest_first=True,
-        equal=(*_NAMES, "severity", "model_version_id", "slice_id"),
+        equal=(*_NAMES, "severity", "model_version_id", "slice_id", "incident_id"),
         columns={
             "id": ("bigint", "Number of the alert."),
             "model": ("text", "Model name, as in requests."),
@@ -168,7 +168,16 @@ RESOURCES: Final = (
             ),
             "model_version_id": ("integer", "Key of the version."),
             "slice_id": ("integer", "Key of the slice."),
+            "incident_id": ("bigint", "Incident that it belongs to; null: the monitor has not looked yet."),
         },
+    ),
+    Resource(
+        name="incidents",
+        summary="Incidents, the newest first: the alerts of one cause, with a state.",
+        view="incidents",
+        key=(("t.id", _ID),),
+        newest_first=True,
+        equal=("model", "candidate_version", "severity", "state", "model_version_id"),
     ),
     Resource(
         name="releases",

@@ -475,7 +475,7 @@ async def test_a_person_closes_an_alert_for_everybody_to_see(
     assert (newest.action, newest.subject, newest.note) == ("alert close", f"alert {fired}", reason)
 
     async with Database(await login_in(postgres_dsn, MONITOR)) as of_monitor:
-        await _fold(of_monitor)
+        await fold_stored(of_monitor)
     row = await record.fetchrow(
         "select a.ended, v.verdict, v.reason, v.alert_id from alert a join verdict v using (model_version_id, slice_id)"
         " where a.id = $1",

@@ -1,15 +1,25 @@
 """Incidents in Postgres: what the fold writes of them, with its alerts."""
 
+import asyncio
+import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
+from click.testing import CliRunner, Result
 
+from quantdrift.cli.main import main
+from quantdrift.core.errors import OperatorError
+from quantdrift.facts.incidents import Incident, headline, standing_sentence
+from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
+from quantdrift.storage.incidents import Say, count_due, find_incident, say, store_count, story
 from quantdrift.storage.monitor.alerts import Act, act
 from quantdrift.storage.monitor.rows import BatchRows
+from quantdrift.storage.schema.roles import OPERATOR, READER
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     CLEAR_ID,
@@ -21,8 +31,10 @@ from tests.support.monitor.fold_stream import (
     store_catalog,
     store_serving,
 )
+from tests.support.storage.logins import login_in
 
 pytestmark = pytest.mark.integration
+MODEL = '[[models]]\nname = "digits"\n[[models.references]]\npath = "digits.onnx"\n'
 
 
 @pytest.fixture
@@ -215,3 +227,153 @@ async def test_too_little_traffic_shows_no_route(database: Database, record: asy
     assert timedelta(minutes=50) < await record.fetchval(
         "select (select event_time from fold) - last_at from verdict where slice_id = $1", FAINT_ID
     )
+
+
+async def _state(database: Database, number: int) -> Incident:
+    async with database.begin() as connection:
+        return await find_incident(connection, number)
+
+
+async def _count(database: Database) -> None:
+    """Count every incident that waits, as the monitor does."""
+    async with database.begin() as connection:
+        while (count := await count_due(connection)) is not None:
+            await store_count(connection, count)
+
+
+async def test_the_damage_is_counted_from_the_beginning_on_each_answer_once(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """The weighted sum of changed answers since the onset, in the slice of the cause, with its interval; people where they are known."""
+    number = (await _of_slice(record, FAINT_ID))["id"]
+    await record.execute(
+        "update comparison set group_key = 'p' || left(md5(exchange_id::text), 1) where 2 = any(slice_ids) and captured_at < $1",
+        (await _of_slice(record, FAINT_ID))["opened_at"],
+    )
+    await record.execute(
+        "update comparison c set n_items = e.n from ("
+        " select captured_at, exchange_id, count(*) as n from comparison group by 1, 2"
+        ") e where e.captured_at = c.captured_at and e.exchange_id = c.exchange_id"
+    )
+    await _count(database)
+    found = await _state(database, number)
+    truth = await record.fetchrow(
+        "select sum(flips * w / n) as changed, sum(n) as n, (select count(distinct group_key) from comparison"
+        "   where flip and group_key <> '' and slice_ids && $2::int[] and captured_at >= $1) as people"
+        " from (select exchange_id, count(*) as n, count(*) filter (where flip) as flips, max(1 / (pi1 * pi2)) as w from comparison"
+        "   where slice_ids && $2::int[] and captured_at >= $1 and model_version_id = 1 group by 1) e",
+        found.began_at,
+        list(found.slice_ids),
+    )
+    assert found.changed is not None
+    assert found.people is not None
+    assert found.changed.value == pytest.approx(truth["changed"])
+    assert found.changed.low is not None
+    assert found.changed.high is not None
+    assert found.changed.low < found.changed.value < found.changed.high
+    assert (found.changed.n, found.people.value) == (truth["n"], truth["people"])
+    assert str(round(found.people.value)) in headline(found)
+    assert fired in found.alerts
+
+
+async def test_a_person_mitigates_reopens_and_closes_an_incident(
+    database: Database, record: asyncpg.Connection, fired: int
+) -> None:
+    """With the name and the reason in incident and audit; what its state does not allow is refused."""
+    number = (await _of_slice(record, FAINT_ID))["id"]
+
+    async def said(what: Say, reason: str) -> Incident:
+        async with database.begin() as connection:
+            return await say(connection, number, what, reason, identity="ada")
+
+    with pytest.raises(OperatorError, match="only one that a person has mitigated"):
+        await said(Say.REOPEN, "x")
+    with pytest.raises(OperatorError, match="the reason is empty"):
+        await said(Say.CLOSE, " ")
+    found = await said(Say.MITIGATE, "the caller ignores them")
+    assert (found.state, found.mitigation, found.said_by) == ("mitigated", "reported", "ada")
+    assert "by ada: the caller ignores them" in standing_sentence(found)
+    with pytest.raises(OperatorError, match="mitigated already"):
+        await said(Say.MITIGATE, "x")
+    await _more(database, record, 0)
+    assert (await _state(database, number)).mitigation == "reported"
+    assert await record.fetchval(
+        "select count(*) from outbox o join incident_change c on c.id = o.incident_change_id where c.incident_id = $1",
+        number,
+    ) == len([one for one in found.alerts if await _lasts(record, one)])
+    assert (await said(Say.REOPEN, "rolled back")).state == "open"
+    await said(Say.MITIGATE, "again")
+    other = await record.fetchval(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        ' select 1, $1, \'warning\', metric, onset_at, now(), \'{"explained_by": "scanner=faint", "explained_by_id": 2}\''
+        " from alert where id = $2 returning id",
+        CLEAR_ID,
+        fired,
+    )
+    await _more(database, record, 1)
+    opened = await _state(database, number)
+    assert (opened.state, other in opened.alerts) == ("open", True)
+    closed = await said(Say.CLOSE, "goes to fp32")
+    assert (closed.state, closed.said_by, closed.reason) == ("closed", "ada", "goes to fp32")
+    await _more(database, record, 2)
+    over = await _state(database, number)
+    assert (over.state, over.said_by, over.reason) == ("closed", "ada", "goes to fp32")
+    assert not await _lasts(record, fired)
+    with pytest.raises(OperatorError, match="is closed by ada already"):
+        await said(Say.CLOSE, "x")
+    async with database.begin() as connection:
+        written = [
+            (one.action, one.note) for one in (await entries(connection)) if one.action.startswith("incident")
+        ]
+        events = await story(connection, closed)
+    assert written == [
+        ("incident mitigate", "the caller ignores them"),
+        ("incident reopen", "rolled back"),
+        ("incident mitigate", "again"),
+        ("incident close", "goes to fp32"),
+    ]
+    assert [one.at for one in events] == sorted(one.at for one in events)
+    assert {"onset", "page", "state", "closed", "release"} <= {one.kind for one in events}
+
+
+async def _lasts(record: asyncpg.Connection, alert: int) -> bool:
+    return await record.fetchval("select resolved_at from alert where id = $1", alert) is None
+
+
+async def test_the_command_lists_shows_and_closes_incidents(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, fired: int, tmp_path: Path
+) -> None:
+    """As text and as JSON; the operator's role alone changes one; what is not known names the command that tells."""
+    number = (await _of_slice(record, FAINT_ID))["id"]
+    await _count(database)
+
+    async def typed(*words: str, dsn: str = postgres_dsn) -> Result:
+        (tmp_path / "config.toml").write_text(MODEL)
+        environment = {"QUANTDRIFT_DSN": dsn}
+        return await asyncio.to_thread(
+            CliRunner().invoke,
+            main,
+            ["incidents", *words, "-c", str(tmp_path / "config.toml")],
+            env=environment,
+        )
+
+    listed = await typed("list")
+    assert listed.exit_code == 0, listed.output
+    assert "scanner=faint" in listed.output
+    (row, *_) = [one for one in json.loads((await typed("list", "--json")).output) if one["id"] == number]
+    assert (row["state"], row["changed"]["name"], fired in row["alerts"]) == ("open", "changed", True)
+    shown = (await typed("show", str(number))).output
+    assert "50 labels would tell." in shown
+    assert "quantdrift labels wanted --model digits --version 1 --slice" in shown
+    assert "began to drift" in shown
+    assert "page:" in shown
+    async with database.begin() as connection:
+        await act(connection, fired, Act.ACK, "looking", identity="ada")
+    assert "ada, acknowledged: looking" in (await typed("show", str(number))).output
+    refused = await typed("close", str(number), "--reason", "x", dsn=await login_in(postgres_dsn, READER))
+    assert refused.exit_code == 2
+    assert "permission denied" in refused.output
+    closed = await typed("close", str(number), "--reason", "over", dsn=await login_in(postgres_dsn, OPERATOR))
+    assert closed.output.startswith(f"Incident {number} is closed"), closed.output
+    assert (await typed("show", "99")).exit_code == 2
+    assert json.loads((await typed("show", str(number), "--json")).output)["state"] == "closed"

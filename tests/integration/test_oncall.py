@@ -22,7 +22,16 @@ import msgspec
 import pytest
 import yaml
 
-from tests.support.monitor.fold_stream import SECOND_US, batches, store_batch, store_catalog, store_serving
+from quantdrift.storage.database import Database
+from quantdrift.storage.incidents import Say, say
+from tests.support.monitor.fold_stream import (
+    FAINT_ID,
+    SECOND_US,
+    batches,
+    store_batch,
+    store_catalog,
+    store_serving,
+)
 from tests.support.monitor.monitor_processes import running_monitor, until
 from tests.support.sidecar.relay_process import free_port
 
@@ -257,6 +266,80 @@ async def test_the_page_of_a_version_ends_within_a_minute_of_its_replacement_and
         await store_serving(record, 1, 1000, 200)
         await store_serving(record, 3, 1001, 200)
         await until(times(2, 1), "it is paged again")
+
+
+@needs_programs
+async def test_the_page_of_an_incident_ends_while_it_is_mitigated_also_where_no_prometheus_is(
+    postgres_dsn: str,
+    database: Database,
+    record: asyncpg.Connection,
+    tmp_path: Path,
+    receiver: _Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the gauge and its rule, and by what the monitor posts to an Alertmanager itself, with the reason; the verdict goes on."""
+    await store_catalog(record)
+    for rows in batches(200):
+        await store_batch(record, rows)
+    monitor, prometheus, alertmanager, second = (free_port() for _ in range(4))
+    monkeypatch.setenv("QUANTDRIFT__MONITOR__ADMIN", f"127.0.0.1:{monitor}")
+    monkeypatch.setenv("QUANTDRIFT__NOTIFY__ALERTMANAGER", f'["http://127.0.0.1:{second}"]')
+    of_rules, of_monitor = tmp_path / "rules", tmp_path / "direct"
+    of_rules.mkdir()
+    of_monitor.mkdir()
+
+    def times(n_firing: int, n_resolved: int) -> Callable[[], Awaitable[bool]]:
+        async def hold() -> bool:
+            found = [
+                [one for one in receiver.of(status) if "alert" in one["commonLabels"]]
+                for status in ("firing", "resolved")
+            ]
+            direct = tuple(map(len, found))
+            total = len(receiver.of("firing")), len(receiver.of("resolved"))
+            return direct == (n_firing, n_resolved) and total == (2 * n_firing, 2 * n_resolved)
+
+        return hold
+
+    async def said(what: Say, reason: str) -> None:
+        number = await record.fetchval(
+            "select incident_id from alert where slice_id = $1 and resolved_at is null", FAINT_ID
+        )
+        async with database.begin() as connection:
+            await say(connection, number, what, reason, identity="ada")
+
+    def alertmanager_at(folder: Path, port: int) -> contextlib.AbstractAsyncContextManager[None]:
+        return _program(
+            "prometheus-alertmanager",
+            f"--config.file={_alertmanager_config(folder, receiver)}",
+            f"--storage.path={folder / 'alertmanager'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--cluster.listen-address=",
+        )
+
+    async with (
+        alertmanager_at(of_rules, alertmanager),
+        alertmanager_at(of_monitor, second),
+        _program(
+            "prometheus",
+            f"--config.file={_prometheus_config(of_rules, (monitor,), alertmanager)}",
+            f"--storage.tsdb.path={of_rules / 'prometheus'}",
+            f"--web.listen-address=127.0.0.1:{prometheus}",
+        ),
+        running_monitor(postgres_dsn, tmp_path),
+    ):
+        await until(times(1, 0), "the drift is paged by both")
+        await said(Say.MITIGATE, "the caller ignores these answers")
+        await until(times(1, 1), "both send the end")
+        shown = 'quantdrift_slice_verdict{version="1",slice="scanner=faint"}'
+        assert [row["value"][1] for row in await asyncio.to_thread(_query, prometheus, shown)] == ["3"]
+        (end,) = [one for one in receiver.of("resolved") if "alert" in one["commonLabels"]]
+        (alert,) = end["alerts"]
+        assert alert["annotations"]["ended"] == "reported"
+        assert alert["annotations"]["summary"] == (
+            "digits 1, scanner=faint: Mitigated, as reported by ada: the caller ignores these answers."
+        )
+        await said(Say.REOPEN, "rolled back")
+        await until(times(2, 1), "both page again")
 
 
 def _healthy_again(n: int) -> list[Any]:

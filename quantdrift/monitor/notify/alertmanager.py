@@ -1,9 +1,9 @@
 """The state of all alerts at Alertmanager (API v2), posted again and again.
 
-Every firing alert is posted when it changes and every `RESYNC_S`, to each address, with an end that lies `LASTS` ahead. So
-Alertmanager learns the state again after its restart, and a change of the leading monitor is not noticed: labels and start of
-an alert come from the database. An alert that was resolved is posted with its end for longer than `LASTS`. If Alertmanager
-misses even that, it has resolved the alert by itself. So nothing has to be remembered of what was sent.
+Every alert whose incident is not mitigated is posted when it changes and every `RESYNC_S`, to each address, with an end that lies
+`LASTS` ahead. So Alertmanager learns the state again after its restart, and a change of the leading monitor is not noticed: labels and
+start of an alert come from the database. An alert that was resolved, or whose incident is mitigated, is posted with its end for longer
+than `LASTS`. If Alertmanager misses even that, it has resolved the alert by itself. So nothing has to be remembered of what was sent.
 
 An alert that escalates gets another label set, because Alertmanager notifies at once of what is new: a page has another
 `alertname` and `severity` than a ticket, and `escalation` counts how often an acknowledged alert became worse. The label set
@@ -29,6 +29,7 @@ from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
 from quantdrift.monitor.fold.alert_text import alert_text
 from quantdrift.monitor.notify.receiver import Receiver
+from quantdrift.monitor.notify.webhook import mitigated
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
 from quantdrift.storage.monitor.alerts import AlertFact, Ended, alert_mark, current_alerts
@@ -53,7 +54,7 @@ class _Address:
         self.receiver = receiver
         self.backoff = Backoff(1.0, _LONGEST_PAUSE_S)
         self.next_s = 0.0
-        self.mark: tuple[int, int] | None = None
+        self.mark: tuple[int, int, int] | None = None
         self.fails = False
 
 
@@ -103,7 +104,7 @@ class AlertmanagerNotifier:
         for one in self._addresses:
             one.receiver.close()
 
-    async def _post(self, one: _Address, body: bytes, mark: tuple[int, int]) -> None:
+    async def _post(self, one: _Address, body: bytes, mark: tuple[int, int, int]) -> None:
         failure = await one.receiver.post(_PATH, body)
         now_s = self._clock.monotonic_s()
         if failure is None:
@@ -134,6 +135,8 @@ def encode(
 def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[str, Any]:
     name, kind = _NAMES[state.severity]
     text = alert_text(alert, partial(alert_link, config))
+    if alert.mitigation:
+        text = f"{mitigated(alert)}\n{text}"
     made, link = alert.acknowledged, alert_page(config, alert.id)
     labels = {
         "alertname": name,
@@ -150,7 +153,8 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
         **({"runbook_url": config.notify.runbook_url} if config.notify.runbook_url else {}),
         **({"page": link} if link else {}),
         **({"acknowledged": plain(f"{made.by}: {made.reason}")} if made else {}),
-        **({"ended": "closed" if alert.closed else alert.ended} if not alert.is_open else {}),
+        **({"ended": alert.ending} if alert.ending else {}),
+        **({"incident": str(alert.incident)} if alert.incident is not None else {}),
     }
     return {
         "labels": {key: value for key, value in labels.items() if value},

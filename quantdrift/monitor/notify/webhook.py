@@ -22,12 +22,20 @@ from quantdrift.core.keys import Key, KeyFile
 from quantdrift.core.links import alert_link, alert_page
 from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
+from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
+from quantdrift.facts.incidents import mitigated_sentence
 from quantdrift.monitor.fold.alert_text import page, with_related
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
-from quantdrift.storage.monitor.alerts import Delivery, delay_delivery, due_deliveries, end_delivery
+from quantdrift.storage.monitor.alerts import (
+    AlertFact,
+    Delivery,
+    delay_delivery,
+    due_deliveries,
+    end_delivery,
+)
 from quantdrift.storage.monitor.events import event_of
 
 SIGNATURE: Final = "Quantdrift-Signature"
@@ -116,12 +124,20 @@ def signature(key: Key, at_s: int, body: bytes) -> str:
     return f"t={at_s},kid={key.id},v1={digest.hex()}"
 
 
+def mitigated(alert: AlertFact) -> str:
+    """Return why nobody gets the answers of an alert that lasts, with model, version and slice before it."""
+    said = mitigated_sentence(alert.version, alert.slice, alert.mitigation or "", alert.mitigated_by)
+    return plain(f"{alert.model} {alert.version}, {alert.slice}: {said}")
+
+
 def document(delivery: Delivery, config: Config) -> bytes:
     """Return the JSON document of one change of an alert."""
     alert = delivery.alert
     event = event_of(delivery.details)
     text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
-    if alert.is_open:
+    if alert.mitigation:
+        text = f"{mitigated(alert)}\n{text}"
+    elif alert.is_open:
         text = with_related(text, alert, partial(alert_link, config))
     facts: dict[str, Any] = {
         "version": 1,

@@ -1,0 +1,288 @@
+"""The command `quantdrift incidents`: what happened, whom it hit, whether it is over, and who did what."""
+
+import contextlib
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem
+
+from quantdrift.cli.alerts import COMPLETION_S, command_options, run
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import columns
+from quantdrift.core.config.load import Role
+from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.text import plain, plain_lines
+from quantdrift.facts.status import alert_kind
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from quantdrift.facts.incidents import Incident, StoryEvent
+
+
+def _completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the numbers of current incidents for the shell; nothing where the database does not answer at once."""
+    from quantdrift.storage.incidents import list_incidents
+
+    async def ask(connection: "AsyncConnection") -> "list[Incident]":
+        return await list_incidents(connection)
+
+    found: list[Incident] = []
+    with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
+        path = context.params.get("config_path") or Path("config.toml")
+        found = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
+    return [
+        CompletionItem(str(one.id), help=plain(f"{one.state}: {one.model} {', '.join(one.slices)}"))
+        for one in found
+        if str(one.id).startswith(incomplete)
+    ]
+
+
+_INCIDENT = click.argument(
+    "number", metavar="INCIDENT", type=click.IntRange(min=1), shell_complete=_completed
+)
+_WHY = click.option("--reason", required=True, help="Why; the incident and the audit have it.")
+
+
+@click.group()
+def incidents() -> None:
+    """Show incidents, and say what quantdrift cannot see of their state.
+
+    An incident is what people talk about: the alerts of one cause, with all that was done about them. It is open while people get its
+    answers; mitigated once nobody does, because another version serves or its slice goes elsewhere; recovered once the evidence says so;
+    closed when a person says so. The pagers get its end in each case.
+    """
+
+
+@incidents.command("list")
+@CONFIG
+@DATA
+@click.option("--model", default="", help="Only incidents of this model.")
+@click.option("--all", "with_ended", is_flag=True, help="Also those that ended more than a day ago.")
+@JSON
+def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool, as_json: bool) -> None:
+    """List incidents: open ones first, then those that ended within a day.
+
+    \b
+    Examples:
+      quantdrift incidents list
+      quantdrift incidents list --model digits --all --json
+    """
+    from quantdrift.core.links import incident_page
+    from quantdrift.storage.incidents import list_incidents
+
+    async def ask(connection: "AsyncConnection") -> "list[Incident]":
+        return await list_incidents(connection, model=model, with_ended=with_ended)
+
+    config, _ = prepare(config_path, Role.REPORT, data)
+    found = run(config_path, data, ask)
+    links = [incident_page(config, one.id) for one in found]
+    if as_json:
+        emit([{**msgspec.to_builtins(one), "page": link} for one, link in zip(found, links, strict=True)])
+        return
+    if not found:
+        click.echo(f"No {'' if with_ended else 'current '}incidents{f' of {plain(model)}' if model else ''}.")
+        return
+    head = (
+        "incident",
+        "kind",
+        "model",
+        "version",
+        "slices",
+        "began (UTC)",
+        "state",
+        "changed answers",
+        "people",
+    )
+    rows = [_row(one) for one in found]
+    if config.web.url:
+        head, rows = (*head, "live page"), [(*row, link) for row, link in zip(rows, links, strict=True)]
+    click.echo(columns(head, rows))
+
+
+@incidents.command("show")
+@CONFIG
+@DATA
+@_INCIDENT
+@JSON
+def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) -> None:
+    """Show one incident: its state, the damage so far, what is not known yet, and its story.
+
+    \b
+    Example:
+      quantdrift incidents show 3
+    """
+    from quantdrift.core.links import incident_page
+    from quantdrift.facts.incidents import damage_sentence, headline, standing_sentence, unknown_sentence
+    from quantdrift.storage.incidents import find_incident, has_labels, story
+
+    async def ask(connection: "AsyncConnection") -> "tuple[Incident, list[StoryEvent], bool]":
+        incident = await find_incident(connection, number)
+        return incident, await story(connection, incident), await has_labels(connection, incident)
+
+    config, _ = prepare(config_path, Role.REPORT, data)
+    incident, events, is_labelled = run(config_path, data, ask)
+    options = command_options(config_path, data)
+    link = incident_page(config, incident.id)
+    unknown = "" if is_labelled else unknown_sentence(incident)
+    wanted = labels_wanted(incident, options) if unknown else ""
+    if as_json:
+        emit(
+            {
+                **msgspec.to_builtins(incident),
+                "headline": headline(incident),
+                "story": events,
+                "not_known": unknown,
+                "labels_wanted": wanted,
+                "page": link,
+            }
+        )
+        return
+    lines = []
+    if incident.id != number:
+        lines.append(f"Incident {number} is a part of incident {incident.id}: they have one cause.")
+    lines += [
+        f"Incident {incident.id}: {plain(incident.model)} {plain(incident.version)}, {plain(', '.join(incident.slices))}.",
+        plain(standing_sentence(incident)),
+    ]
+    if damage := damage_sentence(incident):
+        lines.append(damage)
+    if unknown:
+        lines += [unknown, f"  {plain(wanted)}"]
+    lines += ["", *(_told(event) for event in events), ""]
+    lines.append(
+        f"Alerts: {', '.join(f'quantdrift alerts show {alert}{options}' for alert in incident.alerts[:5])}"
+    )
+    if link:
+        lines.append(f"Live page: {link}")
+    lines += _next(incident, options)
+    click.echo("\n".join(lines))
+
+
+def labels_wanted(incident: "Incident", options: str = "") -> str:
+    """Return the command that draws changed answers of an incident for somebody to label."""
+    names = ("model", incident.model), ("version", incident.version), ("slice", str(incident.slice_ids[0]))
+    given = " ".join(f"--{name} {shlex.quote(value)}" for name, value in names)
+    return f"quantdrift labels wanted {given} --out wanted.csv{options}"
+
+
+@incidents.command("mitigate")
+@CONFIG
+@DATA
+@_INCIDENT
+@_WHY
+@JSON
+def mitigate(config_path: Path, data: Path | None, number: int, reason: str, *, as_json: bool) -> None:
+    """Say that nobody gets the answers of an incident any more, where quantdrift cannot see it.
+
+    The pagers get its end. Its alerts go on by evidence: the incident opens again if one becomes worse, if another one is added, or with
+    `quantdrift incidents reopen`. A version that was replaced, and a slice that gets no requests of it any more, quantdrift sees by
+    itself. Needs the operator's role.
+
+    \b
+    Example:
+      quantdrift incidents mitigate 3 --reason "the caller ignores these answers since 03:20"
+    """
+    _say(config_path, data, number, "mitigate", reason, as_json=as_json)
+
+
+@incidents.command("reopen")
+@CONFIG
+@DATA
+@_INCIDENT
+@_WHY
+@JSON
+def reopen(config_path: Path, data: Path | None, number: int, reason: str, *, as_json: bool) -> None:
+    """Take back that an incident is mitigated: people get its answers. Needs the operator's role.
+
+    \b
+    Example:
+      quantdrift incidents reopen 3 --reason "the caller was rolled back"
+    """
+    _say(config_path, data, number, "reopen", reason, as_json=as_json)
+
+
+@incidents.command("close")
+@CONFIG
+@DATA
+@_INCIDENT
+@_WHY
+@JSON
+def close(config_path: Path, data: Path | None, number: int, reason: str, *, as_json: bool) -> None:
+    """Close an incident with all of its alerts: you know that it is over.
+
+    The detectors of its slices start from the beginning, and a drift that goes on is a new incident. Needs the operator's role.
+
+    \b
+    Example:
+      quantdrift incidents close 3 --reason "int8-2 serves everywhere"
+    """
+    _say(config_path, data, number, "close", reason, as_json=as_json)
+
+
+_DONE = {
+    "mitigate": "is mitigated, until an alert of it becomes worse, another one is added, or you open it again",
+    "reopen": "is open again",
+    "close": "is closed, and the detectors of its slices start from the beginning",
+}
+
+
+def _say(config_path: Path, data: Path | None, number: int, what: str, reason: str, *, as_json: bool) -> None:
+    from quantdrift.storage.incidents import Say, say
+
+    async def ask(connection: "AsyncConnection") -> "Incident":
+        return await say(connection, number, Say(what), reason)
+
+    incident = run(config_path, data, ask)
+    if as_json:
+        emit(incident)
+    else:
+        click.echo(f"Incident {incident.id} {_DONE[what]}; by {plain(incident.said_by)}.")
+
+
+def _next(incident: "Incident", options: str) -> list[str]:
+    """Return what can be typed next about an incident that is not over."""
+    reason = f'{incident.id} --reason "..."{options}'
+    if incident.mitigation == "reported":
+        return [f"If people get these answers again: quantdrift incidents reopen {reason}", _closing(reason)]
+    if incident.is_open:
+        return [
+            f"If nobody gets these answers any more, and quantdrift cannot see it: quantdrift incidents mitigate {reason}",
+            _closing(reason),
+        ]
+    return [_closing(reason)] if incident.state == "mitigated" else []
+
+
+def _closing(reason: str) -> str:
+    return f"If it is over for good: quantdrift incidents close {reason}"
+
+
+def _row(incident: "Incident") -> tuple[str, ...]:
+    from quantdrift.facts.figures import shown
+
+    mitigation = f" ({incident.mitigation})" if incident.mitigation else ""
+    return (
+        str(incident.id),
+        alert_kind(incident.severity),
+        plain(incident.model),
+        plain(incident.version),
+        plain(", ".join(incident.slices)),
+        _utc(incident.began_at),
+        f"{incident.state}{mitigation}{f' {_utc(incident.ended_at)}' if incident.ended_at else ''}",
+        "-" if incident.changed is None else shown(incident.changed).value,
+        "-" if incident.people is None else f">= {shown(incident.people).value}",
+    )
+
+
+def _told(event: "StoryEvent") -> str:
+    from quantdrift.facts.incidents import story_sentence
+
+    return f"{_utc(event.at)} UTC  {plain_lines(story_sentence(event)).splitlines()[0]}"
+
+
+def _utc(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"
