@@ -271,7 +271,6 @@ async def test_the_page_of_a_version_ends_within_a_minute_of_its_replacement_and
 @needs_programs
 async def test_the_page_of_an_incident_ends_while_it_is_mitigated_also_where_no_prometheus_is(
     postgres_dsn: str,
-    database: Database,
     record: asyncpg.Connection,
     tmp_path: Path,
     receiver: _Receiver,
@@ -304,7 +303,7 @@ async def test_the_page_of_an_incident_ends_while_it_is_mitigated_also_where_no_
         number = await record.fetchval(
             "select incident_id from alert where slice_id = $1 and resolved_at is null", FAINT_ID
         )
-        async with database.begin() as connection:
+        async with Database(postgres_dsn) as database, database.begin() as connection:
             await say(connection, number, what, reason, identity="ada")
 
     def alertmanager_at(folder: Path, port: int) -> contextlib.AbstractAsyncContextManager[None]:
