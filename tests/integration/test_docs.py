@@ -63,7 +63,7 @@ async def test_every_query_shown_runs(postgres_dsn: str) -> None:
 async def test_the_commands_of_the_first_hour_run_as_typed_with_two_models(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In their order, on a page of one of two models that have a slice of the same name; only the alert's number differs."""
+    """In their order, on a page of one of two models that have a slice of the same name; only the numbers of alert and incident differ."""
     await store_catalog(record)
     await record.execute("update slice set name = 'scanner=archive' where id = $1", FAINT_ID)
     await record.execute(
@@ -96,7 +96,13 @@ async def test_the_commands_of_the_first_hour_run_as_typed_with_two_models(
     page = (ROOT / "docs/how-to/first-hour.md").read_text(encoding="utf-8")
 
     async def typed(command: str) -> Result:
-        words = shlex.split(re.sub(r"\b12\b", str(await alert()), command))
+        number = await alert()
+        incident = await record.fetchval("select incident_id from alert where id = $1", number)
+        words = shlex.split(
+            re.sub(
+                r"^incidents (\w+) 3\b", rf"incidents \1 {incident}", re.sub(r"\b12\b", str(number), command)
+            )
+        )
         return await asyncio.to_thread(CliRunner().invoke, main, words)
 
     commands = re.findall(r"^\$ quantdrift (.+)$", page, flags=re.MULTILINE)

@@ -86,7 +86,9 @@ def test_the_end_of_an_alert_says_whether_it_is_well_or_gone() -> None:
 
 def test_an_alert_that_was_stored_flat_is_read_back_as_the_same_record() -> None:
     """Of all of its parts, with an explanation; a change between `ok` and `unknown` has no event to read."""
-    found = Explanation(cause="damage", damage=0.04, damage_se=0.01, explained_by="small", explained_by_id=7)
+    found = Explanation(
+        cause="damage", damage=0.04, damage_se=0.01, explained_by="small", explained_by_id=7, incident="7"
+    )
     event = alert(found=found).alert
     event = msgspec.structs.replace(
         event, examples=AlertExamples(exchanges=("0" * 32,), traces=("https://t",))
@@ -97,7 +99,7 @@ def test_an_alert_that_was_stored_flat_is_read_back_as_the_same_record() -> None
         "scanner=faint",
         "firing",
         16.2,
-        "small",
+        "7",
     )
     assert event_of(msgspec.json.decode(msgspec.json.encode(flat))) == event
     assert event_of({"reason": "stale"}) is None
