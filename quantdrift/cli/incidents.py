@@ -87,7 +87,7 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
     if not found:
         click.echo(f"No {'' if with_ended else 'current '}incidents{f' of {plain(model)}' if model else ''}.")
         return
-    head = (
+    head: tuple[str, ...] = (
         "incident",
         "kind",
         "model",
