@@ -48,7 +48,7 @@ _STORY: Final = text("""
     from member m join slice s on s.id = m.slice_id
     union all
     select t.at, case when t.to_verdict = 'firing' then 'page' when t.to_verdict = 'warning' then 'ticket' else 'end' end, '',
-        s.name || ': ' || coalesce(t.details ->> 'reason', ''), m.id, 1
+        concat_ws(': ', s.name, nullif(t.details ->> 'reason', '')), m.id, 1
     from member m join transition t on t.alert_id = m.id join slice s on s.id = m.slice_id
     union all
     select c.made_at, case

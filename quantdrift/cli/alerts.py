@@ -18,6 +18,7 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
+from quantdrift.facts.incidents import ENDINGS, mitigated_sentence
 from quantdrift.facts.status import alert_kind
 
 if TYPE_CHECKING:
@@ -163,13 +164,22 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
             }
         )
         return
-    lines = [f"Alert {alert.id}: {_state(alert)}.", "", plain_lines(text), ""]
+    lines = [f"Alert {alert.id}: {_state(alert)}."]
+    if alert.mitigation:
+        lines.append(
+            plain(mitigated_sentence(alert.version, alert.slice, alert.mitigation, alert.mitigated_by))
+        )
+    lines += ["", plain_lines(text), ""]
     if people:
         lines.append(
             f"People: at least {people:,} got a changed answer in this slice in its last day; only sampled requests are counted."
         )
     lines += [f"{plain(one.text)} ({_utc(one.at)} UTC, {plain(one.by)})" for one in findings]
     lines += [_said(action) for action in actions if not action.is_finding]
+    if alert.incident is not None:
+        lines.append(
+            f"Incident: quantdrift incidents show {alert.incident}{command_options(config_path, data)}"
+        )
     if config.notify.runbook_url:
         lines.append(f"Runbook: {config.notify.runbook_url}")
     if link:
@@ -359,8 +369,10 @@ def _row(alert: "AlertFact") -> tuple[str, ...]:
 def _ended(alert: "AlertFact") -> str:
     """Return when an alert ended, and why; a hyphen while it lasts."""
     if alert.closed is not None:
-        return f"{_utc(alert.resolved_at or alert.closed.at)} closed"
-    return "-" if alert.resolved_at is None else f"{_utc(alert.resolved_at)} {alert.ended}".rstrip()
+        return f"{_utc(alert.resolved_at or alert.closed.at)} {ENDINGS['closed']}"
+    if alert.resolved_at is None:
+        return "mitigated" if alert.mitigation else "-"
+    return f"{_utc(alert.resolved_at)} {ENDINGS.get(alert.ended, alert.ended)}".rstrip()
 
 
 def _same_cause(alert: "AlertFact") -> str:
@@ -390,8 +402,8 @@ def _state(alert: "AlertFact") -> str:
     if alert.closed:
         return f"{kind}, closed by {plain(alert.closed.by)} at {_utc(alert.closed.at)} UTC"
     if alert.resolved_at:
-        why = f" ({alert.ended})" if alert.ended else ""
-        return f"{kind}, resolved at {_utc(alert.resolved_at)} UTC{why}"
+        why = f" ({ENDINGS.get(alert.ended, alert.ended)})" if alert.ended else ""
+        return f"{kind}, ended at {_utc(alert.resolved_at)} UTC{why}"
     made = alert.acknowledged
     if made:
         return f"{kind}, open since {_utc(alert.opened_at)} UTC, acknowledged by {plain(made.by)}"

@@ -1,7 +1,6 @@
 """The command `quantdrift incidents`: what happened, whom it hit, whether it is over, and who did what."""
 
 import contextlib
-import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,7 +116,13 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
       quantdrift incidents show 3
     """
     from quantdrift.core.links import incident_page
-    from quantdrift.facts.incidents import damage_sentence, headline, standing_sentence, unknown_sentence
+    from quantdrift.facts.incidents import (
+        damage_sentence,
+        headline,
+        labels_wanted,
+        standing_sentence,
+        unknown_sentence,
+    )
     from quantdrift.storage.incidents import find_incident, has_labels, story
 
     async def ask(connection: "AsyncConnection") -> "tuple[Incident, list[StoryEvent], bool]":
@@ -161,13 +166,6 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
         lines.append(f"Live page: {link}")
     lines += _next(incident, options)
     click.echo("\n".join(lines))
-
-
-def labels_wanted(incident: "Incident", options: str = "") -> str:
-    """Return the command that draws changed answers of an incident for somebody to label."""
-    names = ("model", incident.model), ("version", incident.version), ("slice", str(incident.slice_ids[0]))
-    given = " ".join(f"--{name} {shlex.quote(value)}" for name, value in names)
-    return f"quantdrift labels wanted {given} --out wanted.csv{options}"
 
 
 @incidents.command("mitigate")
@@ -244,21 +242,19 @@ def _say(config_path: Path, data: Path | None, number: int, what: str, reason: s
         click.echo(f"Incident {incident.id} {_DONE[what]}; by {plain(incident.said_by)}.")
 
 
+_WHEN = {
+    "mitigate": "If nobody gets these answers any more, and quantdrift cannot see it",
+    "reopen": "If people get these answers again",
+    "close": "If it is over for good",
+}
+
+
 def _next(incident: "Incident", options: str) -> list[str]:
     """Return what can be typed next about an incident that is not over."""
-    reason = f'{incident.id} --reason "..."{options}'
-    if incident.mitigation == "reported":
-        return [f"If people get these answers again: quantdrift incidents reopen {reason}", _closing(reason)]
-    if incident.is_open:
-        return [
-            f"If nobody gets these answers any more, and quantdrift cannot see it: quantdrift incidents mitigate {reason}",
-            _closing(reason),
-        ]
-    return [_closing(reason)] if incident.state == "mitigated" else []
+    from quantdrift.facts.incidents import commands_of_incident
 
-
-def _closing(reason: str) -> str:
-    return f"If it is over for good: quantdrift incidents close {reason}"
+    commands = commands_of_incident(incident, options)
+    return [f"{_WHEN[command.split()[2]]}: {command}" for command in commands]
 
 
 def _row(incident: "Incident") -> tuple[str, ...]:

@@ -5,6 +5,7 @@ explains, has one already; when a later explanation joins two, all alerts move t
 nothing apart: what was one cause stays one incident.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -42,6 +43,17 @@ MEANINGS: Final = MappingProxyType(
     }
 )
 """A sentence for a legend of the states."""
+
+
+ENDINGS: Final = MappingProxyType(
+    {
+        "recovered": "recovered",
+        "replaced": "version replaced",
+        "retired": "not compared any more",
+        "closed": "closed by a person",
+    }
+)
+"""Why an alert is over, in words."""
 
 
 class Mitigation(StrEnum):
@@ -389,20 +401,47 @@ def headline(incident: Incident) -> str:
     return f"{when}, {incident.model} {incident.version}, {listed(incident.slices)}: {what}. {standing_sentence(incident)}"
 
 
-def story_sentence(event: StoryEvent) -> str:
-    """Return what happened in a sentence, with the person before it."""
-    of = f" (alert {event.alert})" if event.alert is not None else ""
+def labels_wanted(incident: Incident, options: str = "") -> str:
+    """Return the command that draws changed answers of an incident for somebody to label.
+
+    Parameters
+    ----------
+    options
+        With which it finds the same configuration and data, after a space.
+    """
+    names = ("model", incident.model), ("version", incident.version), ("slice", str(incident.slice_ids[0]))
+    chosen = " ".join(f"--{name} {shlex.quote(value)}" for name, value in names)
+    return f"quantdrift labels wanted {chosen} --out wanted.csv{options}"
+
+
+def commands_of_incident(incident: Incident, options: str = "") -> list[str]:
+    """Return the commands that change the state of an incident, each with a placeholder for the reason; none where it is over."""
+    possible = {
+        (IncidentState.OPEN, None): ("mitigate", "close"),
+        (IncidentState.MITIGATED, Mitigation.REPORTED): ("reopen", "close"),
+        (IncidentState.MITIGATED, Mitigation.ROUTED): ("close",),
+        (IncidentState.MITIGATED, Mitigation.REPLACED): ("close",),
+    }
+    words = possible.get((incident.state, incident.mitigation), ())
+    return [f'quantdrift incidents {word} {incident.id} --reason "..."{options}' for word in words]
+
+
+def story_text(event: StoryEvent) -> str:
+    """Return what happened, beside its kind and the person."""
     match event.kind:
         case StoryKind.ONSET:
-            return f"{event.text} began to drift, as far as can be told{of}"
+            return f"{event.text} began to drift, as estimated"
         case StoryKind.RELEASE:
             return f"version {event.text} was seen for the first time"
-        case StoryKind.PAGE | StoryKind.TICKET | StoryKind.END | StoryKind.STATE:
-            who = f"{event.who}: " if event.who else ""
-            return f"{event.kind}: {who}{event.text}{of}"
         case _:
-            who = f"{event.who}, " if event.who else ""
-            return f"{who}{event.kind}: {event.text}{of}"
+            return event.text
+
+
+def story_sentence(event: StoryEvent) -> str:
+    """Return what happened in one line: the kind, the person, the text, the alert."""
+    by = f" by {event.who}" if event.who else ""
+    of = f" (alert {event.alert})" if event.alert is not None else ""
+    return f"{event.kind}{by}: {story_text(event)}{of}"
 
 
 def unknown_sentence(incident: Incident) -> str:

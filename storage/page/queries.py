@@ -28,6 +28,12 @@ from alert join model_version on model_version.id = model_version_id join slice 
 order by resolved_at is not null, severity, opened_at desc, alert.id desc
 limit 100;
 """
+INCIDENTS: Final = """
+select id, severity, slices, model, candidate_version, began_at, state, mitigation, ended_at, changed, n_people
+from incidents
+order by state <> 'open', severity, coalesce(ended_at, opened_at) desc, id desc
+limit 100;
+"""
 HOURS: Final = """
 select date_bin(make_interval(hours => :width), hour, timestamptz '2000-01-01 00:00:00+00') as at, sum(n_groups) as n_groups,
   sum(weight * flip) / sum(weight) filter (where flip is not null) as flip,

@@ -24,7 +24,9 @@ from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
 from quantdrift.core.notation import percent
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import FindingKind, add_finding
+from quantdrift.storage.incidents import IncidentCount, Say, incidents_of, say, store_count
+from quantdrift.storage.monitor.alerts import Act, FindingKind, act, add_finding
+from quantdrift.storage.monitor.incidents import write_incidents
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.schema.roles import OPERATOR, READER
@@ -754,3 +756,69 @@ async def test_every_link_and_button_is_reached_by_the_keyboard_and_has_a_name(
             )
             assert nameless == [], path
         assert complaints == []
+
+
+async def test_an_incident_is_one_page_with_its_story(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection
+) -> None:
+    """From the overview and the alert: state, damage, people, what is not known with the command that tells, and what happened."""
+    end = datetime.now(UTC)
+    version, slices, alert = await write_history(record, n_slices=3, n_days=2, end=end)
+    assert alert is not None
+    await record.execute(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " select model_version_id, $2, 'warning', metric, onset_at, opened_at, $3 from alert where id = $1",
+        alert,
+        slices[0],
+        f'{{"explained_by": "scanner=0001", "explained_by_id": {slices[1]}}}',
+    )
+    await record.execute(
+        "insert into transition (model_version_id, slice_id, alert_id, from_verdict, to_verdict, at, fold_seq, details)"
+        " select model_version_id, slice_id, id, 'ok', 'firing', opened_at, 1, '{\"reason\": \"the flip rate is above the budget\"}'"
+        " from alert where id = $1",
+        alert,
+    )
+    await record.execute("update fold set event_time = $1", end)
+    async with Database(postgres_dsn) as database, database.begin() as connection:
+        written = {"transitions": [], "fold_seq": 1, "webhook": False}
+        await write_incidents(connection, versions={version}, now=end, **written)  # type: ignore[arg-type]
+        await act(connection, alert, Act.ACK, f"looking {_NASTY.format(1)}", identity="ada")
+        await add_finding(connection, alert, FindingKind.CAUSE, "Cause: the range of conv1 is too narrow", {})
+        number = (await incidents_of(connection, [alert]))[alert]
+        count = IncidentCount(
+            id=number, until=end, n=3120, changed=1912.0, low=1710.0, high=2140.0, people=146
+        )
+        await store_count(connection, count)
+    pictures = os.environ.get("PICTURES", "")
+    async with _served(postgres_dsn) as base:
+        for width, scheme in ((390, "dark"), (1280, "light")):
+            paths = [f"/incident/{number}", "/incidents", "/", f"/alert/{alert}"]
+            seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
+            page = seen[paths[0]]
+            for words in (
+                "scanner=0001",
+                "Open since",
+                "1,900",
+                "1,700 to 2,100",
+                "at least 146",
+                "ada",
+                "conv1",
+            ):
+                assert words in page, words
+            assert "Labels of 50" in page or "50 labels would tell" in page
+            assert f"quantdrift labels wanted --model digits --version int8-7 --slice {slices[1]}" in page
+            assert f'quantdrift incidents mitigate {number} --reason "..."' in page
+            assert "1 incident is open." in seen["/incidents"]
+            assert f"Incident {number}" in seen["/"]
+            assert f"Incident {number}" in seen[paths[3]]
+            if pictures:
+                shot, _, _ = await _open(browser, width, scheme)  # type: ignore[arg-type]
+                for name, path in (("incident", paths[0]), ("incidents", paths[1])):
+                    await shot.goto(f"{base}{path}")
+                    await shot.screenshot(path=f"{pictures}/{name}-{width}.png", full_page=True)
+                await shot.close()
+        async with Database(postgres_dsn) as database, database.begin() as connection:
+            await say(connection, number, Say.CLOSE, "int8-8 serves everywhere", identity="ada")
+        seen = await _look(browser, base, [f"/incident/{number}", f"/alert/{alert}"], 1280, "light")
+        assert "by ada: int8-8 serves everywhere" in seen[f"/incident/{number}"]
+        assert "Say what quantdrift cannot see" not in seen[f"/incident/{number}"]

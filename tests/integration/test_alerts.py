@@ -391,7 +391,7 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
     state, _, first, then, *rest = (await typed("alerts", "show", str(fired))).splitlines()
     assert then.startswith("When it opened: digits 1: ")
     assert not any("Do first" in line or "ack" in line.split() or "diagnose" in line for line in rest)
-    assert state.endswith(" UTC (replaced).")
+    assert state.endswith(" UTC (version replaced).")
     assert first == f"{said} This alert is over; it is open again if 1 serves again."
     assert f"digits {said}" in (triage := await typed("triage"))
     assert "a day" not in triage

@@ -369,7 +369,7 @@ async def test_the_command_lists_shows_and_closes_incidents(
     assert "page:" in shown
     async with database.begin() as connection:
         await act(connection, fired, Act.ACK, "looking", identity="ada")
-    assert "ada, acknowledged: looking" in (await typed("show", str(number))).output
+    assert "acknowledged by ada: looking" in (await typed("show", str(number))).output
     refused = await typed("close", str(number), "--reason", "x", dsn=await login_in(postgres_dsn, READER))
     assert refused.exit_code == 2
     assert "permission denied" in refused.output

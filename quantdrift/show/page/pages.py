@@ -14,12 +14,21 @@ from aiohttp import web
 from markupsafe import Markup
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.drift.explain.diagnosis_text import serves_no_more
-from quantdrift.facts import status
+from quantdrift.facts import figures, status
 from quantdrift.facts.estimate import Estimate, difference
 from quantdrift.facts.figures import Window, WindowName
+from quantdrift.facts.incidents import (
+    commands_of_incident,
+    headline,
+    labels_wanted,
+    mitigated_sentence,
+    standing_sentence,
+    story_text,
+    unknown_sentence,
+)
 from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
@@ -32,6 +41,7 @@ from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
+from quantdrift.storage.incidents import find_incident, has_labels, incidents_of, list_incidents, story
 from quantdrift.storage.monitor.alerts import (
     LONGEST_REASON,
     Act,
@@ -75,6 +85,8 @@ def routes() -> Iterable[web.AbstractRouteDef]:
         web.get("/", overview),
         web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}", slice_page),
         web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}/notebook", slice_notebook),
+        web.get("/incidents", incidents),
+        web.get("/incident/{incident:\\d{1,18}}", incident_page),
         web.get("/alerts", alerts),
         web.get("/alert/{alert:\\d{1,18}}", alert_page),
         web.post("/alert/{alert:\\d{1,18}}", act_on_alert),
@@ -95,6 +107,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         The slices that fire or warn, worst first.
     explaining
         By alert, the one that explains it.
+    incidents
+        By alert, its incident.
     """
 
     now: present.VersionNow
@@ -104,6 +118,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     traffic: dict[int, present.Traffic]
     unknowns: tuple[present.Unknown, ...]
     explaining: dict[int, int] = {}
+    incidents: dict[int, int] = {}
     facts: present.SingleFacts = present.SingleFacts()
 
     def people(self, slice_id: int) -> int | None:
@@ -130,6 +145,12 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         """The alert to open first: that of the worst slice, or the one that explains it; None: no alert is open."""
         first = next((one.alert_id for one in self.worst if one.alert_id is not None), None)
         return None if first is None else self.explaining.get(first, first)
+
+    @property
+    def incident_id(self) -> int | None:
+        """The incident of the alert to open first; None: there is none."""
+        found = (self.incidents.get(one.alert_id or 0) for one in self.worst)
+        return next((incident for incident in found if incident is not None), None)
 
     @property
     def serving_too(self) -> list[present.VersionNow]:
@@ -216,6 +237,7 @@ async def overview(request: web.Request) -> web.Response:
                     traffic=await present.traffic(connection, newest, after),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
                     explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
+                    incidents=await incidents_of(connection, alert_ids) if alert_ids else {},
                 )
             )
         models.sort(key=lambda one: (status.RANK[one.verdict], one.now.model))
@@ -479,6 +501,49 @@ async def slice_notebook(request: web.Request) -> web.Response:
     )
 
 
+async def incidents(request: web.Request) -> web.Response:
+    """Show the incidents, open ones first."""
+    async with present.reading(request.app[DATABASE]) as connection:
+        found = await list_incidents(connection, with_ended=True, most=_ROWS)
+    return render(
+        request,
+        "incidents.html",
+        incidents=found,
+        headlines={one.id: headline(one) for one in found},
+        now=datetime.now(UTC),
+        sql=queries.INCIDENTS.strip(),
+    )
+
+
+async def incident_page(request: web.Request) -> web.Response:
+    """Show one incident: its state, whom it hit, what is not known, and its story."""
+    number = int(request.match_info["incident"])
+    async with present.reading(request.app[DATABASE]) as connection:
+        try:
+            found = await find_incident(connection, number)
+        except OperatorError as error:
+            raise web.HTTPNotFound(
+                reason="There is no incident with this number; it may have been deleted."
+            ) from error
+        if found.id != number:
+            raise web.HTTPFound(f"/incident/{found.id}")
+        events = await story(connection, found)
+        is_labelled = await has_labels(connection, found)
+    unknown = "" if is_labelled else unknown_sentence(found)
+    return render(
+        request,
+        "incident.html",
+        incident=found,
+        figure=figures.shown,
+        standing=standing_sentence(found),
+        story=[(event, story_text(event)) for event in events],
+        unknown=unknown,
+        wanted=labels_wanted(found) if unknown else "",
+        commands=commands_of_incident(found),
+        now=datetime.now(UTC),
+    )
+
+
 async def alerts(request: web.Request) -> web.Response:
     """Show the alerts, open ones first."""
     async with present.reading(request.app[DATABASE]) as connection:
@@ -560,6 +625,8 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         )
     event = event_of(found.details)
     ends = [plain(line) for line in over(state)]
+    if state.mitigation:
+        ends = [plain(mitigated_sentence(state.version, state.slice, state.mitigation, state.mitigated_by))]
     lines = page(event).split("\n") if event else []
     lines = when_opened(lines) if lines and ends else lines
     cut = lines.index("") if "" in lines else len(lines)
@@ -574,6 +641,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         status=409 if problem else 200,
         alert=found,
         over=ends,
+        incident=state.incident,
         explained_by=state.explained_by,
         explains=state.explains,
         may_close=state.is_open or (state.ended == "replaced" and state.closed is None),

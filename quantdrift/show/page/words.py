@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quantdrift.core.notation import duration, estimated, percent
+from quantdrift.facts.incidents import ENDINGS
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.storage.page.history import Event
 
@@ -19,14 +20,7 @@ ACTIONS: Final = MappingProxyType(
     }
 )
 """What was done about an alert."""
-ENDS: Final = MappingProxyType(
-    {
-        "recovered": "recovered",
-        "replaced": "version replaced",
-        "retired": "not compared any more",
-        "closed": "closed by a person",
-    }
-)
+ENDS: Final = ENDINGS
 """Why alerts are over."""
 METRICS: Final = MappingProxyType(
     {"flip": "changed answers", "divergence": "divergence", "latency": "slow answers"}
@@ -50,6 +44,11 @@ def last(span: timedelta) -> str:
 def since(at: datetime | None, now: datetime) -> str:
     """Return how long ago something was: `for 3 hours`."""
     return "" if at is None else f"for {duration(max(timedelta(), now - at))}"
+
+
+def span(begin: datetime, end: datetime) -> str:
+    """Return how long a time is: `3 hours`."""
+    return duration(max(timedelta(), end - begin))
 
 
 def about(n: float) -> str:
