@@ -21,6 +21,9 @@ from quantdrift.facts.incidents import (
     standing,
 )
 
+_LOOKED_EVERY: Final = timedelta(seconds=10)
+"""In event time: how often it is asked whether slices are routed away."""
+_MOST_ROWS: Final = 20_000
 _SHARE_OF: Final = timedelta(days=1)
 """The share of a slice in its version's traffic is that of so long before its last answer."""
 # The alerts of incidents that may change, and those that have none yet. Only lasting alerts explain each other.
@@ -65,6 +68,7 @@ _KNOWN: Final = text("""
     ) c on true
     where i.id = any(:ids) for update of i
 """)
+_BEFORE: Final = text("select event_time from fold")
 _NEW: Final = text("""
     insert into incident (model_version_id, began_at, opened_at, state) values (:version, :began, :opened, 'open') returning id
 """)
@@ -103,26 +107,20 @@ _SEND: Final = text("""
     insert into outbox (transition_id, incident_change_id, sent_at, webhook_due_at)
     select max(t.id), :change, now(), now() from transition t where t.alert_id = any(:alerts) group by t.alert_id
 """)
-# Roll-ups are by hour: that of the last answer is divided at it, as if the traffic of the version were even within it.
+# Roll-ups are by hour. What came in the hour of the last answer after it is counted from the rows; of more of them than are looked at,
+# the rest counts as if it had come before: the slice then seems to have a smaller share, and fewer answers are missed.
 _TRAFFIC: Final = text("""
     select v.model_version_id as version_id, v.slice_id, v.last_at, w.last_at as now,
         coalesce((
             select sum(r.weight) filter (where r.slice_id = v.slice_id)
-                / nullif(sum(r.weight * of_hour.before) filter (where r.slice_id = w.slice_id), 0)
-            from rollup_hour r cross join lateral (
-                select case when r.hour + interval '1 hour' <= v.last_at then 1 else
-                    extract(epoch from v.last_at - r.hour) / nullif(extract(epoch from least(r.hour + interval '1 hour', w.last_at) - r.hour), 0)
-                    end as before
-            ) of_hour
+                / nullif(greatest(sum(r.weight) filter (where r.slice_id = w.slice_id) - later.weight, 0), 0)
+            from rollup_hour r
             where r.model_version_id = v.model_version_id and r.slice_id in (v.slice_id, w.slice_id)
                 and r.hour > v.last_at - cast(:span as interval) and r.hour <= v.last_at
         ), 0) as share,
-        coalesce((
-            select sum(r.n_groups * case when r.hour > v.last_at then 1 else
-                extract(epoch from least(r.hour + interval '1 hour', w.last_at) - v.last_at)
-                / nullif(extract(epoch from least(r.hour + interval '1 hour', w.last_at) - r.hour), 0) end)
-            from rollup_hour r
-            where r.model_version_id = v.model_version_id and r.slice_id = w.slice_id and r.hour > v.last_at - interval '1 hour'
+        later.n + coalesce((
+            select sum(r.n_groups) from rollup_hour r
+            where r.model_version_id = v.model_version_id and r.slice_id = w.slice_id and r.hour > v.last_at
         ), 0) as n_since,
         (select coalesce(sum(r.n_groups), 0) from rollup_day r
             where r.model_version_id = v.model_version_id and r.slice_id = v.slice_id) as n_slice,
@@ -133,6 +131,14 @@ _TRAFFIC: Final = text("""
     join slice s on s.id = v.slice_id
     join slice own on own.model = s.model and own.predicate = 'true' and own.id <> s.id
     join verdict w on w.model_version_id = v.model_version_id and w.slice_id = own.id
+    cross join lateral (
+        select count(*) as n, coalesce(sum(weight), 0) as weight from (
+            select 1 / (c.pi1 * c.pi2) as weight from comparison c
+            where c.model_version_id = v.model_version_id and c.item = 0 and c.captured_at > v.last_at
+                and c.captured_at < date_trunc('hour', v.last_at, 'UTC') + interval '1 hour' and c.captured_at <= w.last_at
+            limit :most
+        ) exchange
+    ) later
     where w.last_at - v.last_at >= cast(:least as interval) or :with_all
 """)
 
@@ -205,7 +211,9 @@ async def _arrange(
 ) -> None:
     ids = sorted({row["incident"] for row in rows if row["incident"] is not None})
     known = {row["id"]: row for row in (await connection.execute(_KNOWN, {"ids": ids})).mappings()}
-    traffic = await _traffic(connection, rows, known)
+    before = await connection.scalar(_BEFORE)
+    is_due = before is None or _turn(before) != _turn(now)
+    traffic = await _traffic(connection, rows, known) if is_due else None
     by_version: dict[int, list[IncidentAlert]] = {}
     slices: dict[int, tuple[int, int]] = {}
     for row in rows:
@@ -214,7 +222,11 @@ async def _arrange(
         by_version.setdefault(row["version_id"], []).append(IncidentAlert(**values))
     for version, alerts in by_version.items():
         for grouping in grouped(alerts):
-            at_slices = {alert.id: traffic.get(slices[alert.id]) for alert in grouping.alerts}
+            at_slices = (
+                None
+                if traffic is None
+                else {alert.id: traffic.get(slices[alert.id]) for alert in grouping.alerts}
+            )
             await _store(
                 connection,
                 grouping,
@@ -225,6 +237,10 @@ async def _arrange(
                 fold_seq=fold_seq,
                 webhook=webhook,
             )
+
+
+def _turn(at: datetime) -> int:
+    return int(at.timestamp() // _LOOKED_EVERY.total_seconds())
 
 
 async def _traffic(
@@ -244,6 +260,7 @@ async def _traffic(
             "span": _SHARE_OF,
             "least": LEAST_SILENCE,
             "with_all": with_all,
+            "most": _MOST_ROWS,
         }
         for row in (await connection.execute(_TRAFFIC, asked)).mappings():
             found[row["version_id"], row["slice_id"]] = _Traffic(
@@ -264,7 +281,7 @@ async def _store(
     grouping: Grouping,
     version: int,
     known: RowMapping | None,
-    traffic: Mapping[int, _Traffic | None],
+    traffic: Mapping[int, _Traffic | None] | None,
     *,
     now: datetime,
     fold_seq: int,
@@ -326,15 +343,18 @@ async def _store(
 
 
 def _routed(
-    grouping: Grouping, known: RowMapping | None, traffic: Mapping[int, _Traffic | None]
+    grouping: Grouping, known: RowMapping | None, traffic: Mapping[int, _Traffic | None] | None
 ) -> dict[int, _Counts]:
-    """Return the lasting alerts whose slice was routed away, with what had been compared by then."""
+    """Return the lasting alerts whose slice was routed away, with what had been compared by then; as before where nothing is asked."""
     before = (
         msgspec.convert(known["counts"], dict[int, _Counts], strict=False)
         if known is not None and known["mitigation"] == Mitigation.ROUTED
         else {}
     )
     found: dict[int, _Counts] = {}
+    lasting = [alert.id for alert in grouping.alerts if alert.ended_at is None]
+    if traffic is None:
+        return {alert: counts for alert, counts in before.items() if alert in lasting}
     for alert in grouping.alerts:
         now = traffic.get(alert.id)
         if alert.ended_at is not None or now is None:
