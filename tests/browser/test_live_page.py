@@ -789,7 +789,6 @@ async def test_an_incident_is_one_page_with_its_story(
             id=number, until=end, n=3120, changed=1912.0, low=1710.0, high=2140.0, people=146
         )
         await store_count(connection, count)
-    pictures = os.environ.get("PICTURES", "")
     async with _served(postgres_dsn) as base:
         for width, scheme in ((390, "dark"), (1280, "light")):
             paths = [f"/incident/{number}", "/incidents", "/", f"/alert/{alert}"]
@@ -811,12 +810,6 @@ async def test_an_incident_is_one_page_with_its_story(
             assert "1 incident is open." in seen["/incidents"]
             assert f"Incident {number}" in seen["/"]
             assert f"Incident {number}" in seen[paths[3]]
-            if pictures:
-                shot, _, _ = await _open(browser, width, scheme)  # type: ignore[arg-type]
-                for name, path in (("incident", paths[0]), ("incidents", paths[1])):
-                    await shot.goto(f"{base}{path}")
-                    await shot.screenshot(path=f"{pictures}/{name}-{width}.png", full_page=True)
-                await shot.close()
         async with Database(postgres_dsn) as database, database.begin() as connection:
             await say(connection, number, Say.CLOSE, "int8-8 serves everywhere", identity="ada")
         seen = await _look(browser, base, [f"/incident/{number}", f"/alert/{alert}"], 1280, "light")

@@ -42,6 +42,9 @@ _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "double precision": {"anyOf": [{"type": ["number", "null"]}, {"enum": ["Infinity", "-Infinity", "NaN"]}]},
     "timestamp with time zone": {"type": ["string", "null"], "format": "date-time"},
     "uuid": {"type": ["string", "null"], "format": "uuid"},
+    "text[]": {"type": ["array", "null"], "items": {"type": "string"}},
+    "bigint[]": {"type": ["array", "null"], "items": {"type": "integer"}},
+    "integer[]": {"type": ["array", "null"], "items": {"type": "integer"}},
 }
 
 
