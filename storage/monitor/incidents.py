@@ -66,16 +66,18 @@ _KNOWN: Final = text("""
     left join lateral (
         select id, fold_seq, counts from incident_change where incident_id = i.id order by id desc limit 1
     ) c on true
-    where i.id = any(:ids) for update of i
+    where i.id = any(:ids)
 """)
 _BEFORE: Final = text("select event_time from fold")
 _NEW: Final = text("""
     insert into incident (model_version_id, began_at, opened_at, state) values (:version, :began, :opened, 'open') returning id
 """)
 _JOIN: Final = text("update alert set incident_id = :incident where id = any(:alerts)")
+# A person may have said something meanwhile: then the next fold looks again.
 _SET: Final = text("""
     update incident set state = :state, mitigation = :mitigation, began_at = :began, opened_at = :opened, ended_at = :ended
-    where id = :incident
+    where id = :incident and state = :was and mitigation is not distinct from cast(:was_mitigation as text)
+    returning id
 """)
 _MERGE: Final = text("""
     with merged as (
@@ -317,8 +319,18 @@ async def _store(
     else:
         before = msgspec.convert({name: known[name] for name in Standing.__struct_fields__}, Standing)
     if known is None or found != before or (began, opened) != (known["began_at"], known["opened_at"]):
-        values = {"incident": incident, "began": began, "opened": opened, "ended": found.ended_at}
-        await connection.execute(_SET, {**values, "state": found.state, "mitigation": found.mitigation})
+        values = {
+            "incident": incident,
+            "began": began,
+            "opened": opened,
+            "ended": found.ended_at,
+            "state": found.state,
+            "mitigation": found.mitigation,
+            "was": before.state,
+            "was_mitigation": before.mitigation,
+        }
+        if await connection.scalar(_SET, values) is None:
+            return
     lasting = [alert.id for alert in grouping.alerts if alert.ended_at is None]
     if (found.state, found.mitigation) != (before.state, before.mitigation):
         change = await _change(
