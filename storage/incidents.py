@@ -9,12 +9,14 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import UNVERIFIED
 from quantdrift.facts import figures
 from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject, Window, WindowName
-from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind
+from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind, priced
 from quantdrift.storage.audit import Action, add
+from quantdrift.storage.cost import prices_of
 from quantdrift.storage.estimates import hashed, statement, sums_of
 from quantdrift.storage.monitor.alerts import check_reason, close_alerts
 from quantdrift.storage.page.now import in_time
@@ -201,6 +203,11 @@ async def find_incident(connection: AsyncConnection, number: int) -> Incident:
             f"there is no incident {number}: `quantdrift incidents list --all` shows the numbers"
         )
     return _incident(row)
+
+
+def with_cost(incident: Incident, config: Config) -> Incident:
+    """Return an incident with its cost, where `[cost]` has one value for every request of the model."""
+    return incident if config.cost.values_file else priced(incident, prices_of(config, incident.model))
 
 
 async def incidents_of(connection: AsyncConnection, alerts: Sequence[int]) -> dict[int, int]:

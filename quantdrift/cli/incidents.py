@@ -72,13 +72,13 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
       quantdrift incidents list --model digits --all --json
     """
     from quantdrift.core.links import incident_page
-    from quantdrift.storage.incidents import list_incidents
+    from quantdrift.storage.incidents import list_incidents, with_cost
 
     async def ask(connection: "AsyncConnection") -> "list[Incident]":
         return await list_incidents(connection, model=model, with_ended=with_ended)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    found = run(config_path, data, ask)
+    found = [with_cost(one, config) for one in run(config_path, data, ask)]
     links = [incident_page(config, one.id) for one in found]
     if as_json:
         emit([{**msgspec.to_builtins(one), "page": link} for one, link in zip(found, links, strict=True)])
@@ -123,7 +123,7 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
         standing_sentence,
         unknown_sentence,
     )
-    from quantdrift.storage.incidents import find_incident, has_labels, story
+    from quantdrift.storage.incidents import find_incident, has_labels, story, with_cost
 
     async def ask(connection: "AsyncConnection") -> "tuple[Incident, list[StoryEvent], bool]":
         incident = await find_incident(connection, number)
@@ -131,6 +131,7 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
 
     config, _ = prepare(config_path, Role.REPORT, data)
     incident, events, is_labelled = run(config_path, data, ask)
+    incident = with_cost(incident, config)
     options = command_options(config_path, data)
     link = incident_page(config, incident.id)
     unknown = "" if is_labelled else unknown_sentence(incident)

@@ -13,8 +13,10 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from quantdrift.core.notation import count_of, listed
+from quantdrift.facts.cost import Prices, cost_of_changed, money_of
 from quantdrift.facts.figures import Figure, shown
 
 LEAST_SILENCE: Final = timedelta(minutes=10)
@@ -387,6 +389,8 @@ def damage_sentence(incident: Incident) -> str:
         parts.append(f"some {answers.value} changed answers{interval}")
     if incident.people is not None:
         parts.append(f"at least {count_of(round(incident.people.value), 'person', 'people')} got one")
+    if incident.cost is not None:
+        parts.append(f"at a cost of {money_of(incident.cost)}")
     so_far = " so far" if incident.is_open else ""
     said = ", ".join(parts)
     return f"{said[:1].upper()}{said[1:]}{so_far}." if parts else ""
@@ -424,6 +428,16 @@ def commands_of_incident(incident: Incident, options: str = "") -> list[str]:
     }
     words = possible.get((incident.state, incident.mitigation), ())
     return [f'quantdrift incidents {word} {incident.id} --reason "..."{options}' for word in words]
+
+
+def priced(incident: Incident, prices: Prices) -> Incident:
+    """Return an incident with the cost of its changed answers; without it where there is no price, or where requests differ in worth.
+
+    The count of an incident is kept, not the worth of each of its requests.
+    """
+    if incident.changed is None or prices.by_value:
+        return incident
+    return replace(incident, cost=cost_of_changed(replace(incident.changed, weight=1.0), prices))
 
 
 def story_text(event: StoryEvent) -> str:

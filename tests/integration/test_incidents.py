@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from quantdrift.cli.incidents import incidents
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
 from quantdrift.facts.incidents import Incident, headline, standing_sentence
@@ -347,8 +350,8 @@ async def test_the_command_lists_shows_and_closes_incidents(
     number = (await _of_slice(record, FAINT_ID))["id"]
     await _count(database)
 
-    async def typed(*words: str, dsn: str = postgres_dsn) -> Result:
-        (tmp_path / "config.toml").write_text(MODEL)
+    async def typed(*words: str, dsn: str = postgres_dsn, more: str = "") -> Result:
+        (tmp_path / "config.toml").write_text(f"{more}{MODEL}")
         environment = {"QUANTDRIFT_DSN": dsn}
         return await asyncio.to_thread(
             CliRunner().invoke,
@@ -357,9 +360,18 @@ async def test_the_command_lists_shows_and_closes_incidents(
             env=environment,
         )
 
+    def completed() -> list[str]:
+        context = click.Context(main, info_name="quantdrift")
+        context.params["config_path"] = tmp_path / "config.toml"
+        (argument,) = [one for one in incidents.commands["close"].params if one.name == "number"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("QUANTDRIFT_DSN", postgres_dsn)
+            return [item.value for item in argument.shell_complete(context, str(number))]
+
     listed = await typed("list")
     assert listed.exit_code == 0, listed.output
     assert "scanner=faint" in listed.output
+    assert str(number) in await asyncio.to_thread(completed)
     (row, *_) = [one for one in json.loads((await typed("list", "--json")).output) if one["id"] == number]
     assert (row["state"], row["changed"]["name"], fired in row["alerts"]) == ("open", "changed", True)
     shown = (await typed("show", str(number))).output
@@ -370,6 +382,9 @@ async def test_the_command_lists_shows_and_closes_incidents(
     async with database.begin() as connection:
         await act(connection, fired, Act.ACK, "looking", identity="ada")
     assert "acknowledged by ada: looking" in (await typed("show", str(number))).output
+    assert "at a cost of" not in (await typed("show", str(number))).output
+    costly = await typed("show", str(number), more='[cost]\ncurrency = "EUR"\nvalue_per_request = 0.5\n')
+    assert re.search(r"at a cost of about [0-9.]+ EUR \([0-9.]+ EUR to [0-9.]+ EUR\) so far", costly.output)
     refused = await typed("close", str(number), "--reason", "x", dsn=await login_in(postgres_dsn, READER))
     assert refused.exit_code == 2
     assert "permission denied" in refused.output

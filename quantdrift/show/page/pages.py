@@ -41,7 +41,14 @@ from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
-from quantdrift.storage.incidents import find_incident, has_labels, incidents_of, list_incidents, story
+from quantdrift.storage.incidents import (
+    find_incident,
+    has_labels,
+    incidents_of,
+    list_incidents,
+    story,
+    with_cost,
+)
 from quantdrift.storage.monitor.alerts import (
     LONGEST_REASON,
     Act,
@@ -504,7 +511,10 @@ async def slice_notebook(request: web.Request) -> web.Response:
 async def incidents(request: web.Request) -> web.Response:
     """Show the incidents, open ones first."""
     async with present.reading(request.app[DATABASE]) as connection:
-        found = await list_incidents(connection, with_ended=True, most=_ROWS)
+        config = request.app[CONFIG]
+        found = [
+            with_cost(one, config) for one in await list_incidents(connection, with_ended=True, most=_ROWS)
+        ]
     return render(
         request,
         "incidents.html",
@@ -527,6 +537,7 @@ async def incident_page(request: web.Request) -> web.Response:
             ) from error
         if found.id != number:
             raise web.HTTPFound(f"/incident/{found.id}")
+        found = with_cost(found, request.app[CONFIG])
         events = await story(connection, found)
         is_labelled = await has_labels(connection, found)
     unknown = "" if is_labelled else unknown_sentence(found)
