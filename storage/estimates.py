@@ -14,7 +14,7 @@ from sqlalchemy import Interval, RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Metric
-from quantdrift.facts.estimate import ClusterSums, SharedSums
+from quantdrift.facts.estimate import ClusterSums, SharedSums, of_groups
 
 MOST_ROWS: Final = 5_000_000
 """With more of them in a time, sums are taken from the roll-ups, which know no person."""
@@ -26,6 +26,18 @@ MEASURES: Final = {
     Metric.DIVERGENCE.value: "case when c.divergence <> 'NaN' then least(c.divergence, side.cap) end",
 }
 """The value of each measure in a row, which is NULL where it has none."""
+ROLL_UP: Final = """sum(n_items)::bigint as n_items, sum(n_groups)::bigint as n_exchanges, sum(weight) as weight, sum(weight_sq) as weight_sq,
+    sum(least(flip, flip_weight)) as flip, sum(flip_weight) as flip_weight, sum(js) as js, sum(js_weight) as js_weight,
+    sum(divergence) as divergence, sum(divergence_weight) as divergence_weight, sum(tie) as tie, sum(tie_weight) as tie_weight,
+    sum(n_infinite)::bigint as n_infinite, max(cap) as cap, max(coalesce(heaviest, 0)) as heaviest,
+    sum(coalesce(flip_weight_sq, flip_weight * weight_sq / nullif(weight, 0))) as flip_weight_sq,
+    sum(coalesce(flip_sq, least(flip, flip_weight) * weight_sq / nullif(weight, 0))) as flip_total_sq,
+    sum(coalesce(flip_cross, least(flip, flip_weight) * weight_sq / nullif(weight, 0))) as flip_cross,
+    case when count(divergence_sq) = count(*) then sum(divergence_weight_sq) end as divergence_weight_sq,
+    sum(divergence_sq) as divergence_total_sq, sum(divergence_cross) as divergence_cross, array_sum(people) filter (where people is not null) as people"""
+"""Aggregates over rows of a roll-up: what `roll_up_of` reads. Before revision 0033 rows have no squares: of these an exchange, or
+a closed session, counts as one, and the divergence has none."""
+_OF_PEOPLE: Final = 67  # numbers of each measure in `rollup_hour.people`
 MORE_MEASURES: Final = {**MEASURES, Metric.JS.value: "nullif(c.js, 'NaN')", "tie": "c.tie::int"}
 # How many groups there are is not known to the planner, which would sort all rows: three times the processor time.
 _HASHED: Final = text(
@@ -113,6 +125,7 @@ _OF_ALL: Final = """
 _OF_BOTH: Final = """
             sum(o.{m}_w * n.{m}_w) as {m}_weights, sum(o.{m}_y * n.{m}_w) as {m}_old_total, sum(o.{m}_w * n.{m}_y) as {m}_new_total,
             sum(o.{m}_y * n.{m}_y) as {m}_totals"""
+_SUM_NAMES: Final = tuple(name for name in ClusterSums.__struct_fields__ if name != "n_groups")
 _SHARED_NAMES: Final = tuple(SharedSums.__struct_fields__)
 
 
@@ -201,6 +214,7 @@ async def cluster_sums(
     *,
     slice_ids: Sequence[int] | None = None,
     width: timedelta | None = None,
+    origin: datetime | None = None,
     measures: Mapping[str, str] = MEASURES,
 ) -> list[SliceClusters]:
     """Return the sums of some versions by slice, in order.
@@ -211,10 +225,22 @@ async def cluster_sums(
         Only these slices; None: all.
     width
         Width of a bucket, counted from the earliest begin; None: the whole time is one. A person counts once in each bucket.
+    origin
+        Where one bucket begins, in place of the earliest begin.
     """
-    at = "date_bin(:width, c.captured_at, :begin)" if width else "cast(:begin as timestamptz)"
+    at = (
+        f"date_bin(:width, c.captured_at, :{'origin' if origin else 'begin'})"
+        if width
+        else "cast(:begin as timestamptz)"
+    )
     return await _read(
-        connection, sides, statement(measures, _SIDES, at=at), measures, slice_ids, width=width
+        connection,
+        sides,
+        statement(measures, _SIDES, at=at),
+        measures,
+        slice_ids,
+        width=width,
+        **({"origin": origin} if origin else {}),
     )
 
 
@@ -277,7 +303,7 @@ def sums_of(row: RowMapping, measures: Mapping[str, str]) -> SliceClusters:
         n_clusters=row["n_clusters"],
         weight=row["weight"],
         n_infinite=row["n_infinite"],
-        of={name: ClusterSums(**_fields(row, name, ClusterSums.__struct_fields__)) for name in measures},
+        of={name: ClusterSums(**_fields(row, name, _SUM_NAMES)) for name in measures},
         shared={
             name: SharedSums(**_fields(row, name, _SHARED_NAMES))
             for name in measures
@@ -285,6 +311,23 @@ def sums_of(row: RowMapping, measures: Mapping[str, str]) -> SliceClusters:
         },
         product=row["product"],
     )
+
+
+def roll_up_of(row: RowMapping) -> dict[str, ClusterSums]:
+    """Return the sums of flips and of the divergence of a row of `ROLL_UP`; squares that it lacks are 0."""
+    people = row["people"] or ()
+    found = {}
+    for number, name in enumerate(MEASURES):
+        squares = {what: row[f"{name}_{what}"] or 0.0 for what in ("weight_sq", "total_sq", "cross")}
+        sums = ClusterSums(
+            n=row["n_exchanges"],
+            weight=row[f"{name}_weight"],
+            total=row[name],
+            heaviest=row["heaviest"],
+            **squares,
+        )
+        found[name] = of_groups(sums, people[number * _OF_PEOPLE : (number + 1) * _OF_PEOPLE])
+    return found
 
 
 def _fields(row: RowMapping, measure: str, names: Sequence[str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Two tables, two views and two columns are added: the release before can use the 
 until a monitor of this release folds: it gives them one, and alerts of before this revision, too.
 
 Revision ID: 0034
-Revises: 0032
+Revises: 0033
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "0034"
-down_revision = "0032"
+down_revision = "0033"
 branch_labels = None
 depends_on = None
 

@@ -200,7 +200,8 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
     async with Database(secrets.dsn) as database, database.begin() as connection:
-        slices = await list_slices(connection, model=model, since=since)
+        max_share = config.monitor.max_loss_ratio
+        slices = await list_slices(connection, model=model, since=since, max_share=max_share)
         if model and not slices and config.model(model) is None:
             known = {slice_.model for slice_ in await list_slices(connection, model="", since=since)}
             names = sorted(known | {configured.name for configured in config.models})
@@ -278,11 +279,12 @@ def _table(slices: list[ListedSlice], model: str) -> str:
             slice_.status,
             "-" if slice_.share is None else f"{slice_.share:.2%}",
             said(slice_.verdict) if slice_.verdict else "-",
+            slice_.serving.words if slice_.serving else "-",
             slice_.name,
         )
         for slice_ in slices
     ]
-    return columns(("id", "model", "kind", "status", "share", "verdict", "slice"), rows)
+    return columns(("id", "model", "kind", "status", "share", "verdict", "version", "slice"), rows)
 
 
 def _shown(listed: ListedSlice, alert: str) -> str:
@@ -297,6 +299,8 @@ def _shown(listed: ListedSlice, alert: str) -> str:
         lines.append(f"  share      {listed.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
     if listed.verdict is not None:
         lines.append(f"  verdict    {said(listed.verdict)} on {listed.candidate_version}: {listed.reason}")
+    if listed.serving is not None:
+        lines.append(f"  version    {listed.candidate_version}: {listed.serving.words}")
     if listed.evidence is not None and listed.threshold is not None:
         lines += [
             f"  {'' if index else 'alert':<10} {line}" for index, line in enumerate(_night_lines(alert))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import aiohttp
 
     from quantdrift.core.stream.backlog import Waiting
+    from quantdrift.facts.status import Serving
     from quantdrift.storage.commands.account import Account
     from quantdrift.storage.commands.flow import Flow, Latency, ModelFlow, Step
 
@@ -39,6 +40,7 @@ _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
 _WATCH_S: Final = 2.0
 _WIDTH: Final = 10
+_MOST_VERSIONS: Final = 3  # those of a model that were seen last
 # What is read of /metrics, without prefix `quantdrift_ROLE_` and suffix `_total`.
 _COUNTS: Final = {
     "sidecar": (
@@ -59,7 +61,7 @@ _COUNTS: Final = {
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model in the output of `--json`: its steps in the database, what waits in the stream, and its account.
 
-    `not_accounted_for` is None without the database. `strata` are the accounts by header stratum.
+    `not_accounted_for` is None without the database. `versions` says of each version whether it serves and is paused. `strata` are the accounts by header stratum.
     """
 
     model: str
@@ -69,6 +71,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     account: "Account | None"
     not_accounted_for: int | None
     strata: "dict[str, Account]"
+    versions: "dict[str, Serving]"
 
 
 @click.command()
@@ -172,7 +175,7 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
             Database(secrets.dsn) as database,
             database.begin() as connection,
         ):
-            return await flow(connection, begin)
+            return await flow(connection, begin, max_share=config.monitor.max_loss_ratio)
     except TimeoutError:
         return f"Postgres{where} did not answer within {_DATABASE_S:g} s"
     except RetryError as error:
@@ -269,6 +272,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
                 account=_account(facts, name),
                 not_accounted_for=_not_accounted_for(facts, name),
                 strata={} if facts.flow is None else facts.flow.accounts.get(name, {}),
+                versions={} if facts.flow is None else facts.flow.serving.get(name, {}),
             )
             for name in models_of(config, facts.flow, facts.waiting)
         ],
@@ -332,6 +336,9 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         rows += _model_rows(model, waiting, facts, is_configured=is_configured)
         if model is not None and model.latency is not None:
             rows.append((_took(model.latency, config.budget(name)), "", "", ""))
+        versions = {} if facts.flow is None else facts.flow.serving.get(name, {})
+        shown_versions = list(versions.items())[:_MOST_VERSIONS]
+        rows += [(f"  {version}: {beside.words}", "", "", "") for version, beside in shown_versions]
         if (n := _not_accounted_for(facts, name)) is not None and n > 0:
             rows += [("  not accounted for", "", f"{n:>{_WIDTH},}", "")]
     head = (

@@ -4,16 +4,17 @@ A cluster is a person, where `sampling.sticky_header` says who sends a request, 
 correlated, so clusters are the independent units, whatever happens inside them.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
-from math import sqrt
+from math import exp, log, sqrt
 from typing import Final
 
 import msgspec
-from scipy.special import betaincinv, stdtrit
 
 LEVEL: Final = 0.95
-_UPPER: Final = (1 + LEVEL) / 2
-_LOWER: Final = (1 - LEVEL) / 2
+N_GROUPS: Final = 32
+"""Groups of people in a roll-up, by a hash of the person: 32 make an interval 2 to 6 % wider, and 64 would make it 1 to 4 % wider."""
+_LOWER: Final = 0.025  # (1 - LEVEL) / 2, as the database has it
 _Z: Final = 1.959963984540054  # the normal quantile of the same level
 FEW: Final = 10.0
 """Below so many effective events the upper end allows for an event that was not seen, at the largest weight there is."""
@@ -51,6 +52,8 @@ class ClusterSums(msgspec.Struct, frozen=True, kw_only=True):
         Sums of w, w^2, y, y^2 and w y.
     heaviest, largest
         Largest weight of one exchange, and of one cluster; 0: not known, and taken as their means.
+    n_groups
+        Random groups of people that the sums of squares are estimated from; 0: they are exact.
     """
 
     n: int = 0
@@ -61,6 +64,7 @@ class ClusterSums(msgspec.Struct, frozen=True, kw_only=True):
     cross: float = 0.0
     heaviest: float = 0.0
     largest: float = 0.0
+    n_groups: int = 0
 
     @property
     def n_effective(self) -> float:
@@ -72,13 +76,63 @@ def added(one: ClusterSums | None, other: ClusterSums | None) -> ClusterSums:
     """Return the sums over the clusters of both; a person who is in both counts as two."""
     if one is None or other is None:
         return one or other or ClusterSums()
-    largest = {name: max(getattr(one, name), getattr(other, name)) for name in ("heaviest", "largest")}
+    largest = {
+        name: max(getattr(one, name), getattr(other, name)) for name in ("heaviest", "largest", "n_groups")
+    }
     sums = {
         name: getattr(one, name) + getattr(other, name)
         for name in ClusterSums.__struct_fields__
         if name not in largest
     }
     return ClusterSums(**sums, **largest)
+
+
+def of_groups(sums: ClusterSums, people: Sequence[float]) -> ClusterSums:
+    """Return sums over exchanges with the squares of people in place of those of their exchanges.
+
+    A roll-up cannot know who came back in another hour. It adds up the weight W and the total Y of each of `N_GROUPS` random groups of
+    people, which merge exactly over any time, and the sum over people of w y is estimated without bias from them:
+
+        (sum(W Y) - sum(W) sum(Y) / G) G / (G - 1)
+
+    and the same for squares. The estimated variance is at least that of independent exchanges. Its error is a quarter of it, for
+    which the interval has Student's t at G - 1 degrees of freedom.
+
+    Parameters
+    ----------
+    sums
+        Over exchanges, each a cluster of its own.
+    people
+        (2 G + 3,): W and Y of each group, and the sums of w^2, y^2 and w y over the exchanges of people; empty: no exchange names one.
+
+    References
+    ----------
+    Wolter (2007), Introduction to Variance Estimation, chapter 2 (random groups).
+    """
+    if not people:
+        return sums
+    w, y, alone = people[:N_GROUPS], people[N_GROUPS : 2 * N_GROUPS], people[2 * N_GROUPS :]
+    p = sums.total / sums.weight if sums.weight else 0.0
+    together = _products(w, w), _products(y, y), _products(w, y)
+    if _residual(together, p) < _residual(alone, p):
+        together = alone[0], alone[1], alone[2]
+    return msgspec.structs.replace(
+        sums,
+        weight_sq=sums.weight_sq - alone[0] + max(together[0], alone[0]),
+        total_sq=sums.total_sq - alone[1] + together[1],
+        cross=sums.cross - alone[2] + together[2],
+        n_groups=N_GROUPS,
+    )
+
+
+def _products(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the estimated sum over people of the products of two numbers that are summed in random groups."""
+    n = len(a)
+    return (sum(x * z for x, z in zip(a, b, strict=True)) - sum(a) * sum(b) / n) * n / (n - 1)
+
+
+def _residual(squares: Sequence[float], p: float) -> float:
+    return squares[1] - 2 * p * squares[2] + p * p * squares[0]
 
 
 class SharedSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +185,8 @@ def ratio(sums: ClusterSums, cap: float = 1.0) -> Estimate | None:
     """
     if sums.weight <= 0:
         return None
+    if sums.weight_sq <= 0:
+        return Estimate(mean=min(sums.total / sums.weight, cap), low=None, high=None)
     share = _scaled(sums, cap)
     mean = min(share.total / share.weight, 1.0)
     # Rare events are what the interval is made for: above one half they are those that did not happen.
@@ -245,12 +301,13 @@ def _interval(sums: ClusterSums) -> tuple[float, float]:
     variance = _residual_sq(sums) / sums.weight**2
     if sums.n > 1 and p > 0.0 and variance > _LEAST_VARIANCE:
         variance *= sums.n / (sums.n - 1)
-        t = float(stdtrit(max(n - 1.0, 1.0), _UPPER))
+        t = _student(min(n, float(sums.n_groups or n)) - 1.0)
         n = p * (1.0 - p) / variance * (_Z / t) ** 2
     if p <= 0.0:
         return 0.0, 1.0 - _LOWER ** (1.0 / n)
     events = n * p
-    low = float(betaincinv(events, n - events + 1.0, _LOWER))
+    rest = n - events + 1.0
+    low = max(_beta(events, rest, -_Z), _beta_of_few(events, rest))
     usual = sums.total / events  # the mean weight of an event
     heaviest = _heaviest(sums, p)
     few = min(events, sums.total / heaviest)
@@ -263,7 +320,8 @@ def _heaviest(sums: ClusterSums, p: float) -> float:
 
     They are alike in the share phi: 1 where a cluster flips whole or not at all, 1 / size where its exchanges are independent.
     """
-    phi = (sums.total_sq - p * sums.cross) / ((1.0 - p) * sums.cross)
+    # Squares that are estimated from groups can be nothing, or less.
+    phi = (sums.total_sq - p * sums.cross) / ((1.0 - p) * sums.cross) if sums.cross > 0 else 1.0
     mean = sums.weight_sq / sums.weight
     return max(sums.heaviest, min(max(phi, 0.0), 1.0) * (sums.largest or mean))
 
@@ -273,7 +331,58 @@ def _upper(sums: ClusterSums, events: float, added: float) -> float:
     total = sums.total + added
     spread = sums.total**2 / events + added * added
     p, events = total / (sums.weight + added), total * total / spread
-    return float(betaincinv(events, events / p - events, _UPPER)) if p < 1.0 else 1.0
+    return _beta(events, events / p - events, _Z) if p < 1.0 else 1.0
+
+
+def _student(n: float) -> float:
+    """Return the quantile of Student's t that has the normal quantile `_Z`; of one degree of freedom at least.
+
+    It is 4 % too large at two degrees of freedom and less than 0.3 % from five on. The database has the same formula.
+
+    References
+    ----------
+    Wallace (1959), Bounds on normal approximations to Student's and the chi-square distributions, Annals of Mathematical Statistics 30.
+    """
+    n = max(n, 1.0)
+    z = _Z * (8.0 * n + 3.0) / (8.0 * n + 1.0)
+    return sqrt(n * (exp(z * z / n) - 1.0))
+
+
+def _beta(a: float, b: float, z: float) -> float:
+    """Return the quantile of the beta distribution that has the normal quantile z, in [0, 1].
+
+    With `_beta_of_few` it is within 3 %, at the lower end on the safe side. The database has the same formula, so that a
+    view and a figure are one number; the coverage is the same as with the exact quantile to a thousandth.
+
+    References
+    ----------
+    Paulson (1942), An approximate normalization of the analysis of variance distribution, Annals of Mathematical Statistics 13; Blyth
+    (1986), Approximate binomial confidence limits, JASA 81.
+    """
+    if a <= 0.0 or b <= 0.0:
+        return 0.0 if a <= 0.0 else 1.0
+    s, t = 1.0 / (9.0 * a), 1.0 / (9.0 * b)
+    below = (1.0 - t) ** 2 - t * z * z
+    if below <= 0.0:
+        return 1.0 if z > 0 else 0.0
+    root = (
+        (1.0 - t) * (1.0 - s) + z * sqrt(max((1.0 - t) ** 2 * s + (1.0 - s) ** 2 * t - s * t * z * z, 0.0))
+    ) / below
+    odds = max(root, 0.0) ** 3
+    return a * odds / (a * odds + b)
+
+
+def _beta_of_few(a: float, b: float) -> float:
+    """Return the lower end of the beta distribution by the first two terms of its series: never too large, and close for few events."""
+    first = exp((log(_LOWER * a) + (_log_gamma(a) + _log_gamma(b) - _log_gamma(a + b))) / a)
+    return first * (1.0 + (b - 1.0) * first / (a + 1.0))
+
+
+def _log_gamma(x: float) -> float:
+    """Return the logarithm of the gamma function: Stirling's, of x + 4."""
+    y = x + 4.0
+    shifted = log(x * (x + 1.0) * (x + 2.0) * (x + 3.0))
+    return (y - 0.5) * log(y) - y + 0.9189385332046727 + 1.0 / (12.0 * y) - shifted
 
 
 def _scaled(sums: ClusterSums, cap: float) -> ClusterSums:

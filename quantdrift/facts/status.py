@@ -1,6 +1,8 @@
 """The states of a slice, as programs and as people read them: one table, from which every surface takes its words and its order."""
 
 from collections.abc import Iterable
+from datetime import datetime
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
@@ -28,6 +30,50 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     words: str
     meaning: str
     alert: str = ""
+
+
+class Serves(StrEnum):
+    """Whether a version serves: stands beside its status and never in its place."""
+
+    SERVING = "serving"
+    REPLACED = "replaced"
+    """Another version of the model serves instead."""
+    SILENT = "silent"
+    """Nothing of it was seen for ten times its usual gap, at least ten minutes."""
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands beside the status of a version's slices.
+
+    Parameters
+    ----------
+    serves
+        None: no exchange of it was folded yet.
+    replaced_by
+        The version that serves instead; empty: it is not replaced.
+    seen_at
+        Its newest exchange.
+    paused
+        By whom and since when sampling is paused; empty: it is not.
+    """
+
+    serves: Serves | None = None
+    replaced_by: str = ""
+    seen_at: datetime | None = None
+    paused: str = ""
+
+    @property
+    def words(self) -> str:
+        """As people read it: `serving`, `replaced by int8-2`, `silent since 2026-11-23 21:42 UTC`, `serving, paused by ann since ...`."""
+        if self.serves is None:
+            text = "not seen yet"
+        elif self.serves is Serves.REPLACED:
+            text = f"replaced by {self.replaced_by}" if self.replaced_by else "replaced"
+        elif self.serves is Serves.SILENT and self.seen_at is not None:
+            text = f"silent since {self.seen_at:%Y-%m-%d %H:%M} UTC"
+        else:
+            text = self.serves.value
+        return f"{text}, paused {self.paused}" if self.paused else text
 
 
 STATUSES: Final = (

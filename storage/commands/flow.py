@@ -9,8 +9,10 @@ from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.sampling.pause import Order
+from quantdrift.facts.status import Serving
 from quantdrift.storage.commands.account import Account, accounts
 from quantdrift.storage.pauses import local_pauses
+from quantdrift.storage.serving import servings
 
 MOST_PAUSES: Final = 5  # of single sidecars that are named: the command lists causes, not pods
 
@@ -338,6 +340,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         What became of the sampled requests, by model and header stratum.
     paused_here
         Sidecars that are paused by themselves, each with one of its orders.
+    serving
+        By model and version: whether it serves and is paused.
     """
 
     models: dict[str, ModelFlow]
@@ -352,10 +356,11 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     unsent_error: str = ""
     accounts: dict[str, dict[str, Account]] = {}
     paused_here: tuple[tuple[str, Order], ...] = ()
+    serving: dict[str, dict[str, Serving]] = {}
 
 
-async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
-    """Return how far exchanges came since `begin`, and in total.
+async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float = 1.0) -> Flow:
+    """Return how far exchanges came since `begin`, and in total; `max_share` is as of `quantdrift.storage.serving.servings`.
 
     Raises
     ------
@@ -385,6 +390,9 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
         )
     fold = next(iter(await _rows(connection, _FOLD)), None)
     (outbox,) = await _rows(connection, _OUTBOX)
+    serving: dict[str, dict[str, Serving]] = {}
+    for (model, version), beside in (await servings(connection, max_share)).items():
+        serving.setdefault(model, {})[version] = beside
     return Flow(
         models=found.models(),
         offered=found.step("", "offered"),
@@ -402,6 +410,7 @@ async def flow(connection: AsyncConnection, begin: datetime) -> Flow:
             for local in (await local_pauses(connection))[:MOST_PAUSES]
             for order in [local.pause.everything or next(iter(local.pause.models.values()))]
         ),
+        serving=serving,
     )
 
 

@@ -11,10 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
+from quantdrift.facts.status import Serving
 from quantdrift.storage.monitor.events import AlertEvent, event_of
 from quantdrift.storage.monitor.read import detector_row
 from quantdrift.storage.monitor.rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.serving import servings
 
 # A slice is shown with the version on which it was last seen. A declared slice without rows in an hour had no traffic
 # then; a fitted or discovered slice was not counted before it existed, so its share is of the whole hours since.
@@ -130,6 +132,8 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
         The last verdict; None before the first one. The evidence of a firing slice is that of its alarm.
     discovery
         For a slice that a search found, else None.
+    serving
+        Whether `candidate_version` serves and is paused; None before the first verdict.
     """
 
     id: int | None
@@ -148,6 +152,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     candidate_version: str | None
     created_at: datetime
     discovery: SliceTrial | None
+    serving: Serving | None = None
 
     @property
     def made(self) -> bool:
@@ -160,17 +165,22 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in {Status.EXPIRED, Status.RETIRED, LAPSED}
 
 
-async def list_slices(connection: AsyncConnection, *, model: str, since: datetime) -> list[ListedSlice]:
+async def list_slices(
+    connection: AsyncConnection, *, model: str, since: datetime, max_share: float = 1.0
+) -> list[ListedSlice]:
     """Return every slice and every candidate of `model`, or of all models where it is empty.
 
     Parameters
     ----------
     since
         Begin of the time over which shares are computed.
+    max_share
+        As of `quantdrift.storage.serving.servings`.
     """
     wanted = {"model": model, "since": since, "learned": [CLUSTER_KEY, NOVELTY_KEY]}
-    result = await connection.execute(_SLICES, wanted)
-    return [_listed(row) for row in result.mappings()]
+    result = (await connection.execute(_SLICES, wanted)).mappings().all()
+    serving = await servings(connection, max_share, model=model)
+    return [_listed(row, serving) for row in result]
 
 
 async def signals_of(connection: AsyncConnection, slice_id: int) -> list[DetectorRow]:
@@ -209,7 +219,7 @@ def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
     return Kind.BINNED if next(iter(keys)).startswith("feature.") else Kind.DECLARED
 
 
-def _listed(row: RowMapping) -> ListedSlice:
+def _listed(row: RowMapping, serving: Mapping[tuple[str, str], Serving]) -> ListedSlice:
     discovered = row["discovery_id"] is not None
     where = msgspec.convert(row["definition"].get("where", []), tuple[Predicate, ...])
     return ListedSlice(
@@ -217,6 +227,7 @@ def _listed(row: RowMapping) -> ListedSlice:
         kind=kind_of(where, discovered=discovered),
         status=row["status"] if discovered else LAPSED if row["lapsed_at"] else "active",
         discovery=_trial(row) if discovered else None,
+        serving=None if row["verdict"] is None else serving.get((row["model"], row["candidate_version"])),
         **{
             name: row[name]
             for name in (

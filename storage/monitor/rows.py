@@ -438,6 +438,15 @@ class RollupRow(_Row, frozen=True, gc=False):
     tie: float = 0.0
     tie_weight: float = 0.0
     n_unmeasured: int = 0
+    cap: float = 0.0
+    flip_weight_sq: float = 0.0
+    flip_sq: float = 0.0
+    flip_cross: float = 0.0
+    divergence_weight_sq: float = 0.0
+    divergence_sq: float = 0.0
+    divergence_cross: float = 0.0
+    heaviest: float = 0.0
+    people: tuple[float, ...] = ()
 
 
 class ItemCount(NamedTuple):

@@ -65,10 +65,8 @@ _FOLD: Final = text("""
         folded_at = now()
     where id = 1
 """)
-_ADDED_BINS: Final = (
-    "(select array_agg(a + b order by i) from unnest(rollup.divergence_bins, excluded.divergence_bins)"
-    " with ordinality as u(a, b, i))"
-)
+_ADDED: Final = ("divergence_bins", "people")
+_LARGEST: Final = ("cap", "heaviest")
 _SUMS: Final = (
     "n_items",
     "n_groups",
@@ -88,6 +86,12 @@ _SUMS: Final = (
     "tie",
     "tie_weight",
     "n_unmeasured",
+    "flip_weight_sq",
+    "flip_sq",
+    "flip_cross",
+    "divergence_weight_sq",
+    "divergence_sq",
+    "divergence_cross",
 )
 
 
@@ -239,9 +243,11 @@ async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow])
             continue
         statement = insert(table)
         grown = {column: table.__table__.c[column] + statement.excluded[column] for column in _SUMS}
-        bins = text(_ADDED_BINS.replace("rollup", table.__tablename__))
+        old, new = table.__table__.c, statement.excluded
+        grown |= {column: func.greatest(old[column], new[column]) for column in _LARGEST}
+        grown |= {column: func.array_added(old[column], new[column]) for column in _ADDED}
         statement = statement.on_conflict_do_update(
-            index_elements=["model_version_id", "slice_id", name], set_={**grown, "divergence_bins": bins}
+            index_elements=["model_version_id", "slice_id", name], set_=grown
         )
         await connection.execute(statement, [_rollup_values(row, name, step) for row in rows])
 
@@ -336,7 +342,8 @@ def _rollup_values(row: RollupRow, name: str, step: timedelta) -> dict[str, Any]
         "slice_id": row.slice_id,
         name: _floor(row.hour_us, step),
         "divergence_bins": list(row.divergence_bins),
-        **{column: getattr(row, column) for column in _SUMS},
+        "people": list(row.people) or None,
+        **{column: getattr(row, column) for column in (*_SUMS, *_LARGEST)},
     }
 
 

@@ -9,6 +9,9 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.facts.estimate import ClusterSums, Estimate, ratio
+from quantdrift.facts.interval import HIGHEST
+from quantdrift.storage.estimates import ROLL_UP, Side, cluster_sums, roll_up_of
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import PATIENCE_S, Fact, in_time, rows
@@ -20,17 +23,14 @@ _FactT = TypeVar("_FactT", bound=Fact)
 _LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
 _PATIENCE_S: Final = 2.0
 """Longest query of single exchanges."""
-_COLUMNS: Final = """sum(n_groups)::bigint as n, sum(weight) as weight, sum(weight_sq) as weight_sq, sum(flip) as flip,
-    sum(flip_weight) as flip_weight, sum(divergence) as divergence, sum(divergence_weight) as divergence_weight,
-    sum(tie) as tie"""
-_HOURS: Final = text(
-    f"""
-    select date_bin(:width, hour, timestamptz '2000-01-01') as at, {_COLUMNS}
-    from rollup_hour where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end
-    group by 1 order by 1
-""".replace("::", "\\:\\:")  # noqa: S608 - constants
+_ROLLED: Final = """
+    select {at} as at, {columns} from {table}
+    where model_version_id = :version and slice_id = :slice and {time} >= :begin and {time} < :end group by 1 order by 1
+"""
+_HOURS, _DAYS = (
+    text(_ROLLED.format(at=at, columns=ROLL_UP, table=f"rollup_{time}", time=time).replace("::", "\\:\\:"))
+    for time, at in (("hour", "date_bin(:width, hour, timestamptz '2000-01-01')"), ("day", "day"))
 )
-_MINUTES: Final = text(queries.MINUTES.replace("::", "\\:\\:").rstrip("; \n"))
 _SPLIT: Final = text("""
     select captured_at < :split as is_before, width_bucket(divergence, cast(:edges as double precision[])) as bin,
         sum(weight) as weight
@@ -41,13 +41,6 @@ _SPLIT: Final = text("""
 """)
 EDGES: Final = tuple(1e-6 * 10 ** (7 * n / 64) for n in range(1, 64))
 """Between the bins of a roll-up's histogram of the divergence."""
-_DAYS: Final = text(
-    f"""
-    select day as at, {_COLUMNS}
-    from rollup_day where model_version_id = :version and slice_id = :slice and day >= :begin and day < :end
-    group by 1 order by 1
-""".replace("::", "\\:\\:")  # noqa: S608 - constants
-)
 _BINS: Final = text("""
     select hour < :split as is_before, divergence_bins as bins from rollup_hour
     where model_version_id = :version and slice_id = :slice and hour >= :begin and hour < :end and hour <> :hour
@@ -88,45 +81,43 @@ _STEPS: Final = text("""
     select at, from_verdict as before, to_verdict as after, details ->> 'reason' as reason, slice_id from transition
     where alert_id = :id order by id limit 100
 """)
-_COMPARED: Final = text("""
-    with sums as (
-        select model_version_id, slice_id, cast(sum(n_groups) as bigint) as n, sum(weight) as weight, sum(weight_sq) as weight_sq,
-            sum(flip) as flip, sum(flip_weight) as flip_weight, sum(divergence) as divergence,
-            sum(divergence_weight) as divergence_weight
-        from rollup_day where model_version_id in (:old, :new) and day >= :begin group by 1, 2
-    )
-    select s.id as slice_id, s.name as slice, s.predicate, o.n as old_n, o.weight as old_weight,
-        o.weight_sq as old_weight_sq, o.flip as old_flip, o.flip_weight as old_flip_weight, n.n as new_n,
-        n.weight as new_weight, n.weight_sq as new_weight_sq, n.flip as new_flip, n.flip_weight as new_flip_weight
-    from slice s
-    left join sums o on o.slice_id = s.id and o.model_version_id = :old
-    left join sums n on n.slice_id = s.id and n.model_version_id = :new
-    where o.slice_id is not null or n.slice_id is not null
-    order by s.predicate <> 'true', n.flip / nullif(n.flip_weight, 0) - o.flip / nullif(o.flip_weight, 0) desc nulls last,
-        s.name limit 1001
-""")
+_COMPARED: Final = text(
+    f"""
+    select r.model_version_id as version, r.slice_id, s.name as slice, s.predicate, {ROLL_UP}
+    from rollup_day r join slice s on s.id = r.slice_id
+    where r.model_version_id in (:old, :new) and r.day >= :begin group by 1, 2, 3, 4
+""".replace("::", "\\:\\:")  # noqa: S608 - constants
+)
+_MOST_PAIRS: Final = 1001
 _AUDIT: Final = text("""
     select at, actor, action, model, subject, note from audit order by seq desc limit :most
 """)
 
 
 class Sums(Fact, frozen=True, kw_only=True):
-    """Weighted sums of a slice over one bucket of time."""
+    """The sums of a slice over one bucket of time.
+
+    Parameters
+    ----------
+    n
+        Answers compared.
+    weight
+        Estimated requests.
+    of
+        The sums over people and exchanges of flips and of the divergence.
+    cap
+        Of a single divergence; None before revision 0033, where its interval is not known either.
+    """
 
     at: datetime
     n: int
     weight: float
-    weight_sq: float
-    flip: float
-    flip_weight: float
-    divergence: float
-    divergence_weight: float
-    tie: float | None
+    of: dict[str, ClusterSums]
+    cap: float | None = None
 
-    @property
-    def n_effective(self) -> float:
-        """So many equally weighted exchanges carry as much information."""
-        return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
+    def estimate(self, metric: str) -> Estimate | None:
+        """Return the mean of flips (`flip`) or of the divergence with its interval; None where there is none."""
+        return ratio(self.of[metric], 1.0 if metric == "flip" else self.cap or HIGHEST)
 
 
 class Exchange(Fact, frozen=True, kw_only=True):
@@ -288,21 +279,15 @@ class Step(Fact, frozen=True, kw_only=True):
 
 
 class Pair(Fact, frozen=True, kw_only=True):
-    """The sums of one slice for two versions; None where a version has no comparison there."""
+    """A slice of two versions: answers compared, and the share of changed ones; None where a version has none there."""
 
     slice_id: int
     slice: str
     predicate: str
     old_n: int | None
-    old_weight: float | None
-    old_weight_sq: float | None
-    old_flip: float | None
-    old_flip_weight: float | None
+    old: Estimate | None
     new_n: int | None
-    new_weight: float | None
-    new_weight_sq: float | None
-    new_flip: float | None
-    new_flip_weight: float | None
+    new: Estimate | None
 
 
 class AuditRow(Fact, frozen=True, kw_only=True):
@@ -326,10 +311,15 @@ async def history(
     width: timedelta,
 ) -> list[Sums]:
     """Return a slice over time, in buckets of `width`: whole hours below a day, else days."""
-    parameters = {"version": version_id, "slice": slice_id, "begin": begin, "end": end}
+    parameters: dict[str, Any] = {"version": version_id, "slice": slice_id, "begin": begin, "end": end}
+    statement = _DAYS
     if width < timedelta(days=1):
-        return await rows(connection, Sums, _HOURS, width=width, **parameters)
-    return await rows(connection, Sums, _DAYS, **parameters)
+        statement = _HOURS
+        parameters["width"] = width
+    return [
+        Sums(at=row["at"], n=row["n_items"], weight=row["weight"], of=roll_up_of(row), cap=row["cap"])
+        for row in (await connection.execute(statement, parameters)).mappings()
+    ]
 
 
 async def minutes(
@@ -351,9 +341,12 @@ async def minutes(
         Of the divergence.
     """
     begin, base, end = times
-    parameters = {"version": version_id, "slice": slice_id, "begin": begin, "end": end, "base": base}
-    read = partial(rows, connection, Sums, _MINUTES, width=width.total_seconds(), cap=cap, **parameters)
-    return await in_time(connection, read, PATIENCE_S)
+    side = Side(version_id=version_id, begin=begin, end=end, cap=cap)
+    read = partial(cluster_sums, connection, [side], slice_ids=[slice_id], width=width, origin=base)
+    found = await in_time(connection, read, PATIENCE_S)
+    if found is None:
+        return None
+    return [Sums(at=one.at, n=one.n_items, weight=one.weight, of=dict(one.of), cap=cap) for one in found]
 
 
 async def bins(
@@ -535,8 +528,36 @@ async def steps(connection: AsyncConnection, alert_id: int) -> list[Step]:
 
 
 async def pairs(connection: AsyncConnection, old: int, new: int, begin: datetime) -> list[Pair]:
-    """Return every slice of two versions: all traffic first, then the slices where the new one is worst."""
-    return await rows(connection, Pair, _COMPARED, old=old, new=new, begin=begin)
+    """Return every slice of two versions: all traffic first, then the slices where the new one is worst; the first 1,001."""
+    values = {"old": old, "new": new, "begin": begin}
+    sides: dict[int, dict[int, RowMapping]] = {}
+    for row in (await connection.execute(_COMPARED, values)).mappings():
+        sides.setdefault(row["slice_id"], {})[row["version"]] = row
+    found = [_pair(of_slice.get(old), of_slice.get(new)) for of_slice in sides.values()]
+    return sorted(found, key=_worst_first)[:_MOST_PAIRS]
+
+
+def _pair(old: RowMapping | None, new: RowMapping | None) -> Pair:
+    row = old or new
+    assert row is not None
+    shares = [
+        ratio(flips) if side and (flips := roll_up_of(side).get("flip")) else None for side in (old, new)
+    ]
+    return Pair(
+        slice_id=row["slice_id"],
+        slice=row["slice"],
+        predicate=row["predicate"],
+        old_n=old["n_items"] if old else None,
+        old=shares[0],
+        new_n=new["n_items"] if new else None,
+        new=shares[1],
+    )
+
+
+def _worst_first(pair: Pair) -> tuple[bool, float, str]:
+    """Return the place in an order: all traffic, then by how much worse the new version is, and those of one version last."""
+    worse = pair.new.mean - pair.old.mean if pair.new and pair.old else float("-inf")
+    return pair.predicate != "true", -worse, pair.slice
 
 
 async def audit(connection: AsyncConnection, most: int) -> list[AuditRow]:

@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
-from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.facts.figures import Served
 from quantdrift.facts.status import WORST_FIRST
 from quantdrift.storage import cost
 from quantdrift.storage.cost import ReplayTime
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures import SliceFigures, Version, last_day
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
 
@@ -44,12 +44,6 @@ _VERSIONS: Final = text("""
         count(n.slice_id) as n_slices, max(s.last_at) as seen_at, max(s.replaced_at) as replaced_at
     from model_version v left join slice_now n on n.model_version_id = v.id left join serving s on s.model_version_id = v.id
     group by v.id order by v.model, max(n.last_at) desc nulls last, v.id desc limit 500
-""")
-# The traffic of the last day of data, so that a model that stands still shows its last day.
-_DAY: Final = text("""
-    select r.slice_id, sum(r.weight) as weight, sum(r.flip) as flip, sum(r.flip_weight) as flip_weight,
-        sum(r.n_groups)::bigint as n, sum(r.weight * r.n_items / nullif(r.n_groups, 0)) as items, min(r.hour) as first_hour
-    from rollup_hour r where r.model_version_id = :version and r.hour > :after group by 1
 """)
 _SLICES: Final = text(f"""
     select n.slice_id, n.slice, n.predicate, n.verdict, n.reason, n.since, n.n_groups, n.evidence_ratio,
@@ -162,32 +156,6 @@ class VersionNow(Fact, frozen=True, kw_only=True):
         if self.n_warning:
             return "warning"
         return self.whole or "unknown"
-
-
-class Traffic(Fact, frozen=True, kw_only=True):
-    """Estimated traffic of a slice on the last day with data.
-
-    Parameters
-    ----------
-    requests, changed
-        A day: requests, and those whose answer changed; None where answers are not compared. Of a request with several answers a
-        slice has the part that its answers are.
-    share
-        Of the answers of the version.
-    n
-        Exchanges compared.
-    sampled
-        Share of the requests that were compared.
-    basis
-        What the rate of a day rests on while that is less than a day; else empty.
-    """
-
-    requests: float
-    changed: float | None
-    share: float
-    n: int
-    sampled: float
-    basis: str
 
 
 class SliceNow(Fact, frozen=True, kw_only=True):
@@ -348,31 +316,20 @@ async def versions(connection: AsyncConnection) -> list[VersionNow]:
     return await rows(connection, VersionNow, _VERSIONS)
 
 
-async def traffic(connection: AsyncConnection, version: VersionNow, after: datetime) -> dict[int, Traffic]:
-    """Return the traffic of each slice of a version, from the hours since `after`."""
-    found = (await connection.execute(_DAY, {"version": version.id, "after": after})).mappings().all()
-    whole = next((row for row in found if row["slice_id"] == version.all_id), None)
-    if whole is None or not whole["items"]:
+async def traffic(
+    connection: AsyncConnection, version: VersionNow, as_of: datetime, slice_ids: Sequence[int] = ()
+) -> dict[int, SliceFigures]:
+    """Return the figures of each slice of a version in the last day with data; intervals count the people of `slice_ids`."""
+    if version.last_at is None:
         return {}
-    # Single exchanges are not read: they may be very many. Of data that was loaded later the first time is that of loading.
-    hour: datetime = whole["first_hour"]
-    is_new = hour <= version.first_at < hour + timedelta(hours=1)
-    served = Served(begin=version.first_at if is_new else hour, end=version.last_at or hour)
-    return {row["slice_id"]: _traffic(row, whole, served) for row in found}
-
-
-def _traffic(row: RowMapping, whole: RowMapping, served: Served) -> Traffic:
-    """Return the traffic of a slice as a part of that of its version."""
-    share = min(1.0, (row["items"] or 0.0) / whole["items"])
-    requests = served.a_day(whole["weight"]) * share
-    return Traffic(
-        requests=requests,
-        changed=requests * row["flip"] / row["flip_weight"] if row["flip_weight"] else None,
-        share=share,
-        n=row["n"],
-        sampled=min(1.0, row["n"] / row["weight"]) if row["weight"] else 0.0,
-        basis=served.basis,
+    of = Version(
+        id=version.id,
+        model=version.model,
+        version=version.version,
+        first_at=version.first_at,
+        last_at=version.last_at,
     )
+    return await last_day(connection, of, as_of, slice_ids=slice_ids)
 
 
 async def slices(

@@ -6,7 +6,7 @@ Long windows are summed from the roll-ups. Only windows that `extent` found smal
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     ARRAY,
@@ -15,6 +15,7 @@ from sqlalchemy import (
     RowMapping,
     Select,
     any_,
+    bindparam,
     func,
     literal,
     select,
@@ -22,8 +23,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute
 
-from quantdrift.storage.estimates import MORE_MEASURES, Side, SliceClusters, cluster_sums
-from quantdrift.storage.report.facts import SUMMED, Extent, Grain, SliceBins, SliceSums, Sums, Window
+from quantdrift.storage.estimates import (
+    MORE_MEASURES,
+    ROLL_UP,
+    Side,
+    SliceClusters,
+    cluster_sums,
+    roll_up_of,
+)
+from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
 from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 
@@ -60,6 +68,24 @@ _ITEM_BINS = text("""
             else least(63, floor(64 * ln(divergence / 1e-6) / ln(1e7))::int) end as bin
     from item where divergence is not null group by 1, 2, 4
 """)
+
+
+_ROLL_UPS: Final = """
+    select model_version_id, slice_id, date_bin(:width, {time}, :begin) as at, {columns} from {table}
+    where {time} >= :begin and {time} < :end and model_version_id = any(cast(:versions as int[]))
+        and slice_id = any(cast(:slices as int[]))
+    group by 1, 2, 3 order by 1, 2, 3
+"""
+_OF_GRAIN: Final = {
+    grain: text(
+        _ROLL_UPS.format(
+            time=grain.value.removeprefix("rollup_"),
+            table=grain.value,
+            columns=ROLL_UP.replace("::", "\\:\\:"),
+        )
+    ).bindparams(bindparam("width", type_=Interval))
+    for grain in (Grain.HOUR, Grain.DAY)
+}
 
 
 class Divergence(SnapshotReader):
@@ -110,24 +136,8 @@ class Divergence(SnapshotReader):
                 SliceSums(version_id=one.version_id, slice_id=one.slice_id, at=one.at, sums=_of_clusters(one))
                 for one in found
             ]
-        table, time = _rollup(window.grain)
-        at = func.date_bin(literal(width, Interval), time, window.begin).label("at")
-        rows = await self._select(
-            select(
-                table.model_version_id,
-                table.slice_id,
-                at,
-                *(func.sum(getattr(table, name)).label(name) for name in SUMMED),
-            )
-            .where(
-                time >= window.begin,
-                time < window.end,
-                table.model_version_id.in_(list(caps)),
-                table.slice_id == any_(literal(list(slice_ids), ARRAY(Integer))),
-            )
-            .group_by(table.model_version_id, table.slice_id, text("at"))
-            .order_by(table.model_version_id, table.slice_id, text("at"))
-        )
+        values = {"versions": list(caps), "slices": list(slice_ids), "begin": window.begin, "end": window.end}
+        rows = await self._rows(_OF_GRAIN[window.grain], width=width, **values)
         return [
             SliceSums(
                 version_id=row["model_version_id"],
@@ -216,7 +226,7 @@ def _of_clusters(found: SliceClusters) -> Sums:
 def _sums(row: RowMapping) -> Sums:
     return Sums(
         n_items=int(row["n_items"]),
-        n_groups=int(row["n_groups"]),
+        n_groups=int(row["n_exchanges"]),
         weight=float(row["weight"]),
         weight_sq=float(row["weight_sq"]),
         flip=float(row["flip"]),
@@ -228,4 +238,5 @@ def _sums(row: RowMapping) -> Sums:
         tie=float(row["tie"]),
         tie_weight=float(row["tie_weight"]),
         n_infinite=int(row["n_infinite"]),
+        of=roll_up_of(row),
     )

@@ -105,7 +105,8 @@ class Sums(_Fact, frozen=True, kw_only=True):
     tie, tie_weight
         As flip and its weight, of decisions that differ by equal top scores alone.
     of
-        The sums over people and exchanges by measure; empty: they are from a roll-up, which has none.
+        The sums over people and exchanges by measure. Of a roll-up they are of flips and of the divergence, whose squares are 0
+        before revision 0033.
     """
 
     n_items: int = 0
@@ -147,7 +148,7 @@ class Sums(_Fact, frozen=True, kw_only=True):
     def estimate(self, metric: Metric, cap: float, bins: Sequence[float] = ()) -> Estimate | None:
         """Return the mean of flip, js or divergence with its interval; None where no item has that metric.
 
-        Of a roll-up only Kish's number is known, in which all exchanges of a session count as one: the interval is wider.
+        Of what `of` lacks only Kish's number is known, in which all exchanges of a session count as one: the interval is wider.
 
         Parameters
         ----------
@@ -157,8 +158,9 @@ class Sums(_Fact, frozen=True, kw_only=True):
             Histogram of the divergence, for the interval of a roll-up's.
         """
         top = {Metric.FLIP: 1.0, Metric.JS: log(2.0), Metric.DIVERGENCE: cap}[metric]
-        if metric.value in self.of:
-            return ratio(self.of[metric.value], top)
+        sums = self.of.get(metric.value)
+        if sums is not None and sums.weight_sq > 0:
+            return ratio(sums, top)
         mean, n = self.mean(metric), self.n_effective_of(metric)
         return mean_of_bins(mean, bins, n, cap) if metric is Metric.DIVERGENCE else share(mean, n, top)
 

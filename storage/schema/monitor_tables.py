@@ -488,6 +488,28 @@ class _Rollup:
         server_default=text("0"),
         comment="Items that nothing was measured of, for instance sampled answers without log-probabilities.",
     )
+    cap: Mapped[float | None] = mapped_column(
+        Double, comment="The budget.cap of divergence; null before revision 0033."
+    )
+    flip_weight_sq: Mapped[float | None] = mapped_column(
+        Double,
+        comment="Sum over exchanges of w^2, w being the weight of the items that have a flip; null before revision 0033.",
+    )
+    flip_sq: Mapped[float | None] = mapped_column(
+        Double, comment="Sum over exchanges of y^2, y being the weighted sum of flip over the items."
+    )
+    flip_cross: Mapped[float | None] = mapped_column(Double, comment="Sum over exchanges of w y.")
+    divergence_weight_sq: Mapped[float | None] = mapped_column(
+        Double, comment="As flip_weight_sq, of divergence."
+    )
+    divergence_sq: Mapped[float | None] = mapped_column(Double, comment="As flip_sq, of divergence.")
+    divergence_cross: Mapped[float | None] = mapped_column(Double, comment="As flip_cross, of divergence.")
+    heaviest: Mapped[float | None] = mapped_column(Double, comment="Largest weight of an exchange.")
+    people: Mapped[list[float] | None] = mapped_column(
+        ARRAY(Double),
+        comment="Of flip, then of divergence, 67 numbers: w and y, each summed in 32 random groups of people (hashed), and the sums of"
+        " w^2, y^2 and w y over the exchanges of people. Null: no exchange names a person. For intervals, by mean_interval().",
+    )
 
 
 class RollupHour(_Rollup, Base):

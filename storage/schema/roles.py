@@ -33,6 +33,7 @@ OPERATOR: Final = "quantdrift_operator"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT, OPERATOR)
 HOLDERS: Final = (PARTITIONS, ERASURE)
 """Roles that nobody logs in as: their rights are used through functions."""
+INTERVAL_FUNCTIONS: Final = ("array_added", "array_sum(double precision[])", "mean_interval")
 PARTITION_FUNCTIONS: Final = ("partition_make(date)", "partition_drop(date)")
 ERASE_FUNCTION: Final = "comparison_erase(timestamptz[], uuid[])"
 # Of the users that people log in as: they cannot change the first one, and must not use up the server's connections. The
@@ -82,6 +83,7 @@ _DERIVED: Final = (
     "serving",
 )
 _VIEWS: Final = (
+    "version_now",
     "slice_now",
     "slice_history",
     "slice_day",
@@ -388,5 +390,6 @@ def _reader() -> list[str]:
     return [
         f"grant select on {', '.join((*tables, *_VIEWS))} to {READER}",
         f"grant execute on function not_observed_in to {READER}, {MONITOR}",
+        f"grant execute on function {', '.join(INTERVAL_FUNCTIONS)} to {READER}, {MONITOR}",
         *parts,
     ]

@@ -82,6 +82,7 @@ REVISIONS = [
     "0030",
     "0031",
     "0032",
+    "0033",
     "0034",
     "0037",
 ]
@@ -168,6 +169,7 @@ async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str
         "account",
         "incidents",
         "incident_now",
+        "version_now",
         "leader_lock",
         "discovery_lock",
         "partition_lock",

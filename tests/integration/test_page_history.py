@@ -54,6 +54,8 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
     assert not any(before[place] for place in damaged)
     assert sum(after[place] for place in damaged) == 120
     assert points is not None
-    assert {point.flip / point.flip_weight for point in points if point.at < ONSET} == {0.0}
-    assert {point.flip / point.flip_weight for point in points if point.at >= ONSET} == {1.0}
+    assert {point.of["flip"].total / point.of["flip"].weight for point in points if point.at < ONSET} == {0.0}
+    assert {point.of["flip"].total / point.of["flip"].weight for point in points if point.at >= ONSET} == {
+        1.0
+    }
     assert sum(point.n for point in points) == 240

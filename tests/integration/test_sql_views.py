@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
+import numpy as np
 import pytest
 
-from quantdrift.facts.interval import mean_of_bins, share
+from quantdrift.facts.estimate import ClusterSums, of_groups, ratio
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import Grain, Window
 from quantdrift.storage.report.reading import reading
@@ -97,6 +98,12 @@ async def test_slice_now_shows_a_slice_with_its_aggregate(record: asyncpg.Connec
         "requests_day": None,
         "changed_day": None,
         "people_day": None,
+        "serving": None,
+        "replaced_by": None,
+        "seen_at": None,
+        "changed_share_day": None,
+        "changed_share_day_low": None,
+        "changed_share_day_high": None,
     }
     assert (aggregate["slice"], aggregate["all_flip_mean"], aggregate["alert_id"]) == ("all", 0.002, None)
 
@@ -283,29 +290,39 @@ async def test_the_report_gives_a_value_that_is_not_a_number_no_part(
 
 
 async def test_slice_history_has_the_intervals_of_the_report(record: asyncpg.Connection) -> None:
-    """Wilson's interval of the flips and the histogram's of the divergence, each at the exchanges that have a value, and the budgets.
-
-    Only half of the weight has an answer, a quarter a divergence.
-    """
-    bins = [0.0] * 64
-    bins[30], bins[45] = 30.0, 10.0
+    """Of 160 exchanges half of the weight has an answer, a quarter a divergence: each interval is that of its sums, with its people."""
+    random = np.random.default_rng(3)
+    people = [np.array([*random.exponential(1.0, 64), 30.0, 3.0, 3.0]) for _ in range(2)]
     await record.execute(
         "insert into rollup_hour (hour, model_version_id, slice_id, n_items, n_groups, weight, weight_sq, flip, topk, js, divergence,"
-        " margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
-        " values ($1, 1, 2, 160, 160, 160, 160, 8, 0, 0, 0.4, 0, 80, 0, 0, 40, 0, 0, $2)",
+        " margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins, cap,"
+        " flip_weight_sq, flip_sq, flip_cross, divergence_weight_sq, divergence_sq, divergence_cross, heaviest, people)"
+        " values ($1, 1, 2, 160, 160, 160, 160, 8, 0, 0, 0.4, 0, 80, 0, 0, 40, 0, 0, $2, 2, 90, 9, 8, 50, 4, 3, 2, $3)",
         HOUR,
-        bins,
+        [0.0] * 64,
+        [float(number) for number in np.concatenate(people)],
     )
     await verdict(record, 2, "ok", ESTIMATE, None)
     row = await record.fetchrow("select * from slice_history")
     assert row is not None
-    flip, divergence = share(0.1, 80.0), mean_of_bins(0.01, bins, 40.0, cap=100.0)
-    assert flip is not None
-    assert divergence is not None
-    assert (row["flip_low"], row["flip_high"]) == pytest.approx((flip.low, flip.high), abs=1e-5)
-    assert (row["divergence_low"], row["divergence_high"]) == pytest.approx(
-        (divergence.low, divergence.high), rel=1e-6
-    )
+    squares = {"flip": (80.0, 90.0, 8.0, 9.0, 8.0), "divergence": (40.0, 50.0, 0.4, 4.0, 3.0)}
+    for (name, (weight, weight_sq, total, total_sq, cross)), group in zip(
+        squares.items(), people, strict=True
+    ):
+        sums = ClusterSums(
+            n=160,
+            weight=weight,
+            weight_sq=weight_sq,
+            total=total,
+            total_sq=total_sq,
+            cross=cross,
+            heaviest=2.0,
+        )
+        wanted = ratio(of_groups(sums, list(group)), 2.0 if name == "divergence" else 1.0)
+        assert wanted is not None
+        assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx(
+            (wanted.low, wanted.high), rel=1e-12
+        )
     assert (row["flip_budget"], row["divergence_budget"]) == (0.01, 0.05)
 
 
@@ -349,8 +366,8 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
         "slice_id": 2,
         "tie": 0.0125,
         "all_tie": None,
-        "flip_low": pytest.approx(0.00756, abs=1e-5),
-        "flip_high": pytest.approx(0.26669, abs=1e-5),
+        "flip_low": pytest.approx(0.00021, abs=1e-5),
+        "flip_high": pytest.approx(0.3256, abs=1e-4),
         "divergence_low": None,
         "divergence_high": None,
         "flip_budget": None,
@@ -467,7 +484,7 @@ ROLLUP = (
 
 
 async def test_slice_day_has_the_interval_the_budget_and_the_requests(record: asyncpg.Connection) -> None:
-    """By hand: 5 % of 100 equal exchanges of weight 10 have Wilson's interval 2.15 to 11.18 %."""
+    """By hand: 5 % of 100 equal exchanges of weight 10 have an interval of 1.6 to 11.4 %."""
     day = HOUR.replace(hour=0)
     await record.execute(ROLLUP, day, 1, 1, 4000.0, 40_000.0, 40.0, 20.0)
     await record.execute(ROLLUP, day, 1, 2, 1000.0, 10_000.0, 50.0, 10.0)
@@ -481,7 +498,7 @@ async def test_slice_day_has_the_interval_the_budget_and_the_requests(record: as
         50.0,
     )
     assert [row[name] for name in ("flip", "flip_low", "flip_high")] == pytest.approx(
-        [0.05, 0.02154, 0.11175], abs=1e-4
+        [0.05, 0.0158, 0.1143], abs=1e-4
     )
     assert (row["flip_budget"], row["divergence"], row["divergence_budget"]) == (0.01, 0.01, 0.05)
     assert (row["all_flip"], row["all_divergence"]) == (0.01, 0.005)
@@ -496,11 +513,14 @@ async def test_the_interval_of_a_day_rests_on_the_items_that_have_an_answer(
     await record.execute(ROLLUP, day, 1, 2, 1000.0, 1000.0, flipped, 10.0)
     await record.execute("update rollup_day set flip_weight = 50")
     row = await record.fetchrow("select * from slice_day")
-    wanted = share(flipped / 50, 50.0)
+    # Of a row without squares every exchange has the mean weight, and an item changed or not.
+    wanted = ratio(
+        ClusterSums(n=100, weight=50.0, weight_sq=50.0, total=flipped, total_sq=flipped, cross=flipped)
+    )
     assert row is not None
     assert wanted is not None
     assert (row["n_eff"], row["flip"], row["changed"]) == (1000.0, flipped / 50, flipped)
-    assert (row["flip_low"], row["flip_high"]) == pytest.approx((wanted.low, wanted.high), abs=1e-4)
+    assert (row["flip_low"], row["flip_high"]) == pytest.approx((wanted.low, wanted.high), rel=1e-12)
     assert 0 <= row["flip_low"] <= row["flip"] <= row["flip_high"] <= 1
     await record.execute("update rollup_day set flip_weight = 0, flip = 0, weight_sq = 0")
     row = await record.fetchrow("select * from slice_day")

@@ -258,6 +258,24 @@ class GroupRows(NamedTuple):
     ends: IntArray
 
 
+class Squares(NamedTuple):
+    """What `add_squares` squares.
+
+    Parameters
+    ----------
+    metric
+        Columns of the items' values.
+    person
+        (groups,) the random group of the person whose group it is; -1: nobody is named.
+    n_random
+        Number of random groups.
+    """
+
+    metric: IntArray
+    person: IntArray
+    n_random: int
+
+
 class ItemSums(NamedTuple):
     """What items add to sums.
 
@@ -316,6 +334,51 @@ def add_up(sums: FloatArray, groups: GroupRows, items: ItemSums) -> None:
         begin = ends[group]
 
 
+@compiled
+def add_squares(sums: FloatArray, groups: GroupRows, items: ItemSums, squares: Squares) -> None:
+    """Add what intervals need to rows of sums, in place.
+
+    The columns of a row are, for each of the metrics: the sums over groups of w^2, y^2 and w y, with w the weight of the group's items
+    that have the metric and y their weighted sum; then the largest w of all; then, for each of the metrics, W and Y of each random
+    group of people, and the three sums again over the groups of people alone.
+
+    Parameters
+    ----------
+    sums
+        (rows, columns).
+    groups, items
+        As of `add_up`.
+    squares
+        Which metrics, and whose groups they are.
+    """
+    row, weight, item, ends = groups
+    metric, person, n_random = squares
+    n_metrics = len(metric)
+    heaviest = 3 * n_metrics
+    size = 2 * n_random + 3
+    begin = 0
+    for group in range(len(ends)):
+        of = sums[row[group]]
+        share = weight[group] / (ends[group] - begin)
+        for number in range(n_metrics):
+            w, y = 0.0, 0.0
+            for place in range(begin, ends[group]):
+                w += share * items.present[item[place], metric[number]]
+                y += share * items.values[item[place], metric[number]]
+            of[3 * number] += w * w
+            of[3 * number + 1] += y * y
+            of[3 * number + 2] += w * y
+            of[heaviest] = max(of[heaviest], w)
+            if person[group] >= 0:
+                first = heaviest + 1 + number * size
+                of[first + person[group]] += w
+                of[first + n_random + person[group]] += y
+                of[first + 2 * n_random] += w * w
+                of[first + 2 * n_random + 1] += y * y
+                of[first + 2 * n_random + 2] += w * y
+        begin = ends[group]
+
+
 def compile_all() -> None:
     """Compile the functions of this module, by calling them with empty arrays."""
     no_values, no_indices = np.zeros(0), np.zeros(0, dtype=np.intp)
@@ -326,7 +389,10 @@ def compile_all() -> None:
     group_shares(items, members)
     table, some = np.zeros((0, 1)), np.zeros((0, 1), dtype=np.bool_)
     rows = GroupRows(no_indices, no_values, no_indices, no_indices)
-    add_up(np.zeros((1, 8)), rows, ItemSums(table, some, members.session, no_indices))
+    items_of_rows = ItemSums(table, some, members.session, no_indices)
+    add_up(np.zeros((1, 8)), rows, items_of_rows)
+    # A part of the columns, as the fold gives it.
+    add_squares(np.zeros((2, 8))[:, 1:], rows, items_of_rows, Squares(no_indices, no_indices, 1))
 
 
 @compiled

@@ -1,11 +1,13 @@
 """What a batch adds to the hourly and daily sums."""
 
 from collections.abc import Iterator
+from zlib import crc32
 
 import numpy as np
 
-from quantdrift.drift.evidence.group import GroupRows, ItemSums, add_up
+from quantdrift.drift.evidence.group import GroupRows, ItemSums, Squares, add_squares, add_up
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.facts.estimate import N_GROUPS
 from quantdrift.monitor.fold.groups import Columns, changes
 from quantdrift.storage.monitor.rows import RollupRow
 
@@ -21,7 +23,14 @@ _MEAN = 5
 _OF_MEAN = _MEAN + len(_MEANS)
 _BINS = _OF_MEAN + len(_MEANS)
 _N_UNMEASURED = _BINS + DIVERGENCE_BINS
-_SIZE = _N_UNMEASURED + 1
+_CAP = _N_UNMEASURED + 1
+# As `add_squares` adds them: of flips and of the divergence.
+_SQUARED = np.array([_MEANS.index("flip"), _MEANS.index("divergence")])
+_SQUARES = _CAP + 1
+_HEAVIEST = _SQUARES + 3 * len(_SQUARED)
+_PEOPLE = _HEAVIEST + 1
+_OF_PEOPLE = 2 * N_GROUPS + 3
+_SIZE = _PEOPLE + len(_SQUARED) * _OF_PEOPLE
 _ZEROS = [0.0] * DIVERGENCE_BINS
 _SPARSE = 8
 
@@ -69,7 +78,11 @@ class Rollup:
         bins = np.where(present[:, capped], np.searchsorted(_EDGES, divergence, side="right"), -1)
         weight = 1.0 / (columns.column("pi1") * columns.column("pi2"))[first]
         items = ItemSums(values, np.ascontiguousarray(present), np.isinf(divergence), bins)
-        add_up(self._sums, GroupRows(row, weight, item, ends), items)
+        groups = GroupRows(row, weight, item, ends)
+        add_up(self._sums, groups, items)
+        person = np.array([_random_group(one.group_key) for one in columns.rows])[first]
+        add_squares(self._sums[:, _SQUARES:], groups, items, Squares(_SQUARED, person, N_GROUPS))
+        np.maximum.at(self._sums[:, _CAP], row, cap[first])
 
     def close(self, columns: Columns, which: BoolArray) -> None:
         """Let the exchanges of sessions that have closed count as one in `weight_sq`.
@@ -126,6 +139,8 @@ class Rollup:
                 tie,
                 tie_weight,
                 n_unmeasured,
+                *sums[:, _CAP:_PEOPLE].T.tolist(),
+                _people(sums[:, _PEOPLE:]),
             )
         )
 
@@ -139,6 +154,17 @@ class Rollup:
             more[: len(self._sums)] = self._sums
             self._sums = more
         return np.repeat(np.array(rows), np.diff(starts, append=len(version)))
+
+
+def _random_group(group_key: str) -> int:
+    """Return the random group of a person, the same in every hour; -1 where nobody is named."""
+    return crc32(group_key.encode()) % N_GROUPS if group_key else -1
+
+
+def _people(sums: FloatArray) -> Iterator[tuple[float, ...]]:
+    """Yield the sums of people of each row; empty where nobody is named."""
+    for row, has_people in zip(sums, sums.any(axis=1).tolist(), strict=True):
+        yield tuple(row.tolist()) if has_people else ()
 
 
 def _tuples(bins: FloatArray) -> Iterator[tuple[float, ...]]:

@@ -18,7 +18,7 @@ from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.drift.explain.diagnosis_text import serves_no_more
 from quantdrift.facts import figures, status
-from quantdrift.facts.estimate import Estimate, difference
+from quantdrift.facts.estimate import difference
 from quantdrift.facts.figures import Window, WindowName
 from quantdrift.facts.incidents import (
     commands_of_incident,
@@ -29,7 +29,6 @@ from quantdrift.facts.incidents import (
     story_text,
     unknown_sentence,
 )
-from quantdrift.facts.interval import share
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
 from quantdrift.show.page import words
@@ -41,6 +40,7 @@ from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures import SliceFigures
 from quantdrift.storage.incidents import (
     find_incident,
     has_labels,
@@ -122,7 +122,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[present.VersionNow, ...]
     verdict: str
     worst: tuple[present.SliceNow, ...]
-    traffic: dict[int, present.Traffic]
+    traffic: dict[int, SliceFigures]
     unknowns: tuple[present.Unknown, ...]
     explaining: dict[int, int] = {}
     incidents: dict[int, int] = {}
@@ -143,7 +143,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return labelled(found) if found else None
 
     @property
-    def whole(self) -> present.Traffic | None:
+    def whole(self) -> SliceFigures | None:
         """The traffic of all slices together."""
         return self.traffic.get(self.now.all_id or 0)
 
@@ -176,14 +176,16 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_changed(self) -> float | None:
-        """Changed answers a day in all traffic together; None: not known."""
-        return self.whole.changed if self.whole else None
+        """Changed answers a day, or so far, in all traffic together; None: not known."""
+        return self.whole.changed.value if self.whole and self.whole.changed else None
 
     @property
     def excess(self) -> float:
         """Changed answers a day in the slice that has most of them, among those that fire or warn."""
         found = [
-            self.traffic[one.slice_id].changed or 0.0 for one in self.worst if one.slice_id in self.traffic
+            changed.value
+            for one in self.worst
+            if one.slice_id in self.traffic and (changed := self.traffic[one.slice_id].changed)
         ]
         return max(found, default=0.0)
 
@@ -231,7 +233,6 @@ async def overview(request: web.Request) -> web.Response:
             by_model.setdefault(one.model, []).append(one)
         for versions in by_model.values():
             newest = versions[0]
-            after = (newest.last_at or now) - _DAY
             n_bad = newest.n_firing + newest.n_warning
             worst = await present.slices(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
             alert_ids = [one.alert_id for one in worst if one.alert_id is not None]
@@ -241,7 +242,7 @@ async def overview(request: web.Request) -> web.Response:
                     others=tuple(versions[1:]),
                     verdict=newest.verdict,
                     worst=tuple(one for one in worst if one.verdict in status.ALERTS),
-                    traffic=await present.traffic(connection, newest, after),
+                    traffic=await present.traffic(connection, newest, now),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
                     explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
                     incidents=await incidents_of(connection, alert_ids) if alert_ids else {},
@@ -391,7 +392,9 @@ async def slice_page(request: web.Request) -> web.Response:
         split = onset or begin + (end - begin) / 2
         of_bars = (min(begin, split - 7 * _DAY), split, end)
         before, after = await past.bins(connection, *ids, of_bars)
-        traffic = (await present.traffic(connection, version, end - _DAY)).get(entry.slice_id)
+        traffic = (await present.traffic(connection, version, datetime.now(UTC), [entry.slice_id])).get(
+            entry.slice_id
+        )
         people, _ = await present.affected(connection, version, [entry.slice_id])
         budget = config.budget(version.model)
         singles = await past.singles(connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s)
@@ -627,7 +630,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         )
         period, history = young or (period, await _history(connection, ids, period, None, cap))
         begin, end = period.begin, period.end
-        traffic = (await present.traffic(connection, version, end - _DAY - timedelta(hours=1))).get(
+        traffic = (await present.traffic(connection, version, datetime.now(UTC), [found.slice_id])).get(
             found.slice_id
         )
         truth = await past.truth(connection, found.version_id, found.slice_id, found.onset_at, end)
@@ -911,13 +914,10 @@ def _points(
     """Return the means with their intervals, each in the middle of its time, and none after the last exchange."""
     points = []
     for sums in history:
-        total, weight = getattr(sums, metric), getattr(sums, f"{metric}_weight")
-        if not weight:
+        found = sums.estimate(metric)
+        if found is None:
             continue
-        mean = total / weight
-        # Of the sums alone, no variance of the divergence is known.
-        found = share(mean, sums.n_effective) if metric == "flip" else None
-        ends = (found.low, found.high) if found else (mean, mean)
+        mean, ends = found.mean, (found.low, found.high)
         until = sums.at + width if last_at is None else max(min(sums.at + width, last_at), sums.at)
         points.append(
             charts.Point(
@@ -928,23 +928,16 @@ def _points(
 
 
 def _compared(pair: past.Pair) -> Compared:
-    """Compare a slice by the sums of days, in which a session counts as one."""
-    old, new = (_share(pair, name) for name in ("old", "new"))
-    found = difference(old, new)
+    """Compare a slice by the sums of days."""
+    found = difference(pair.old, pair.new)
     return Compared(
         pair=pair,
-        old=old.mean if old else None,
-        new=new.mean if new else None,
+        old=pair.old.mean if pair.old else None,
+        new=pair.new.mean if pair.new else None,
         difference=found.mean if found else None,
         low=found.low if found else None,
         high=found.high if found else None,
     )
-
-
-def _share(pair: past.Pair, side: str) -> Estimate | None:
-    flip, weight = getattr(pair, f"{side}_flip"), getattr(pair, f"{side}_flip_weight")
-    squares, whole = getattr(pair, f"{side}_weight_sq"), getattr(pair, f"{side}_weight")
-    return share(flip / weight, whole**2 / squares) if weight and squares else None
 
 
 def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:

@@ -6,6 +6,7 @@ What the shipped fold does with arrays over a batch, and only as often as it is 
 import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ from quantdrift.drift.evidence.header import CREATED_AT, LAST_AT, N_TOTAL, POLIC
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import dump_state
 from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, advance
+from quantdrift.facts.estimate import N_GROUPS
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import exchanges
 from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
@@ -36,6 +38,7 @@ from tests.support.monitor.plain_groups import shown, slices_of
 Row = TypeVar("Row", DetectorRow, VerdictRow)
 EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 MEANS = ("flip", "topk", "js", "divergence", "margin", "tie")
+SQUARED = ("flip", "divergence")
 
 
 class PlainRollup:
@@ -44,6 +47,7 @@ class PlainRollup:
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int, int], dict[str, float]] = {}
         self._bins: dict[tuple[int, int, int], list[float]] = {}
+        self._people: dict[tuple[int, int, int], list[float]] = {}
 
     def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float, n_unmeasured: int) -> None:
         """Add one group."""
@@ -65,6 +69,35 @@ class PlainRollup:
             if row.divergence is not None and not math.isnan(row.divergence):
                 sums["n_infinite"] += math.isinf(row.divergence)
                 bins[int(np.searchsorted(EDGES, row.divergence, side="right"))] += share
+        sums["cap"] = max(sums["cap"], cap)
+        for number in range(len(SQUARED)):
+            self._square(slice_id, items, share, cap, number)
+
+    def _square(
+        self, slice_id: int, items: Sequence[ComparisonRow], share: float, cap: float, number: int
+    ) -> None:
+        """Add the squares of one group, and its sums to those of the random group of its person."""
+        first, metric = items[0], SQUARED[number]
+        sums, _ = self._entry(slice_id, first)
+        values = [
+            value for row in items if (value := getattr(row, metric)) is not None and not math.isnan(value)
+        ]
+        w, y = 0.0, 0.0
+        for value in values:
+            w += share
+            y += share * (min(value, cap) if metric == "divergence" else value)
+        squares = {f"{metric}_weight_sq": w * w, f"{metric}_sq": y * y, f"{metric}_cross": w * y}
+        for name, square in squares.items():
+            sums[name] += square
+        sums["heaviest"] = max(sums["heaviest"], w)
+        if first.group_key:
+            key = (first.model_version_id, slice_id, first.captured_us - first.captured_us % HOUR_US)
+            people = self._people.setdefault(key, [0.0] * (len(SQUARED) * (2 * N_GROUPS + 3)))
+            begin, group = number * (2 * N_GROUPS + 3), crc32(first.group_key.encode()) % N_GROUPS
+            people[begin + group] += w
+            people[begin + N_GROUPS + group] += y
+            for place, square in enumerate(squares.values(), begin + 2 * N_GROUPS):
+                people[place] += square
 
     def close(self, slice_id: int, items: Sequence[ComparisonRow]) -> None:
         """Let the exchanges of a closed session count as one in the square of the weights."""
@@ -75,8 +108,20 @@ class PlainRollup:
 
     def _entry(self, slice_id: int, first: ComparisonRow) -> tuple[dict[str, float], list[float]]:
         key = (first.model_version_id, slice_id, first.captured_us - first.captured_us % HOUR_US)
-        names = ("n_items", "n_unmeasured", "n_groups", "weight", "weight_sq", "n_infinite", *MEANS)
-        sums = self._sums.setdefault(key, dict.fromkeys((*names, *(f"{name}_weight" for name in MEANS)), 0.0))
+        names = [
+            "n_items",
+            "n_unmeasured",
+            "n_groups",
+            "weight",
+            "weight_sq",
+            "n_infinite",
+            "cap",
+            "heaviest",
+            *MEANS,
+        ]
+        names += [f"{name}_weight" for name in MEANS]
+        names += [f"{name}_{what}" for name in SQUARED for what in ("weight_sq", "sq", "cross")]
+        sums = self._sums.setdefault(key, dict.fromkeys(names, 0.0))
         return sums, self._bins.setdefault(key, [0.0] * DIVERGENCE_BINS)
 
     def rows(self) -> list[RollupRow]:
@@ -89,6 +134,7 @@ class PlainRollup:
                 slice_id=key[1],
                 hour_us=key[2],
                 divergence_bins=tuple(self._bins[key]),
+                people=tuple(self._people.get(key, ())),
                 **{name: int(value) if name in counts else value for name, value in sums.items()},
             )
             for key, sums in sorted(self._sums.items())
