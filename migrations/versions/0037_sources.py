@@ -3,14 +3,14 @@
 A column is added: the release before can use the schema as before.
 
 Revision ID: 0037
-Revises: 0034
+Revises: 0036
 """
 
 import sqlalchemy as sa
 from alembic import op
 
 revision = "0037"
-down_revision = "0034"
+down_revision = "0036"
 branch_labels = None
 depends_on = None
 

@@ -322,7 +322,12 @@ class Monitor:
                 self._circumstances_due_s = begun_s
                 progress()
             fold = self._fold
-            batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
+            batches = await claim(
+                connection,
+                fold.position.fold_seq,
+                BATCHES_AT_ONCE,
+                timedelta(seconds=self._config.monitor.reorder_s),
+            )
             wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
             wanted |= {row.policy_id for rows in batches for row in rows.noise}
             fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))

@@ -4,8 +4,11 @@ All reads, and the writes in `storage.monitor.write`, are in one transaction of 
 first, so that a leader that lost its lock without noticing cannot fold at the same time as the new one.
 """
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +19,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
 from quantdrift.storage.monitor.discovery_log import follow, followed, lapsed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
+from quantdrift.storage.monitor.reading_order import ReadingOrder, Stretch, Waiting
 from quantdrift.storage.monitor.rows import (
     RETIRED_AFTER,
     AlertClose,
@@ -26,6 +30,7 @@ from quantdrift.storage.monitor.rows import (
     DetectorRow,
     ExpiryRow,
     ItemCount,
+    NoiseRow,
     Position,
     ServingRow,
     SessionRow,
@@ -42,28 +47,87 @@ from quantdrift.storage.monitor.rows import (
 from quantdrift.storage.monitor.undeclared_sessions import found_sessions
 
 _HOUR: Final = timedelta(hours=1)
+_MONITOR: Final = "monitor"  # worker of the batches that it makes itself
 
 # The row must exist to be locked: without it, two monitors could both begin.
 _BEGIN: Final = text("""
     insert into fold (id, fold_seq, mass, n_detectors) values (1, 0, 0, 0) on conflict (id) do nothing
 """)
 _POSITION: Final = text("select fold_seq, event_time, mass, n_detectors from fold where id = 1 for update")
-_NUMBER: Final = text("""
+_BATCH: Final = """
+    batch.id, batch.fold_seq, batch.kind, batch.worker, batch.stored_at, batch.captured_from, batch.captured_to,
+    batch.unreferenced, batch.compared_model as model, batch.read_after, batch.read_until, batch.rest_until, batch.read_from, batch.horizon_s
+"""
+_NUMBER: Final = text(f"""
     with next as (
         select id, row_number() over (order by id) as place
         from (select id from batch where fold_seq is null order by id limit :most for update) unfolded
     )
     update batch set fold_seq = :last + next.place from next where batch.id = next.id
-    returning batch.id, batch.fold_seq, batch.kind, batch.stored_at, batch.captured_from, batch.captured_to,
-        batch.unreferenced
+    returning {_BATCH}
+""")  # noqa: S608 - constants
+# Of each model its last numbered batch, and the earlier ones with rows that were not folded yet.
+_WAITING: Final = text("""
+    select wanted.model, last.read_after, last.read_until, last.rest_until, last.horizon_s, last.stored_at as last_stored_at,
+        b.fold_seq, b.stored_at, b.captured_to
+    from unnest(cast(:models as text[])) wanted (model)
+    cross join lateral (
+        select * from batch where batch.compared_model = wanted.model and fold_seq <= :last order by fold_seq desc limit 1
+    ) last
+    left join batch b on b.compared_model = wanted.model and b.fold_seq between last.read_from and :last
+        and b.rest_until > last.read_until
+    where last.read_until is not null
+    order by wanted.model, b.fold_seq
 """)
-_COMPARISONS: Final = text("""
-    select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
-        pi1, pi2, u1, u2, candidate_margin, flip, tie, topk, js, divergence, margin, latency_s
-    from comparison
-    where captured_at between :begin and :end and batch_id = any(cast(:batches as bigint[]))
-    order by batch_id, comparison.exchange_id, item
+_MARK: Final = text(f"""
+    update batch set read_after = marks.read_after, read_until = marks.read_until, rest_until = marks.rest_until,
+        horizon_s = marks.horizon_s, read_from = marks.read_from
+    from unnest(
+        cast(:ids as bigint[]), cast(:after as timestamptz[]), cast(:until as timestamptz[]), cast(:rest as timestamptz[]),
+        cast(:horizon as float8[]), cast(:from as bigint[])
+    ) marks (id, read_after, read_until, rest_until, horizon_s, read_from)
+    where batch.id = marks.id
+    returning {_BATCH}
+""")  # noqa: S608 - constants
+# A model that is silent gets empty batches until all of its rows are folded.
+_PASS_MARK: Final = text("""
+    insert into batch (kind, worker, captured_from, captured_to, n_rows, compared_model)
+    select 'comparison', :worker, silent.until, silent.until, 0, silent.model
+    from (
+        select known.model, least(now() - make_interval(secs => last.horizon_s), max(b.rest_until)) as until, last.read_until
+        from (select distinct model from model_version) known
+        cross join lateral (
+            select * from batch where batch.compared_model = known.model and fold_seq is not null order by fold_seq desc limit 1
+        ) last
+        join batch b on b.compared_model = known.model and b.fold_seq >= last.read_from and b.rest_until > last.read_until
+        where last.stored_at <= now() - make_interval(secs => last.horizon_s)
+            and not exists (select from batch n where n.compared_model = known.model and n.fold_seq is null)
+        group by known.model, last.read_until, last.horizon_s
+    ) silent
+    where silent.until > silent.read_until
+    order by silent.model
 """)
+_COMPARED: Final = """
+    c.batch_id, c.exchange_id::text, c.item, c.captured_at, c.model_version_id, c.policy_id, c.slice_ids, c.group_key,
+    c.pi1, c.pi2, c.u1, c.u2, c.candidate_margin, c.flip, c.tie, c.topk, c.js, c.divergence, c.margin, c.latency_s
+"""
+_COMPARISONS: Final = text(f"""
+    select {_COMPARED} from comparison c
+    where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
+    order by c.batch_id, c.captured_at, c.exchange_id, c.item
+""")  # noqa: S608 - constants
+_SOURCES: Final = text(f"""
+    select {_BATCH} from batch where compared_model = :model and fold_seq between :first and :last and rest_until > :after
+""")  # noqa: S608 - constants
+# Late rows too: only the hash of their exchange says when they are folded.
+_STRETCH: Final = text(f"""
+    select {_COMPARED} from comparison c join batch b on b.id = c.batch_id
+    where c.captured_at between :begin and :end and c.batch_id = any(cast(:batches as bigint[]))
+        and (
+            least(c.captured_at, b.stored_at) <= b.read_after
+            or least(c.captured_at, b.stored_at) between :after and :until
+        )
+""")  # noqa: S608 - constants
 _TALLY: Final = """
     t.source, t.boot::text, t.stratum, t.sequence, least(t.at, b.stored_at) as at, t.offered, t.taken,
     t.thinned, t.published, t.final, t.models, t.lost
@@ -111,7 +175,7 @@ _BASELINES: Final = text(f"""
 # A decision of a person waits for a batch: where none comes, an empty one takes it over.
 _TAKE_OVER: Final = text("""
     insert into batch (kind, worker, captured_from, captured_to, n_rows)
-    select 'tally', 'monitor', now(), now(), 0
+    select 'tally', :worker, now(), now(), 0
     where exists (select from alert_action where action = 'close' and fold_seq is null)
 """)
 _CLOSE: Final = text("""
@@ -129,10 +193,7 @@ _CLOSED: Final = text("""
 """)
 # Decisions of people apply from the next batch on, so that folding again gives the same result.
 _DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
-_FOLDED: Final = text("""
-    select id, fold_seq, kind, stored_at, captured_from, captured_to, unreferenced from batch
-    where fold_seq between :first and :last
-""")
+_FOLDED: Final = text(f"select {_BATCH} from batch where fold_seq between :first and :last")  # noqa: S608
 _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
@@ -285,8 +346,16 @@ async def _policies(
     return policies
 
 
-async def claim(connection: AsyncConnection, after: int, most: int) -> list[BatchRows]:
-    """Assign numbers to up to `most` new batches, consecutively after `after`; return them with their rows.
+async def claim(
+    connection: AsyncConnection, after: int, most: int, horizon: timedelta = timedelta(0)
+) -> list[BatchRows]:
+    """Assign numbers to up to `most` new batches, consecutively after `after`; return them with what is folded with each.
+
+    Parameters
+    ----------
+    horizon
+        How long exchanges wait for those that were captured earlier: `quantdrift.storage.monitor.reading_order`. Without it a batch
+        comes with its own rows.
 
     Raises
     ------
@@ -299,11 +368,15 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
             f"the database is at fold {position.fold_seq}, not at {after}: another monitor leads"
         )
     numbering = {"most": most, "last": after}
+    if horizon:
+        await connection.execute(_PASS_MARK, {"worker": _MONITOR})
     numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
-    if not numbered and (await connection.execute(_TAKE_OVER)).rowcount:
+    if not numbered and (await connection.execute(_TAKE_OVER, {"worker": _MONITOR})).rowcount:
         numbered = (await connection.execute(_NUMBER, numbering)).mappings().all()
     if not numbered:
         return []
+    if horizon:
+        numbered = await _mark(connection, numbered, after, horizon)
     first = min(row["fold_seq"] for row in numbered)
     decided = (await connection.execute(_DECIDE, {"fold_seq": first})).mappings().all()
     closed = (await connection.execute(_CLOSE, {"fold_seq": first})).mappings().all()
@@ -335,17 +408,7 @@ async def _batches(
         values = {name: row[name] for name in AlertClose.__struct_fields__}
         closes.setdefault(row["fold_seq"], []).append(AlertClose(**values))
     ids = [row["id"] for row in numbered]
-    comparisons: dict[int, list[ComparisonRow]] = {}
-    compared = [row for row in numbered if row["kind"] == "comparison"]
-    if compared:
-        window = {
-            "begin": min(row["captured_from"] for row in compared),
-            "end": max(row["captured_to"] for row in compared),
-        }
-        batches = [row["id"] for row in compared]
-        for row in (await connection.execute(_COMPARISONS, {**window, "batches": batches})).mappings():
-            comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
-    noise = await noise_of(connection, [row["id"] for row in compared])
+    comparisons, noise = await _read(connection, numbered)
     tallies: dict[int, list[TallyRow]] = {}
     for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
         tallies.setdefault(row["batch_id"], []).append(_tally(row))
@@ -363,11 +426,124 @@ async def _batches(
             slices=changed.get(row["fold_seq"], ()),
             closes=tuple(closes.get(row["fold_seq"], ())),
             unreferenced=tuple(row["unreferenced"]),
-            noise=noise.get(row["id"], ()),
+            noise=tuple(noise.get(row["id"], ())),
             expiries=tuple(expiries.get(row["id"], ())),
         )
         for row in sorted(numbered, key=lambda row: row["fold_seq"])
     ]
+
+
+async def _mark(
+    connection: AsyncConnection, numbered: Sequence[RowMapping], last: int, horizon: timedelta
+) -> list[RowMapping]:
+    """Store the read marks of new batches, after those up to `last`; return all of the new ones."""
+    of_model: dict[str, list[RowMapping]] = {}
+    for row in sorted(numbered, key=itemgetter("fold_seq")):
+        if row["model"] is not None:
+            of_model.setdefault(row["model"], []).append(row)
+    if not of_model:
+        return list(numbered)
+    wanted = {"models": list(of_model), "last": last}
+    lasts: dict[str, tuple[Stretch, int]] = {}
+    waiting: dict[str, list[Waiting]] = {}
+    for row in (await connection.execute(_WAITING, wanted)).mappings():
+        lasts[row["model"]] = _stretch(row), to_us(row["last_stored_at"])
+        if row["fold_seq"] is not None:
+            batch = Waiting(row["fold_seq"], to_us(row["stored_at"]), to_us(row["captured_to"]))
+            waiting.setdefault(row["model"], []).append(batch)
+    marks: dict[str, list[Any]] = {name: [] for name in ("ids", "after", "until", "rest", "horizon", "from")}
+    for model, rows in of_model.items():
+        before = waiting.get(model, [])
+        order = ReadingOrder(horizon // timedelta(microseconds=1), lasts.get(model), before)
+        first = min((batch.fold_seq for batch in before), default=rows[0]["fold_seq"])
+        for row in rows:
+            times = (to_us(row[name]) for name in ("stored_at", "captured_from", "captured_to"))
+            stretch = order.stretch(*times, ends=row["worker"] == _MONITOR)
+            marks["ids"].append(row["id"])
+            for name, at_us in zip(("after", "until", "rest"), stretch[:3], strict=True):
+                marks[name].append(from_us(at_us))
+            marks["horizon"].append(stretch.horizon_us / 1e6)
+            marks["from"].append(first)
+    marked = (await connection.execute(_MARK, marks)).mappings().all()
+    return [*(row for row in numbered if row["model"] is None), *marked]
+
+
+async def _read(
+    connection: AsyncConnection, numbered: Sequence[RowMapping]
+) -> tuple[dict[int, list[ComparisonRow]], dict[int, list[NoiseRow]]]:
+    """Return what is folded with each batch, by id and in order: comparisons, and items that were computed twice."""
+    comparisons: dict[int, list[ComparisonRow]] = {}
+    compared = [row for row in numbered if row["kind"] == "comparison" and row["read_until"] is None]
+    if compared:
+        of_batches = {**_captured(compared), "batches": [row["id"] for row in compared]}
+        for row in (await connection.execute(_COMPARISONS, of_batches)).mappings():
+            comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
+    noise = {
+        key: list(rows) for key, rows in (await noise_of(connection, [row["id"] for row in compared])).items()
+    }
+    marked = sorted(
+        (row for row in numbered if row["read_until"] is not None), key=itemgetter("model", "fold_seq")
+    )
+    for model, rows in groupby(marked, key=itemgetter("model")):
+        await _read_stretches(connection, model, list(rows), comparisons, noise)
+    return comparisons, noise
+
+
+async def _read_stretches(
+    connection: AsyncConnection,
+    model: str,
+    batches: Sequence[RowMapping],
+    comparisons: dict[int, list[ComparisonRow]],
+    noise: dict[int, list[NoiseRow]],
+) -> None:
+    """Add what is folded with consecutive batches of a model, whichever batches brought it."""
+    after_us, ids = to_us(batches[0]["read_after"]), [row["id"] for row in batches]
+    until_us = [to_us(row["read_until"]) for row in batches]
+    borders = {"first": min(row["read_from"] for row in batches), "last": batches[-1]["fold_seq"]}
+    wanted = {"model": model, "after": batches[0]["read_after"], **borders}
+    sources = {row["id"]: row for row in (await connection.execute(_SOURCES, wanted)).mappings()}
+    if not sources:
+        return
+    stretches = {key: _stretch(row) for key, row in sources.items()}
+    window = {"after": batches[0]["read_after"], "until": batches[-1]["read_until"], "batches": list(sources)}
+    read: list[tuple[int, str, int, ComparisonRow]] = []
+    for row in (
+        await connection.execute(_STRETCH, {**window, **_captured(list(sources.values()))})
+    ).mappings():
+        item = comparison_row(row)
+        captured_us = min(item.captured_us, to_us(sources[row["batch_id"]]["stored_at"]))
+        at_us = stretches[row["batch_id"]].place_us(item.exchange_id, captured_us)
+        if after_us < at_us <= until_us[-1]:
+            read.append((at_us, item.exchange_id, item.item, item))
+    for at_us, _, _, item in sorted(read, key=itemgetter(0, 1, 2)):
+        comparisons.setdefault(ids[bisect_left(until_us, at_us)], []).append(item)
+    # The noise of an exchange may not be known before the exchange itself: its budget must rest on the past alone.
+    for key, items in (await noise_of(connection, list(sources))).items():
+        own = stretches[key]
+        for noisy in items:
+            if noisy.captured_us > own.after_us:
+                at_us = min(noisy.captured_us, own.rest_us)
+                if after_us < at_us <= until_us[-1]:
+                    noise.setdefault(ids[bisect_left(until_us, at_us)], []).append(noisy)
+            elif key in ids:
+                noise.setdefault(key, []).append(noisy)
+
+
+def _stretch(row: RowMapping) -> Stretch:
+    return Stretch(
+        after_us=to_us(row["read_after"]),
+        until_us=to_us(row["read_until"]),
+        rest_us=to_us(row["rest_until"]),
+        horizon_us=round(row["horizon_s"] * 1e6),
+    )
+
+
+def _captured(batches: Sequence[RowMapping]) -> dict[str, Any]:
+    """Return between which times the rows of batches were captured."""
+    return {
+        "begin": min(row["captured_from"] for row in batches),
+        "end": max(row["captured_to"] for row in batches),
+    }
 
 
 async def _position(connection: AsyncConnection) -> Position:

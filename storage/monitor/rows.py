@@ -235,7 +235,7 @@ class NoiseChangeRow(_Row, frozen=True, kw_only=True):
 
 
 class BatchRows(_Row, frozen=True, kw_only=True):
-    """One numbered batch of the fold; comparisons are ordered by (exchange_id, item), tallies and expiries by their keys.
+    """One numbered batch of the fold, with the comparisons that are folded with it, in order; tallies and expiries by their keys.
 
     `decisions` are people's decisions about baselines since the previous batch, `slices` the discovered slices that were
     confirmed, retired or restored, `closes` the alerts that people closed; all apply from this batch on. `unreferenced` are

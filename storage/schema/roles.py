@@ -337,7 +337,7 @@ def _monitor() -> list[str]:
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
         f"grant update on leader_lock, discovery_lock, partition_lock to {MONITOR}",
         f"grant insert, update (lapsed_at) on model_version, slice to {MONITOR}",
-        f"grant update (fold_seq, n_rows, skipped), delete on batch to {MONITOR}",
+        f"grant update (fold_seq, read_after, read_until, rest_until, horizon_s, read_from, n_rows, skipped), delete on batch to {MONITOR}",
         # It stores tallies, and counts what expires, while no shadow worker does.
         f"grant insert on batch, tally, expiry to {MONITOR}",
         f"grant insert (role, source, {_REPORTED}), update, delete on process_report to {MONITOR}",

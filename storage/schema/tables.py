@@ -174,8 +174,10 @@ class Batch(Base):
         CheckConstraint("kind in ('comparison', 'tally')", name="kind"),
         Index("ix_batch_unfolded", "id", postgresql_where=text("fold_seq is null")),
         Index("ix_batch_stored_at", "stored_at"),
+        Index("ix_batch_compared_model", "compared_model", "fold_seq"),
         {
-            "comment": "One transaction of a shadow worker; the monitor numbers batches and folds them in that order."
+            "comment": "One transaction of a shadow worker; the monitor numbers batches, and folds the exchanges of a model in the order"
+            " of their capture."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
@@ -203,6 +205,24 @@ class Batch(Base):
     )
     replay_s: Mapped[Float | None] = mapped_column(
         comment="Seconds in which the reference computed it, on the device of provenance; null where it computed nothing."
+    )
+    compared_model: Mapped[Str | None] = mapped_column(
+        comment="Model of its comparisons; null where it has none."
+    )
+    read_after: Mapped[Time | None] = mapped_column(
+        comment="Capture time up to which the model was folded before this batch; null where its rows are folded with it."
+    )
+    read_until: Mapped[Time | None] = mapped_column(
+        comment="Capture time up to which the model was folded with this batch."
+    )
+    rest_until: Mapped[Time | None] = mapped_column(
+        comment="read_until of the batch with which the last of its own rows are folded, at most."
+    )
+    horizon_s: Mapped[Float | None] = mapped_column(
+        comment="Seconds for which exchanges of the model wait for earlier ones from this batch on."
+    )
+    read_from: Mapped[BigInt | None] = mapped_column(
+        comment="fold_seq of the earliest batch with rows that may be folded with this one."
     )
 
 

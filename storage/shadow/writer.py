@@ -262,9 +262,9 @@ _KNOWN: Final = text("""
 
 
 _OPEN_BATCH: Final = text("""
-    insert into batch (kind, worker, captured_from, captured_to, n_rows, provenance, skipped, unreferenced, replay_s)
+    insert into batch (kind, worker, captured_from, captured_to, n_rows, provenance, skipped, unreferenced, replay_s, compared_model)
     values ('comparison', :worker, :captured_from, :captured_to, :n_rows, cast(:provenance as jsonb), cast(:skipped as jsonb),
-        cast(:unreferenced as integer[]), :replay_s)
+        cast(:unreferenced as integer[]), :replay_s, :model)
     returning id
 """)
 
@@ -494,6 +494,7 @@ async def _open_batch(
         *(u.captured_at for u in batch.unreferenced),
         *(q.captured_at for q in batch.quarantined if q.captured_at is not None),
     ] or [batch.at]
+    models = {compared.exchange.model for compared in batch.compared}
     batch_id = await connection.scalar(
         _OPEN_BATCH,
         {
@@ -505,6 +506,8 @@ async def _open_batch(
             "skipped": msgspec.json.encode(skipped).decode(),
             "unreferenced": list(unreferenced),
             "replay_s": batch.replay_s,
+            # A reader has one model. If ever there were two, they would have no common order.
+            "model": models.pop() if len(models) == 1 else None,
         },
     )
     assert isinstance(batch_id, int)

@@ -134,6 +134,16 @@ class Monitor(Section, frozen=True, kw_only=True):
             le=86400,
         ),
     ] = 1800.0
+    reorder_s: Annotated[
+        float,
+        about(
+            "Exchanges are folded in the order of their capture, and wait this long for earlier ones. An exchange that comes "
+            "later is folded at a random later moment. Set it to the time by which replays differ, from the fetch to the database.",
+            "s",
+            ge=0.5,
+            le=300,
+        ),
+    ] = 5.0
     tolerance: Annotated[
         float,
         about(

@@ -1,0 +1,133 @@
+"""The order in which exchanges are folded: by capture, whatever the batches in which they were stored.
+
+A worker replays inputs of one shape together, so a stored batch has neighbours of one shape. Where changed answers depend on the
+shape, the conditional mean in such a batch is not that of the traffic, and a bound that is true in the order of capture is false
+in the order of batches. So a batch only brings its exchanges: they are folded once the *read mark* of their model has passed
+their capture.
+
+The mark is the latest capture among the batches that were stored at least a horizon ago. What was fetched before them was captured
+before, and has had that long to be stored as well. So it is valid for a backlog too, where all captures are old, and for several
+workers. What comes later than that is late: a redelivery, a retry alone, replays that take longer than others. Where it is late by seconds,
+the horizon grows by them, up to 30 s, and falls again over hours: what is always late by ten seconds is late once. Late exchanges
+must not be folded in a lump, since what is late may depend on the shape. Each gets a place by the hash of its id in the next minute
+of captures: a displacement that is independent of all else, which leaves independent traffic independent. Not so where traffic ends
+just then: late exchanges are folded without the others that would have come between them.
+
+Marks are stored with the batches when these get their numbers, so that folding again gives the same order whatever the horizon
+is by then.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from quantdrift.core.sampling.hash_draw import draw
+
+LATE_SPREAD: Final = 12  # shortest horizons: a minute of captures at the default
+MOST_HORIZON_US: Final = 30_000_000  # a worker that dies, or a clock that is slow, delays no alert by minutes
+_FALLS_IN_US: Final = 3_600_000_000.0
+_LATE_KEY: Final = b"late"
+
+
+class Stretch(NamedTuple):
+    """What is folded with a batch of a model. Times are captures in microseconds, at most the time of storing.
+
+    Parameters
+    ----------
+    after_us, until_us
+        The read mark before the batch, and with it.
+    rest_us
+        The mark with which the last exchange of the batch itself is folded.
+    horizon_us
+        The horizon from then on.
+    """
+
+    after_us: int
+    until_us: int
+    rest_us: int
+    horizon_us: int
+
+    def place_us(self, exchange_id: str, captured_us: int) -> int:
+        """Return the mark with which an exchange that this batch brought is folded.
+
+        Parameters
+        ----------
+        captured_us
+            At most the time of storing: a sidecar whose clock is ahead does not hold others up.
+        """
+        if captured_us > self.after_us:
+            return captured_us
+        return self.after_us + 1 + int(draw(exchange_id, _LATE_KEY) * (self.rest_us - self.after_us))
+
+
+class Waiting(NamedTuple):
+    """A numbered batch whose captures are not all folded yet: number, time of storing and latest capture."""
+
+    fold_seq: int
+    stored_us: int
+    captured_to_us: int
+
+
+class ReadingOrder:
+    """The read mark of one model.
+
+    Parameters
+    ----------
+    horizon_us
+        The shortest horizon: how much longer one exchange may take than another one, from the fetch until it is stored, without
+        being late.
+    last
+        Of its last batch, with the time of storing; None before the first.
+    waiting
+        Batches with captures behind the mark of the last one, by number.
+    """
+
+    def __init__(
+        self, horizon_us: int, last: tuple[Stretch, int] | None = None, waiting: Iterable[Waiting] = ()
+    ) -> None:
+        self._shortest_us = horizon_us
+        self._last = None if last is None else last[0]
+        self._now_us = 0 if last is None else last[1]
+        self._waiting: deque[tuple[int, int]] = deque()
+        now_us = 0
+        for batch in waiting:
+            now_us = max(now_us, batch.stored_us)
+            self._waiting.append((now_us, min(batch.captured_to_us, batch.stored_us)))
+
+    def stretch(
+        self, stored_us: int, captured_from_us: int, captured_to_us: int, *, ends: bool = False
+    ) -> Stretch:
+        """Return what is folded with the next batch of the model.
+
+        Parameters
+        ----------
+        ends
+            It brings nothing: the model has been silent for the horizon, and everything up to `captured_to_us` is folded.
+        """
+        captured_from_us, captured_to_us = min(captured_from_us, stored_us), min(captured_to_us, stored_us)
+        now_us = max(self._now_us, stored_us)
+        after_us = captured_from_us - MOST_HORIZON_US if self._last is None else self._last.until_us
+        late = captured_from_us <= after_us and not ends
+        # An exchange that was captured ten seconds ago needs no horizon of more, however far the mark is ahead of it.
+        needed_us = min(self._horizon_us + after_us - captured_from_us, now_us - captured_from_us)
+        horizon_us = self._horizon(now_us - self._now_us, needed_us if late else 0)
+        self._now_us = now_us
+        self._waiting.append((now_us - horizon_us if ends else now_us, captured_to_us))
+        until_us = after_us
+        while self._waiting and (ends or self._waiting[0][0] <= now_us - horizon_us):
+            until_us = max(until_us, self._waiting.popleft()[1])
+        spread_us = LATE_SPREAD * self._shortest_us
+        rest_us = max(captured_to_us, after_us + spread_us) if late else captured_to_us
+        self._last = Stretch(after_us, until_us, rest_us, horizon_us)
+        return self._last
+
+    @property
+    def _horizon_us(self) -> int:
+        return self._shortest_us if self._last is None else self._last.horizon_us
+
+    def _horizon(self, passed_us: int, needed_us: int) -> int:
+        """Return the horizon after some time has passed, and something needed a horizon."""
+        grown_us = self._horizon_us - self._shortest_us
+        horizon_us = self._shortest_us + max(round(grown_us * math.exp(-passed_us / _FALLS_IN_US)), 0)
+        return needed_us if horizon_us < needed_us <= MOST_HORIZON_US else horizon_us

@@ -1,0 +1,68 @@
+"""The bound holds in production's order, and did not in the order of storing. Laws: `benchmarks.production_order`."""
+
+import numpy as np
+import pytest
+
+from benchmarks.batch_order import LAWS, PACES, Pace, batches, fold_order, pages, series
+from benchmarks.race import known, learned
+from benchmarks.session_cuts import LAWS as USERS
+from benchmarks.session_cuts import ratio
+
+pytestmark = pytest.mark.statistical
+RUNS, N, SEED = 32, 12_000, 1250
+PACE = {pace.name: pace for pace in PACES}
+
+
+@pytest.mark.parametrize("name", ["200 a second", "1,000 a second", "backlog at 1,000 a second"])
+def test_batches_of_one_shape_page_as_stored_and_not_as_folded(name: str) -> None:
+    """Independent traffic with a mean of 0.94 % against 1 %.
+
+    The ratio in the order of capture is near 0.4: that one of 32 runs in four or more reaches it by chance (a ratio of 1) has
+    probability < 5 % for each, and the seed is fixed.
+    """
+    law, pace = LAWS[0], PACE[name]
+    stored, _ = series(law, pace, runs=RUNS, n=N, seed=SEED, reordered=False)
+    assert pages(known(0.01, RUNS), stored).ratio > 2.0
+    folded, waited = series(law, pace, runs=RUNS, n=N, seed=SEED)
+    assert pages(known(0.01, RUNS), folded).ratio <= 1.0
+    assert np.median(waited) < 6.0
+
+
+@pytest.mark.parametrize(
+    "name", ["200 a second, a worker dies each 20 s", "200 a second, large ones are retried alone"]
+)
+def test_late_exchanges_do_not_page(name: str) -> None:
+    """Redelivered exchanges, and a shape that is always replayed seconds later than the other, keep to the bound."""
+    folded, _ = series(LAWS[0], PACE[name], runs=RUNS, n=N, seed=SEED)
+    assert pages(known(0.01, RUNS), folded).ratio <= 1.0
+
+
+def test_a_learned_baseline_keeps_to_the_bound() -> None:
+    """The baseline was learned in the same order."""
+    runs, begin = 12, 5_500
+    folded, _ = series(LAWS[0], PACE["1,000 a second"], runs=runs, n=begin + N, seed=SEED + 10)
+    assert pages(learned("change", 0.25, runs), folded, begin=begin).ratio <= 1.0
+    stored, _ = series(
+        LAWS[0], PACE["1,000 a second"], runs=runs, n=begin + N, seed=SEED + 10, reordered=False
+    )
+    assert pages(learned("change", 0.25, runs), stored, begin=begin).ratio > 2.0
+
+
+def test_every_exchange_has_one_place_in_every_pace() -> None:
+    """Nothing is lost or doubled by batches, crashes and retries."""
+    for pace in (*PACES, Pace(name="two workers that die often", per_s=100.0, workers=2, crash_s=3.0)):
+        rng = np.random.default_rng(7)
+        shapes = rng.choice(2, 3000, p=LAWS[0].shares)
+        captured, stored = batches(rng, pace, shapes)
+        order, _ = fold_order(rng, captured, stored)
+        assert np.array_equal(np.sort(order), np.arange(3000))
+
+
+@pytest.mark.parametrize(("rate", "cuts"), [(1.0, 4.0), (0.3, 1.5)])
+def test_policies_do_not_cut_the_sessions_of_users(rate: float, cuts: float) -> None:
+    """Users of whom one in a hundred always flips are one observation each; cut by each policy they would be several."""
+    ours, n = ratio(USERS[0], rate, runs=12, n_users=400, seed=SEED)
+    assert ours.ratio <= 1.0
+    assert n <= 1.0
+    _, n_cut = ratio(USERS[0], rate, runs=1, n_users=400, seed=SEED, cut=True)
+    assert n_cut > cuts * n
