@@ -123,7 +123,7 @@ class Offered:
 
 def by_value(rows: list[ComparisonRow], rates: SliceRates, slice_id: int) -> tuple[float, float]:
     """Return the two sums that a session adds, as the detectors are given them, over c."""
-    found = shown(slice_id, rows, rates, BUDGET).get(FLIP)
+    found = shown(slice_id, rows, lambda *_: rates, BUDGET).get(FLIP)
     return (0.0, 0.0) if found is None else (found[0] / found[2], found[1] / found[2])
 
 
@@ -179,7 +179,8 @@ def used(rules: Policy) -> tuple[float, float]:
             n_weighted += sum(row.u2 < second_rate(rates.sure, row.pi1) for row in parts)
             n_plain += len({row.pi1 for row in rows if keeps_part(rates, row)})
             assert (
-                (CHANGE in shown(1, rows, rates, BUDGET)) == any(keeps_part(rates, row) for row in rows)
+                (CHANGE in shown(1, rows, lambda *_: rates, BUDGET))
+                == any(keeps_part(rates, row) for row in rows)
                 if rows
                 else True
             )

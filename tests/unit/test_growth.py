@@ -78,6 +78,7 @@ def test_bins_of_exchanges_and_sessions_say_the_same_as_their_share_above_an_edg
         rng.random(groups) < 0.5,
         np.full(groups, 0.5),
         np.full(groups, 0.1),
+        np.zeros(n, dtype=np.bool_),
     )
     bins = np.where(rng.random(n) < 0.1, -1, rng.integers(0, N_TIME_BINS, n))
     found = group_times(bins, items, members)

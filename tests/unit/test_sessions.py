@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.drift.evidence import header
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold import sessions as module
@@ -142,3 +142,63 @@ def test_the_number_of_open_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch)
     rows, closed = held.take(1)
     assert [row.group_key for row in rows] == ["user 3", "user 4", "user 5", "user 6"]
     assert closed == ()
+
+
+def test_new_policies_do_not_cut_a_session() -> None:
+    """Two users send a request in each of six policies: two observations, with the mean of all six and the weight of the first."""
+    policies = {
+        number: msgspec.structs.replace(CATALOG.policies[1], epoch=f"e{number}") for number in range(1, 7)
+    }
+    catalog = msgspec.structs.replace(CATALOG, policies=policies)
+    rows = [
+        msgspec.structs.replace(
+            item(number, f"user {number % 2}", at_us=BEGIN_US + number * SECOND_US, flip=float(number == 5)),
+            policy_id=1 + number // 2,
+        )
+        for number in range(12)
+    ]
+    late = item(99, "another", at_us=BEGIN_US + 20 * SECOND_US + LENGTH_US)
+    fold = folded([*rows, late], catalog)
+    assert n_groups(fold) == 2
+    state = fold.state.slices[KEY].watch.states[BY_BUDGET]
+    assert state[header.X] / state[header.W] == pytest.approx(1 / 12)
+    assert fold.state.slices[KEY].watch.states[BY_CHANGE][header.N_TOTAL] == 2
+
+
+def test_what_a_later_policy_boosted_for_what_it_is_does_not_count() -> None:
+    """A body stratum samples small margins at rate 1, and others at 0.2: of a later policy only what 0.2 would have taken counts."""
+    boosted = msgspec.structs.replace(
+        CATALOG.policies[1],
+        epoch="e2",
+        body_strata=(
+            BodyStratum(name="near", rate=1.0, where=(Predicate(key="margin", high=0.1),)),
+            BodyStratum(name="default", rate=0.2),
+        ),
+    )
+    catalog = msgspec.structs.replace(CATALOG, policies={1: CATALOG.policies[1], 2: boosted})
+    first = item(1, "user", at_us=BEGIN_US)
+    near, drawn = (
+        msgspec.structs.replace(
+            item(number, "user", at_us=BEGIN_US + number * SECOND_US, flip=1.0), policy_id=2, u2=u2
+        )
+        for number, u2 in ((2, 0.5), (3, 0.1))
+    )
+    late = item(99, "another", at_us=BEGIN_US + 20 * SECOND_US + LENGTH_US)
+    for rows, mean in (([first, near], 0.0), ([first, drawn], 0.5)):
+        state = folded([*rows, late], catalog).state.slices[KEY].watch.states[BY_BUDGET]
+        assert state[header.X] / state[header.W] == pytest.approx(mean)
+
+
+def test_sessions_that_a_release_before_cut_are_one_again() -> None:
+    """Two rows of one user under two policies become one session; the row that is left over is deleted."""
+    kept = Sessions(LENGTH_US)
+    kept.add([item(1, "user", at_us=BEGIN_US)], BEGIN_US)
+    (first,), _ = kept.take(1)
+    kept = Sessions(LENGTH_US)
+    kept.add([msgspec.structs.replace(item(2, "user", at_us=BEGIN_US), policy_id=2)], BEGIN_US + SECOND_US)
+    (second,), _ = kept.take(2)
+    resumed = Sessions(LENGTH_US, (second, first))
+    (row,), closed = resumed.take(3)
+    assert (row.key, closed) == (first.key, (second.key,))
+    assert [len(items) for items in resumed.due(BEGIN_US + LENGTH_US)] == [2]
+    assert resumed.take(4) == ((), (first.key,))

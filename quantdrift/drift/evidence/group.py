@@ -76,7 +76,9 @@ def group_value(x: Sequence[float], pi: Sequence[float], c: float, n_offered: in
     return GroupValue(vx / n_offered, weight / n_offered)
 
 
-def session_value(x: Sequence[float], pi1: Sequence[float], sure: float, c: float) -> GroupValue:
+def session_value(
+    x: Sequence[float], pi1: Sequence[float], sure: float, c: float, others: Sequence[float] = ()
+) -> GroupValue:
     """Return the value of a session: the sum over its parts of v times the part's mean.
 
     A part is what lies in header strata of one rate. All of it is sampled or nothing, with probability
@@ -91,6 +93,9 @@ def session_value(x: Sequence[float], pi1: Sequence[float], sure: float, c: floa
         The rates of their header strata.
     sure
         Lower bound of the body rates.
+    others
+        Values of its items that were sampled under later policies. They belong to each part, and give it no weight: the chance
+        that the session counts is that of its first policy.
 
     Raises
     ------
@@ -100,11 +105,13 @@ def session_value(x: Sequence[float], pi1: Sequence[float], sure: float, c: floa
     vx = weight = 0.0
     for rate in sorted(set(pi1)):
         of_part = [value for value, of in zip(x, pi1, strict=True) if of == rate]
-        total = 0.0
+        total = rest = 0.0
         for value in of_part:
             total += value
+        for value in others:
+            rest += value
         v = c / min(rate, sure)
-        vx += v * (total / len(of_part))
+        vx += v * ((total + rest) / (len(of_part) + len(others)))
         weight += v
     if not 0.0 < weight <= 1.0 + ROUNDING:
         raise ValueError(f"the weight {weight} of a session is above 1: c is no bound of this policy")
@@ -159,6 +166,8 @@ class Members(NamedTuple):
         (groups,) lower bound of the body rates.
     least
         (groups,) c of a session.
+    later
+        As `item`: whether the item was sampled under a later policy than the first one of its session.
     """
 
     item: IntArray
@@ -167,6 +176,7 @@ class Members(NamedTuple):
     session: BoolArray
     sure: FloatArray
     least: FloatArray
+    later: BoolArray
 
 
 class Means(NamedTuple):
@@ -383,7 +393,8 @@ def compile_all() -> None:
     """Compile the functions of this module, by calling them with empty arrays."""
     no_values, no_indices = np.zeros(0), np.zeros(0, dtype=np.intp)
     items = Items(no_values, no_values, no_values, no_values, no_values, no_values, no_indices, no_indices)
-    members = Members(no_indices, no_indices, no_values, np.zeros(0, dtype=np.bool_), no_values, no_values)
+    none = np.zeros(0, dtype=np.bool_)
+    members = Members(no_indices, no_indices, no_values, none, no_values, no_values, none)
     group_means(no_values, items, members)
     group_times(no_indices, items, members)
     group_shares(items, members)
@@ -427,12 +438,13 @@ def _session_mean(column: FloatArray, items: Items, members: Members, group: int
     """Write `session_value` of one session."""
     begin, end = members.ends[group - 1] if group > 0 else 0, members.ends[group]
     sure, last, vx, weight = members.sure[group], -1.0, 0.0, 0.0
+    n_later, later = _later(column, members, begin, end)
     while True:  # part by part, by rising rate
         rate = np.inf
         for place in range(begin, end):
             item = members.item[place]
             inside = items.u2[item] < _second(sure, items.pi1[item]) and not np.isnan(column[item])
-            if inside and last < items.pi1[item] < rate:
+            if inside and not members.later[place] and last < items.pi1[item] < rate:
                 rate = items.pi1[item]
         if rate == np.inf:
             break
@@ -441,13 +453,14 @@ def _session_mean(column: FloatArray, items: Items, members: Members, group: int
             item = members.item[place]
             if (
                 items.pi1[item] == rate
+                and not members.later[place]
                 and items.u2[item] < _second(sure, rate)
                 and not np.isnan(column[item])
             ):
                 n += 1
                 total += column[item]
         v = members.least[group] / min(rate, sure)
-        vx += v * (total / n)
+        vx += v * ((total + later) / (n + n_later))
         weight += v
         last = rate
     if weight > 1.0 + ROUNDING:
@@ -459,6 +472,18 @@ def _session_mean(column: FloatArray, items: Items, members: Members, group: int
             members.least[group],
         )
         found.seen[group] = True
+
+
+@compiled
+def _later(column: FloatArray, members: Members, begin: int, end: int) -> tuple[int, float]:
+    """Return number and sum of the values that were sampled under later policies."""
+    n, total = 0, 0.0
+    for place in range(begin, end):
+        value = column[members.item[place]]
+        if members.later[place] and not np.isnan(value):
+            n += 1
+            total += value
+    return n, total
 
 
 @compiled
@@ -492,11 +517,15 @@ def _session_times(bins: IntArray, items: Items, members: Members, group: int, f
     """Write the weights of one session by bin of time, part by part as in `session_value`."""
     begin, end = members.ends[group - 1] if group > 0 else 0, members.ends[group]
     sure, last, weight = members.sure[group], -1.0, 0.0
+    n_later = 0
+    for place in range(begin, end):
+        n_later += members.later[place] and bins[members.item[place]] >= 0
     while True:
         rate, n = np.inf, 0
         for place in range(begin, end):
             item = members.item[place]
             inside = items.u2[item] < _second(sure, items.pi1[item]) and bins[item] >= 0
+            inside = inside and not members.later[place]
             if inside and last < items.pi1[item] < rate:
                 rate, n = items.pi1[item], 0
             n += inside and items.pi1[item] == rate
@@ -505,8 +534,9 @@ def _session_times(bins: IntArray, items: Items, members: Members, group: int, f
         v = members.least[group] / min(rate, sure)
         for place in range(begin, end):
             item = members.item[place]
-            if items.pi1[item] == rate and items.u2[item] < _second(sure, rate) and bins[item] >= 0:
-                found.x[group, 1 + bins[item]] += v / n
+            inside = items.pi1[item] == rate and items.u2[item] < _second(sure, rate)
+            if (inside or members.later[place]) and bins[item] >= 0:
+                found.x[group, 1 + bins[item]] += v / (n + n_later)
         weight += v
         last = rate
     if weight > 1.0 + ROUNDING:
@@ -528,22 +558,29 @@ def _shares(items: Items, members: Members, shares: Shares) -> None:
     for group in range(len(members.ends)):
         end = members.ends[group]
         n_flips = n_tails = 0
+        n_later_flips = n_later_tails = 0
         for index in range(begin, end):
             item = members.item[index]
-            if _kept(items, members, group, item):
+            if members.later[index]:
+                n_later_flips += not np.isnan(items.flip[item])
+                n_later_tails += not np.isnan(items.divergence[item])
+            elif _kept(items, members, group, item):
                 n_flips += not np.isnan(items.flip[item])
                 n_tails += not np.isnan(items.divergence[item])
+        # Items of later policies count with the others, and never alone: they do not decide whether the session is seen.
+        shares.seen_change[group], shares.seen_tail[group] = n_flips > 0, n_tails > 0
+        n_flips += n_later_flips if n_flips > 0 else 0
+        n_tails += n_later_tails if n_tails > 0 else 0
         for index in range(begin, end):
             item = members.item[index]
-            if not _kept(items, members, group, item):
+            if not (members.later[index] or _kept(items, members, group, item)):
                 continue
-            if not np.isnan(items.flip[item]):
+            if shares.seen_change[group] and not np.isnan(items.flip[item]):
                 margin = items.margin_bin[item]
                 shares.change[group, margin] += 1.0 / n_flips
                 shares.change[group, N_MARGIN_BINS + margin] += items.flip[item] / n_flips
-            if not np.isnan(items.divergence[item]):
+            if shares.seen_tail[group] and not np.isnan(items.divergence[item]):
                 shares.tail[group, items.tail_bin[item]] += 1.0
-        shares.seen_change[group], shares.seen_tail[group] = n_flips > 0, n_tails > 0
         for index in range(N_TAIL_BINS if n_tails > 1 else 0):
             shares.tail[group, index] /= n_tails
         begin = end

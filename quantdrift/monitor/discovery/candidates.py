@@ -77,13 +77,13 @@ def with_traffic(
     until
         Captures before this time are tested afterwards. A multiple of `session_us` since 1970: no session is cut.
     """
-    groups: dict[tuple[int, int, str], list[ComparisonRow]] = {}
+    groups: dict[tuple[int, str], list[ComparisonRow]] = {}
     n_unknown = 0
     for row in rows:
         if row.policy_id not in policies:
             n_unknown += 1
             continue
-        key = (row.captured_us // session_us, row.policy_id, row.group_key or row.exchange_id)
+        key = (row.captured_us // session_us, row.group_key or row.exchange_id)
         groups.setdefault(key, []).append(row)
     catalog = Catalog(
         versions={},

@@ -103,7 +103,7 @@ class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exchanges(rows: Sequence[ComparisonRow]) -> Iterator[ExchangeRows]:
-    """Yield the exchanges of a batch whose rows are ordered by (exchange_id, item)."""
+    """Yield the exchanges of a batch in which the items of each are next to each other, in order."""
     for order, (_, found) in enumerate(itertools.groupby(rows, key=_EXCHANGE)):
         yield ExchangeRows(order=order, rows=tuple(found))
 
@@ -144,6 +144,8 @@ class Columns:
         The items, observation after observation.
     values
         (items, 12) as in `comparison`; NaN where there is none.
+    captured_us, policy_id
+        (items,) as in `comparison`.
     of
         (items,) observation.
     item
@@ -158,6 +160,7 @@ class Columns:
         self.rows = [row for one in observations for row in one.rows]
         self.values = np.array([_ROW(row) for row in self.rows], dtype=np.float64)
         self.captured_us = np.array([row.captured_us for row in self.rows], dtype=np.int64)
+        self.policy_id = np.array([row.policy_id for row in self.rows], dtype=np.int64)
         self.of = np.repeat(np.arange(len(observations)), [len(one.rows) for one in observations])
         slice_ids = [row.slice_ids for row in self.rows]
         n = np.array([len(ids) for ids in slice_ids], dtype=np.intp)
@@ -399,15 +402,22 @@ def slice_groups(
     """
     item, ends = columns.groups(which)
     slice_id, observation = columns.slice_id[which], columns.observation[which]
-    policy_id = np.array([one.rows[0].policy_id for one in observed], dtype=np.int64)[observation]
     closed = np.array([one.closed for one in observed])[observation]
+    # Of a session, the policy of its first item in the slice.
+    policy_id = columns.policy_id[item[ends - np.diff(ends, prepend=0)]]
+    later = columns.policy_id[item] != np.repeat(policy_id, np.diff(ends, prepend=0))
+    if later.any():
+        unbiased = ~later | _is_unbiased(columns, item, np.repeat(slice_id, np.diff(ends, prepend=0)), rates)
+        of = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
+        ends = np.cumsum(np.bincount(of[unbiased], minlength=len(ends)))
+        item, later = item[unbiased], later[unbiased]
     starts = changes(slice_id, policy_id)
     found = [rates(*key) for key in zip(slice_id[starts].tolist(), policy_id[starts].tolist(), strict=True)]
     of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(slice_id)))
     rows = np.array([_RATES(one) for one in found], dtype=np.float64).reshape(-1, 5)[of]
     smallest, sure, least = (np.ascontiguousarray(rows[:, place]) for place in range(3))
     weighted, of_sessions = rows[:, 3] != 0.0, rows[:, 4] != 0.0
-    members = Members(item, ends, smallest, closed, sure, least)
+    members = Members(item, ends, smallest, closed, sure, least, later)
     none = np.zeros(len(columns.rows))
     groups = SliceGroups(
         columns,
@@ -425,6 +435,18 @@ def slice_groups(
     return groups
 
 
+def _is_unbiased(
+    columns: Columns, item: IntArray, slice_id: IntArray, rates: Callable[[int, int], SliceRates]
+) -> BoolArray:
+    """Return which members of slices, (members,), would have been sampled under their policy whatever they are."""
+    pairs = zip(slice_id.tolist(), columns.policy_id[item].tolist(), strict=True)
+    sure = np.array([rates(*pair).sure for pair in pairs])
+    pi1 = columns.column("pi1")[item]
+    second = np.minimum(1.0, np.divide(sure, pi1, out=np.zeros(len(item)), where=pi1 > 0.0))
+    unbiased: BoolArray = columns.column("u2")[item] < second
+    return unbiased
+
+
 def _log_refused(columns: Columns, members: Members, slice_id: IntArray, refused: BoolArray) -> None:
     """Log which groups are no observations: their sampling probabilities contradict their policy."""
     for group in np.flatnonzero(refused).tolist():
@@ -432,6 +454,7 @@ def _log_refused(columns: Columns, members: Members, slice_id: IntArray, refused
         rows = [columns.rows[place] for place in places]
         try:
             if members.session[group]:
+                rows = [row for row in rows if row.policy_id == rows[0].policy_id]
                 sure = members.sure[group]
                 rows = [row for row in rows if row.u2 < second_rate(sure, row.pi1)]
                 session_value([0.0] * len(rows), [row.pi1 for row in rows], sure, members.least[group])

@@ -1,7 +1,7 @@
 """Sessions that are open: their items are one observation, made when their time is over.
 
-What one user sends is correlated, so a session counts once. It closes a fixed time after its first item, whatever
-it shows, and a new sampling epoch begins a new one. It is taken whole or not at all.
+What one user sends is correlated, so a session counts once, whatever sampling policies come meanwhile. It closes a fixed time
+after its first item, whatever it shows. Its probability is that of the policy of its first item.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ import msgspec
 
 from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
 
-SessionKey = tuple[int, int, str]  # model_version_id, policy_id, group_key
+SessionKey = tuple[int, str]  # model_version_id, group_key
+StoredKey = tuple[
+    int, int, str
+]  # of its row, with the policy of its first item: model_version_id, policy_id, group_key
 MOST_OPEN = 20_000
 MOST_ITEMS = 1_000  # of one session: it closes early then, which says nothing about its divergence
 MOST_HELD = 400_000  # of all of them, some 200 MB: the oldest close early then
@@ -41,23 +44,27 @@ class Sessions:
     def __init__(self, length_us: int, stored: Sequence[SessionRow] = ()) -> None:
         self._length_us = length_us
         # Python's dictionaries keep the order of insertion, and sessions are opened in the order of time.
-        self._open = {
-            row.key: _Open(row.opened_us, _DECODER.decode(row.items))
-            for row in sorted(stored, key=lambda row: (row.opened_us, row.key))
-        }
-        self._n_held = sum(len(one.items) for one in self._open.values())
-        self._stored = set(self._open)
+        self._open: dict[SessionKey, _Open] = {}
         self._dirty: set[SessionKey] = set()
-        self._closed: set[SessionKey] = set()
+        for row in sorted(stored, key=lambda row: (row.opened_us, row.key)):
+            key = row.model_version_id, row.group_key
+            items = _DECODER.decode(row.items)
+            if key in self._open:  # the release before began another one with each policy
+                self._open[key].items += items
+                self._dirty.add(key)
+            else:
+                self._open[key] = _Open(row.opened_us, items)
+        self._n_held = sum(len(one.items) for one in self._open.values())
+        self._stored = {row.key for row in stored}
 
     def policies(self) -> set[int]:
-        """Return the policies of the open sessions."""
-        return {policy_id for _, policy_id, _ in self._open}
+        """Return the policies of the items of open sessions."""
+        return {item.policy_id for one in self._open.values() for item in one.items}
 
     def add(self, items: Sequence[ComparisonRow], now_us: int) -> None:
         """Add the items of one exchange to its session."""
         first = items[0]
-        key = (first.model_version_id, first.policy_id, first.group_key)
+        key = (first.model_version_id, first.group_key)
         found = self._open.get(key)
         if found is None:
             found = self._open[key] = _Open(now_us, [])
@@ -80,24 +87,23 @@ class Sessions:
             self._n_held -= len(items)
             found.append(items)
             self._dirty.discard(key)
-            if key in self._stored:
-                self._closed.add(key)
         return found
 
-    def take(self, fold_seq: int) -> tuple[tuple[SessionRow, ...], tuple[SessionKey, ...]]:
+    def take(self, fold_seq: int) -> tuple[tuple[SessionRow, ...], tuple[StoredKey, ...]]:
         """Return what is to be written and what is to be deleted since the last call."""
         rows = tuple(
             SessionRow(
                 model_version_id=key[0],
-                policy_id=key[1],
-                group_key=key[2],
+                policy_id=self._open[key].items[0].policy_id,
+                group_key=key[1],
                 opened_us=self._open[key].opened_us,
                 items=_ENCODER.encode(self._open[key].items),
                 fold_seq=fold_seq,
             )
             for key in sorted(self._dirty)
         )
-        closed = tuple(sorted(self._closed - self._open.keys()))
-        self._stored = (self._stored - self._closed) | self._dirty
-        self._dirty, self._closed = set(), set()
+        lasting = {(key[0], one.items[0].policy_id, key[1]) for key, one in self._open.items()}
+        closed = tuple(sorted(self._stored - lasting))
+        self._stored = (self._stored & lasting) | {row.key for row in rows}
+        self._dirty = set()
         return rows, closed

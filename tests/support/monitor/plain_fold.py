@@ -273,10 +273,11 @@ class PlainFold(Fold):
         budget = state.budget(first.model_version_id)
         captured_us = min(max(row.captured_us for row in rows), state.now_us)
         for slice_id, items in slices_of(rows).items():
-            rates = state.rates(slice_id, first.policy_id)
+            policy_id = items[0].policy_id
+            rates = state.rates(slice_id, policy_id)
             if state.ignores(slice_id):
                 continue
-            values = shown(slice_id, items, rates, budget)
+            values = shown(slice_id, items, state.rates, budget)
             if not values:
                 continue
             key = (first.model_version_id, slice_id)
@@ -287,7 +288,7 @@ class PlainFold(Fold):
             weighted = rates.session_weighted if first.group_key else rates.weighted
             state.observed(key, sorted(values), weighted=weighted)
             for signal in values:
-                entry.watch.states[signal][POLICY] = first.policy_id
+                entry.watch.states[signal][POLICY] = policy_id
             collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, values))
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,7 +25,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def shown(
-    slice_id: int, items: Sequence[ComparisonRow], rates: SliceRates, budget: Budget
+    slice_id: int,
+    items: Sequence[ComparisonRow],
+    rates_of: Callable[[int, int], SliceRates],
+    budget: Budget,
 ) -> dict[SignalKey, FloatArray]:
     """Return what one group shows in a slice: per signal its values, (width,). What shows nothing is left out.
 
@@ -35,20 +38,31 @@ def shown(
         The slice, for the log.
     items
         The items of an exchange or of a closed session that lie in it.
-    rates
-        How the slice is sampled under their policy.
+    rates_of
+        How a slice is sampled under a policy.
     budget
         With the caps.
     """
-    session = bool(items[0].group_key)
-    part = [item for item in items if item.u2 < second_rate(rates.sure, item.pi1)] if session else items
+    session, policy_id = bool(items[0].group_key), items[0].policy_id
+    rates = rates_of(slice_id, policy_id)
+    items = [
+        item
+        for item in items
+        if item.policy_id == policy_id
+        or item.u2 < second_rate(rates_of(slice_id, item.policy_id).sure, item.pi1)
+    ]
+    later = [item for item in items if item.policy_id != policy_id]
+    part = [item for item in items if item.policy_id == policy_id]
+    if session:
+        part = [item for item in part if item.u2 < second_rate(rates.sure, item.pi1)]
     found: dict[SignalKey, FloatArray] = {}
     for metric in WATCHED:
         cap = cap_of(metric, budget)
         seen = [(item, x / cap) for item in part if (x := clipped(metric, item, cap)) is not None]
         if not seen:
             continue
-        value = _weighted(slice_id, seen, rates, session=session)
+        others = [x / cap for item in later if (x := clipped(metric, item, cap)) is not None]
+        value = _weighted(slice_id, seen, others, rates, session=session)
         if value is not None:
             found[_BUDGETS[metric]] = value
     found |= _learned(items, rates, session=session)
@@ -59,18 +73,22 @@ def _learned(
     items: Sequence[ComparisonRow], rates: SliceRates, *, session: bool
 ) -> dict[SignalKey, FloatArray]:
     """Return what the detectors without weights see: items thinned to a constant probability."""
-    kept = [item for item in items if (keeps_part if session else _keeps)(rates, item)]
+    first = items[0].policy_id
+    kept = [
+        item for item in items if item.policy_id != first or (keeps_part if session else _keeps)(rates, item)
+    ]
     found = {}
     flips = [(item, x) for item in kept if (x := clipped(Metric.FLIP, item, 1.0)) is not None]
-    if flips:
+    if any(item.policy_id == first for item, _ in flips):
         value = np.zeros(CHANGE.width)
         for item, x in flips:
             place = margin_bin(item.candidate_margin)
             value[place] += 1.0 / len(flips)
             value[N_BINS + place] += x / len(flips)
         found[_CHANGE] = value
-    tail = [x for item in kept if (x := clipped(Metric.DIVERGENCE, item, math.inf)) is not None]
-    if tail:
+    tails = [(item, x) for item in kept if (x := clipped(Metric.DIVERGENCE, item, math.inf)) is not None]
+    tail = [x for _, x in tails]
+    if any(item.policy_id == first for item, _ in tails):
         value = np.zeros(TAIL.width)
         for x in tail:
             value[bin_of(x)] += 1.0
@@ -79,12 +97,17 @@ def _learned(
 
 
 def _weighted(
-    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], rates: SliceRates, *, session: bool
+    slice_id: int,
+    seen: Sequence[tuple[ComparisonRow, float]],
+    others: Sequence[float],
+    rates: SliceRates,
+    *,
+    session: bool,
 ) -> FloatArray | None:
     x, c = [value for _, value in seen], rates.session if session else rates.smallest
     try:
         if session:
-            value = session_value(x, [item.pi1 for item, _ in seen], rates.sure, c)
+            value = session_value(x, [item.pi1 for item, _ in seen], rates.sure, c, others)
         else:
             value = group_value(x, [item.pi for item, _ in seen], c, len(seen))
     except ValueError as error:
