@@ -49,9 +49,13 @@ _AFTER = (
     " of their capture."
 )
 
+_SESSION_BEFORE = "policy in effect: a new epoch starts a new session."
+_SESSION_AFTER = "policy of its first item."
+
 
 def upgrade() -> None:
     """Go one revision forward."""
+    op.alter_column("session", "policy_id", comment=_SESSION_AFTER, existing_comment=_SESSION_BEFORE)
     for name, kind, comment in _COLUMNS:
         op.add_column("batch", sa.Column(name, kind, nullable=True, comment=comment))
     op.create_index("ix_batch_compared_model", "batch", ["compared_model", "fold_seq"])
@@ -60,6 +64,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Go one revision back. Rows that wait for the read mark of their model are then never folded."""
+    op.alter_column("session", "policy_id", comment=_SESSION_BEFORE, existing_comment=_SESSION_AFTER)
     op.create_table_comment("batch", _BEFORE, existing_comment=_AFTER)
     op.drop_index("ix_batch_compared_model", "batch")
     for name, _, _ in reversed(_COLUMNS):

@@ -539,7 +539,7 @@ class Session(Base):
     policy_id: Mapped[Int] = mapped_column(
         ForeignKey("policy.id"),
         primary_key=True,
-        comment="policy in effect: a new epoch starts a new session.",
+        comment="policy of its first item.",
     )
     group_key: Mapped[Str] = mapped_column(primary_key=True, comment="comparison.group_key.")
     opened_at: Mapped[Time] = mapped_column(
