@@ -12,9 +12,9 @@ import msgspec
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
+from quantdrift.facts.events import NoiseEvent
+from quantdrift.facts.explanation import Explanation
 from quantdrift.storage.admin.database_docs import page as database_markdown
-from quantdrift.storage.monitor.events import NoiseEvent
-from quantdrift.storage.monitor.explanation import Explanation
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -51,7 +51,7 @@ def alert_page(log: str) -> str:
     rows = [line.strip("│")[1:].rstrip() for line in lines[begin + 1 : end]]
     begin_of_attributes = next(place for place, row in enumerate(rows) if row.startswith("quantdrift."))
     text = [html.escape(row) for row in rows[:begin_of_attributes]]
-    n_first = next(place for place, row in enumerate(text) if row.startswith("How sure:"))
+    n_first = next(place for place, row in enumerate(text) if row.startswith(("How many:", "Confidence:")))
     text[:n_first] = [f"<b>{row}</b>" for row in text[:n_first]]  # the first line, which may be wrapped
     shown, n_left_out, is_shown = [], 0, False
     for row in rows[begin_of_attributes:]:

@@ -31,7 +31,7 @@ _STALE = "  (something does not answer: this is the last known state)"
 _FIRST = (
     *("model", "version", "slice", "predicate", "from_verdict", "verdict", "reason"),
     *("metric", "measure", "unit", "budget", "onset", "after", "n_since_onset", "before", "n_history"),
-    *("evidence", "threshold", "aggregate_verdict", "aggregate_mean", "aggregate_accepted", "advice"),
+    *("evidence", "threshold", "aggregate_verdict", "aggregate_mean", "aggregate_accepted", "do_now"),
     *("explanation", "mean", "low", "high", "n_recent", "n_groups"),
 )
 _ERROR = 17  # the severity number of a page

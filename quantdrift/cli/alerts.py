@@ -134,7 +134,6 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
       quantdrift alerts show 12
     """
     from quantdrift.core.links import alert_link, alert_page
-    from quantdrift.monitor.fold.alert_text import alert_text
     from quantdrift.storage.commands.slice_list import where_of
     from quantdrift.storage.monitor.alerts import actions_of, count_people, find_alert, findings_of
 
@@ -148,7 +147,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
 
     config, _ = prepare(config_path, Role.REPORT, data)
     alert, actions, findings, people, where = run(config_path, data, ask)
-    text = alert_text(alert, partial(alert_link, config))
+    text = alert.plain(partial(alert_link, config))
     link = alert_page(config, alert.id)
     if as_json:
         facts = msgspec.to_builtins(alert)
@@ -156,6 +155,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
             {
                 **facts,
                 "text": text,
+                "words": alert.words,
                 "people": people,
                 "actions": actions,
                 "findings": findings,
@@ -203,7 +203,7 @@ def _next(
     options: str,
 ) -> list[str]:
     """Return what can be typed next about an open alert: only what works for it."""
-    from quantdrift.monitor.fold.alert_text import commands_of
+    from quantdrift.monitor.explain.ways import commands_of
 
     found = commands_of(config, alert, where, [one.kind for one in findings], options)
     lines = [f"{one.gives}: {one.text}" for one in found.commands]
@@ -384,7 +384,7 @@ def _same_cause(alert: "AlertFact") -> str:
 
 def replaced_lines(found: "Sequence[AlertFact]") -> list[str]:
     """Return a line for each version that was replaced, with the alerts that are over for that reason."""
-    from quantdrift.drift.explain.diagnosis_text import serves_no_more
+    from quantdrift.facts.words.ending import serves_no_more
 
     lines: dict[str, list[int]] = {}
     for alert in found:

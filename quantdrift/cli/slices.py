@@ -218,7 +218,6 @@ async def _more(
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
-    from quantdrift.monitor.fold.alert_text import over, page
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.alerts import lately_replaced
@@ -239,8 +238,8 @@ async def _more(
         ]
         text = "\n".join(
             [
-                *(f"Alert {one.id}: {line}" for one in ended for line in over(one)),
-                *([page(alert)] if alert else []),
+                *(f"Alert {one.id}: {line}" for one in ended for line in one.over()),
+                *([alert.words.plain()] if alert else []),
             ]
         )
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""

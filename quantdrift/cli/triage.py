@@ -94,9 +94,9 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
             f"\n{len(entries)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be false."
         )
     else:
-        click.echo(f"None of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
+        click.echo(f"No new problem: none of {len(slices)} slices has enough evidence now (alpha {alpha:g}).")
     if firing:
-        click.echo("Already firing, by the bound on false pages:")
+        click.echo("Alerts that are still open:")
         for slice_ in firing:
             click.echo(f"  {slice_.model} {slice_.version}: {_what(slice_)}")
     for line in replaced_lines(replaced):
@@ -124,13 +124,12 @@ def _table(entries: "list[TriagedSlice]") -> str:
 
 def _what(entry: "TriagedSlice") -> str:
     """Return what is wrong: for a slice that alerts what decided, as its page says; else its recent means."""
-    from quantdrift.drift.explain.diagnosis_text import finding
-    from quantdrift.monitor.fold.alert_text import diagnosis_of
+    from quantdrift.facts.words.alert import finding
 
     if entry.alert is not None and entry.alert.evidence.onset:
-        return finding(diagnosis_of(entry.alert))
+        return finding(entry.alert)
     means = ", ".join(
-        f"{metric} {number(estimate['mean'], 3)} ({number(estimate['budget'], 3)} accepted)"
+        f"{metric} {number(estimate['mean'], 3)} (budget: {number(estimate['budget'], 3)})"
         for metric, estimate in sorted(entry.estimate.items())
         if "mean" in estimate and "budget" in estimate
     )

@@ -31,11 +31,10 @@ from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
-from quantdrift.monitor.fold.alert_text import page
+from quantdrift.facts.events import NoiseEvent
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence, unfenced
-from quantdrift.storage.monitor.events import NoiseEvent, event_of
 from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 
 EVENT_NAME = "quantdrift.slice.transition"
@@ -189,7 +188,8 @@ def log_record(event: WaitingEvent, url: str = "") -> LogRecord:
     url
         The address of its alert on the live page; empty: there is none.
     """
-    attributes = {f"quantdrift.{name}": value for name, value in event.details.items()}
+    words = {} if event.text is None else event.text.attributes()
+    attributes = {f"quantdrift.{name}": value for name, value in {**event.details, **words}.items()}
     if event.alert_id is not None:
         attributes["quantdrift.alert_id"] = event.alert_id
     if url:
@@ -213,5 +213,4 @@ def log_record(event: WaitingEvent, url: str = "") -> LogRecord:
 def _text(event: WaitingEvent) -> str:
     if event.exceeds is not None:
         return noise_summary(msgspec.convert(event.details, NoiseEvent))
-    alert = event_of(event.details)
-    return page(alert) if alert else f"{event.from_verdict} -> {event.to_verdict}"
+    return event.text.plain() if event.text else f"{event.from_verdict} -> {event.to_verdict}"

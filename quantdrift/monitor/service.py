@@ -35,6 +35,7 @@ from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
+from quantdrift.monitor.explain.ways import ways_with
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.gate import gate_routes
 from quantdrift.monitor.gauges import SliceGauges
@@ -347,6 +348,7 @@ class Monitor:
                     outcome,
                     self._config.telemetry.trace_url,
                     webhook=bool(self._config.notify.webhook_url),
+                    ways=ways_with(self._config, fold.catalog),
                 )
             mitigated = await mitigated_slices(connection)
         self._gauges.show(fold.current(), fold.catalog, fold.floors(), mitigated)

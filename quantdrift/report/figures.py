@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
-from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.facts.estimate import Change, Estimate, change_of
+from quantdrift.facts.events import AggregateEvidence
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.labels import LabelledSlice
@@ -129,6 +128,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         The highest severity so far, the model's task, and the metric that moved.
     onset_at, opened_at, resolved_at, ended
         Estimated onset, alert and end; None where it was open at the end of the period. Why it was over, as in `alert.ended`.
+    headline
+        What the alert said first when it was written.
     decided
         The figures that decided, from the onset until the alert, and what they were compared with; empty where the
         alert does not hold them.
@@ -180,6 +181,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     opened_at: datetime
     resolved_at: datetime | None
     ended: str = ""
+    headline: str = ""
     decided: str = ""
     by_budget: bool = True
     before: Estimate | None
@@ -206,13 +208,12 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     page_url: str = ""
 
     @property
-    def whole(self) -> Aggregate:
+    def whole(self) -> AggregateEvidence:
         """The aggregate of its version since the onset."""
-        return Aggregate(
+        return AggregateEvidence(
             verdict=self.aggregate_verdict,
             mean=self.aggregate.mean if self.aggregate else None,
             accepted=self.aggregate_accepted,
-            itself=self.predicate == EVERYTHING,
         )
 
 

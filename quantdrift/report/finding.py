@@ -8,16 +8,13 @@ from statistics import median
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.links import alert_page, slice_page
-from quantdrift.core.notation import number
+from quantdrift.core.links import alert_page, slice_page, trace_link
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
-from quantdrift.drift.explain.diagnosis import Aggregate, Kind
-from quantdrift.drift.explain.diagnosis_text import changed, decided, news, since
-from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.explanation import FEWEST_BEFORE, Kind
 from quantdrift.facts.interval import (
     HIGHEST,
     LOWEST,
@@ -27,7 +24,9 @@ from quantdrift.facts.interval import (
     shortfall,
 )
 from quantdrift.facts.status import ALERTS, RANK, worst
-from quantdrift.report.advice import advise, deciding_figures, diagnosis, trace_link
+from quantdrift.facts.words.details import DECIDED
+from quantdrift.facts.words.ending import AFTER
+from quantdrift.facts.words.text import AlertText
 from quantdrift.report.figures import (
     EpisodeFigures,
     ExampleFigures,
@@ -331,7 +330,6 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     fact = facts.verdicts.get((version.id, episode.slice_id))
     default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(episode.metric)
     budget = fact.budgets.get(episode.metric, default) if fact else default
-    noise = fact.noise.get(episode.metric, 0.0) if fact else 0.0
 
     def estimate(measured: Measured | None, metric: Metric = episode.metric) -> Estimate | None:
         if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
@@ -345,9 +343,9 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     n_before = entry.before.sums.n_groups if entry.before else 0
     enough = n_before >= FEWEST_BEFORE  # the mean of fewer is too uncertain to compare with
     before, after = estimate(entry.before) if enough else None, estimate(entry.after)
-    if episode.metric is Metric.LATENCY and episode.evidence is not None:
+    if episode.metric is Metric.LATENCY and episode.event is not None:
         # The sums have no times: these are the shares that decided.
-        shares = episode.evidence.before, episode.evidence.after
+        shares = episode.event.evidence.before, episode.event.evidence.after
         before, after = (
             None if share is None else Estimate(mean=share, low=None, high=None) for share in shares
         )
@@ -357,22 +355,9 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     aggregate = estimate(entry.all_after)
     aggregate_verdict = all_traffic.verdict if all_traffic else Verdict.UNKNOWN
     aggregate_accepted = _accepted(all_traffic, episode.metric, default)
-    case = diagnosis(
-        episode,
-        name,
-        version,
-        task=task_of(config, version.model),
-        whole=Aggregate(
-            verdict=aggregate_verdict,
-            mean=aggregate.mean if aggregate else None,
-            accepted=aggregate_accepted,
-            itself=name.predicate == EVERYTHING,
-        ),
-        before=before,
-        n_before=n_before,
-        budget=None if budget is None else budget + noise,
-        flips=flip_after,
-    )
+    event = episode.event
+    words = episode.words or AlertText(headline="")
+    figures = [line for line in words.details if line.startswith(DECIDED)]
     return EpisodeFigures(
         alert_id=episode.id,
         page_url=alert_page(config, episode.id),
@@ -385,8 +370,9 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         severity=episode.severity,
         task=task_of(config, version.model),
         metric=episode.metric,
-        decided=_decided(episode, task_of(config, version.model)),
-        by_budget=episode.evidence is None or episode.evidence.detector == Kind.BUDGET,
+        headline=words.headline,
+        decided="".join(figures).removeprefix(DECIDED).rstrip("."),
+        by_budget=event is None or event.evidence.detector == Kind.BUDGET,
         onset_at=episode.onset_at,
         opened_at=episode.opened_at,
         resolved_at=episode.resolved_at,
@@ -402,14 +388,10 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         aggregate=aggregate,
         aggregate_verdict=aggregate_verdict,
         aggregate_accepted=aggregate_accepted,
-        explanation=(
-            since(case),
-            changed(case),
-            *(one for one in episode.explanation.explanation if one not in news(case.news)),
-        ),
-        explained_by=episode.explanation.explained_by,
-        explained_by_id=episode.explanation.explained_by_id,
-        explains=episode.explanation.explains,
+        explanation=(*map(str, words.lines), *(line for line in words.details if line not in figures)),
+        explained_by=event.explanation.explained_by if event else None,
+        explained_by_id=event.explanation.explained_by_id if event else None,
+        explains=event.explanation.explains if event else (),
         examples=tuple(
             ExampleFigures(
                 exchange_id=example.exchange_id,
@@ -424,15 +406,9 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         ),
         directions=entry.directions,
         spread=_spread(entry.before if enough else None, entry.after),
-        advice=advise(
-            case,
-            episode,
-            n_before=n_before,
-            flips=flip_after,
-            flip_budget=_accepted(fact, Metric.FLIP, accepted.flip),
-            share_before=share_before,
-            share_after=share_after,
-        ),
+        advice=(AFTER.get(episode.ended, AFTER["recovered"]),)
+        if episode.resolved_at is not None
+        else tuple(map(str, (*words.do_now, *words.tomorrow))),
     )
 
 
@@ -466,17 +442,6 @@ def _accepted(fact: VerdictFact | None, metric: Metric, default: float | None) -
     """Return the accepted mean of a metric, noise allowance included."""
     budget = fact.budgets.get(metric, default) if fact else default
     return None if budget is None else budget + (fact.noise.get(metric, 0.0) if fact else 0.0)
-
-
-def _decided(episode: Episode, task: Task) -> str:
-    """Return the figures that decided an alert, from its onset until the alert, as text."""
-    deciding = episode.evidence
-    if deciding is None or deciding.n_since_onset is None:
-        return ""
-    figures = deciding_figures(episode, task)
-    if not (text := decided(figures, "the onset")):
-        return ""
-    return f"{text}; evidence {number(deciding.total)}, {number(deciding.threshold)} needed"
 
 
 def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.links import trace_link
 from quantdrift.core.text import plain
-from quantdrift.report.advice import trace_link
 from quantdrift.storage.labels import EXCHANGE, Row, Wanted
 
 LABEL: Final = "label"

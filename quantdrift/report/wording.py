@@ -6,10 +6,8 @@ from typing import Any
 
 from quantdrift.core.notation import count_of, decimals, fixed, number, percent
 from quantdrift.core.records import SHARES, Metric, Verdict
-from quantdrift.core.tasks import MEASURES
-from quantdrift.drift.explain import diagnosis_text
-from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState
 from quantdrift.facts.estimate import Change, Estimate
+from quantdrift.facts.words.ending import ENDS
 from quantdrift.report.figures import EpisodeFigures, LabelFigures, SliceFigures, VersionComparison
 from quantdrift.storage.page.history import Times
 from quantdrift.storage.page.now import Saved
@@ -194,8 +192,7 @@ def headline(
         first = episodes[0]
         return (
             f"{title} raised no page, but {count_of(len(episodes), 'ticket')} "
-            f"{'was' if len(episodes) == 1 else 'were'} open: {_moved(first)}, {_versus_aggregate(first, aggregate)}."
-            + _unknown(unknown)
+            f"{'was' if len(episodes) == 1 else 'were'} open: {_says(first)}." + _unknown(unknown)
         )
     if aggregate.verdict is Verdict.UNKNOWN and unknown == len(slices):
         why = f" ({aggregate.reason})" if aggregate.reason else ""
@@ -206,68 +203,26 @@ def headline(
     return f"{drifted}; over all its traffic it {_verb(Metric.FLIP, aggregate)}." + _unknown(unknown)
 
 
-_ENDED = {
-    "": "ended",
-    "recovered": "recovered",
-    "replaced": "ended with its version, which was replaced,",
-    "retired": "was not compared any more",
-    "closed": "was closed by a person",
-}
-
-
 def ended(episode: EpisodeFigures) -> str:
     """Return whether an alert is over, and why."""
     if episode.resolved_at is None:
         return "still open"
-    return {
-        "recovered": "recovered",
-        "replaced": "over: its version was replaced",
-        "retired": "over: not compared any more",
-        "closed": "closed by a person",
-    }.get(episode.ended, "resolved")
+    return ENDS.get(episode.ended, "resolved")
 
 
 def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence[EpisodeFigures]) -> str:
     names = list(dict.fromkeys(page.slice for page in pages if page.slice_id != aggregate.slice_id))
     if not names:
-        return f"The aggregate of {title} drifted: {_moved(pages[0])}."
+        return f"All traffic of {title} drifted: {_says(pages[0])}."
     lead = next(page for page in pages if page.slice_id != aggregate.slice_id)
     more = f"; also {_listed(names[1:])}" if len(names) > 1 else ""
-    recovered = "" if lead.resolved_at is None else f"; it {_ENDED[lead.ended]} on {moment(lead.resolved_at)}"
-    return (
-        f"{len(names)} of {count_of(n_slices, 'slice')} of {title} drifted: {_moved(lead)}, "
-        f"{_versus_aggregate(lead, aggregate)}{recovered}{more}."
-    )
+    over = "" if lead.resolved_at is None else f"; {ended(lead)} on {moment(lead.resolved_at)}"
+    return f"{len(names)} of {count_of(n_slices, 'slice')} of {title} drifted: {_says(lead)}{over}{more}."
 
 
-def _moved(episode: EpisodeFigures) -> str:
-    within = episode.after is None or (episode.budget is not None and episode.after.mean <= episode.budget)
-    if episode.decided and (within or not episode.by_budget or episode.metric is Metric.LATENCY):
-        return f"{episode.slice}: {episode.decided}"
-    against = (
-        ""
-        if episode.budget is None
-        else f" against a budget of {amount(episode.metric, episode.budget, MEASURES[episode.task].unit)}"
-    )
-    if episode.metric is Metric.FLIP:
-        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after, '')} of decisions since the onset{against}"
-    measure = MEASURES[episode.task]
-    return f"{episode.slice} diverges by {measured(episode.metric, episode.after, measure.unit)} ({measure.name}) since the onset{against}"
-
-
-def _versus_aggregate(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
-    flip = episode.metric is Metric.FLIP
-    budget = aggregate.flip_budget if flip else aggregate.divergence_budget
-    if episode.metric is Metric.LATENCY:
-        budget = None
-    noise = aggregate.flip_noise if flip else aggregate.divergence_noise
-    all_traffic = Aggregate(
-        verdict=aggregate.verdict,
-        mean=episode.aggregate.mean if episode.aggregate else None,
-        accepted=None if budget is None else budget + noise,
-    )
-    link = "and" if all_traffic.state is AggregateState.ALERTING else "while"
-    return f"{link} {diagnosis_text.aggregate(all_traffic, episode.metric, MEASURES[episode.task].unit)}"
+def _says(episode: EpisodeFigures) -> str:
+    """Return what an alert said first when it was written, without its model and version."""
+    return episode.headline.removeprefix(f"{episode.model} {episode.version}: ").rstrip(".") or episode.slice
 
 
 def _verb(metric: Metric, aggregate: SliceFigures) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
 from quantdrift.facts.status import Serving
-from quantdrift.storage.monitor.events import AlertEvent, event_of
+from quantdrift.storage.monitor.alerts import AlertFact, find_alert
 from quantdrift.storage.monitor.read import detector_row
 from quantdrift.storage.monitor.rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status
@@ -74,7 +74,7 @@ _SIGNALS: Final = text("""
 
 
 _ALERT: Final = text("""
-    select details from alert where slice_id = :slice and resolved_at is null order by id desc limit 1
+    select id from alert where slice_id = :slice and resolved_at is null order by id desc limit 1
 """)
 
 
@@ -197,10 +197,10 @@ async def where_of(connection: AsyncConnection, slice_id: int) -> tuple[Predicat
     return msgspec.convert((definition or {}).get("where", []), tuple[Predicate, ...])
 
 
-async def alert_of(connection: AsyncConnection, slice_id: int) -> AlertEvent | None:
-    """Return the event of a slice's open alert, the newest one; None where there is none."""
-    details = await connection.scalar(_ALERT, {"slice": slice_id})
-    return event_of(details or {})
+async def alert_of(connection: AsyncConnection, slice_id: int) -> AlertFact | None:
+    """Return a slice's open alert, the newest one; None where there is none."""
+    alert_id = await connection.scalar(_ALERT, {"slice": slice_id})
+    return None if alert_id is None else await find_alert(connection, alert_id)
 
 
 def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:

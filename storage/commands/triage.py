@@ -7,19 +7,20 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.monitor.events import AlertEvent, event_of
+from quantdrift.facts.events import AlertEvent, event_of
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 
 _MONTH_S: Final = 30 * 86_400
-_EVIDENCE: Final = text("""
+_EVIDENCE: Final = text(f"""
     select w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, v.verdict, v.reason,
-        v.evidence, v.threshold, v.n_groups, v.last_at, v.estimate, a.details
-    from verdict v left join alert a on a.id = v.alert_id join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
+        v.evidence, v.threshold, v.n_groups, v.last_at, v.estimate, {DETAILS} as details
+    from verdict v left join alert a on a.id = v.alert_id {LAST_EVENT} join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
     where exists (
         select from detector d
         where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id and d.retired_at is null
     )
     order by v.evidence desc, w.id, s.id
-""")
+""")  # noqa: S608 - constants
 _MONTHS: Final = text("""
     select extract(epoch from (select event_time from fold) - min(created_at)) / :month_s from detector
 """)

@@ -14,7 +14,7 @@ A person may close an alert: that is a row, too, and the monitor takes it over w
 has replaced is over as well, and is open again if the version serves again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -25,14 +25,28 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import UNVERIFIED
+from quantdrift.facts.events import AlertEvent, Ending, event_of
+from quantdrift.facts.status import said
+from quantdrift.facts.words import ending
+from quantdrift.facts.words.alert import text_of
+from quantdrift.facts.words.text import AlertText
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.monitor.events import Ending
 
 LONGEST_REASON: Final = 2_000
 """Characters of a reason or a note."""
+RELATED: Final = ("explained_by", "explained_by_id", "incident", "explains", "explains_ids")
+"""What `alert.details` has: how an alert is related to others. It changes after the event of the alert was written."""
+LAST_EVENT: Final = """
+    left join lateral (
+        select details, text from transition where alert_id = a.id and to_verdict in ('warning', 'firing') order by id desc limit 1
+    ) event on true
+"""
+"""Joins to `alert a` the event that says what it is about: the newest that opened it or made it worse."""
+DETAILS: Final = f"coalesce(event.details - cast(array{list(RELATED)} as text[]), '{{}}') || a.details"
+"""The event of an alert, flat, as its relations are now."""
 _STATE: Final = f"""
     select a.id, w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, a.severity, a.metric,
-        a.onset_at, a.opened_at, a.resolved_at, a.details, coalesce(a.ended, '') as ended,
+        a.onset_at, a.opened_at, a.resolved_at, {DETAILS} as details, event.text, coalesce(a.ended, '') as ended,
         last.action, last.made_by, last.identity, last.made_at, last.reason,
         (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations,
         a.incident_id as incident,
@@ -61,6 +75,7 @@ _STATE: Final = f"""
             group by b.slice_id order by 1
         ) as explains
     from alert a
+    {LAST_EVENT}
     left join serving own on own.model_version_id = a.model_version_id
     join model_version w on w.id = a.model_version_id
     join slice s on s.id = a.slice_id
@@ -97,12 +112,12 @@ _ADD: Final = text(
     select a.id, cast(:action as text), cast(:identity as text), cast(:reason as text), cast(:finding as jsonb),
         case when cast(:acknowledges as boolean) then a.severity end,
         case when cast(:acknowledges as boolean) and v.estimate -> a.metric ->> 'high' is not null then greatest(
-            (v.estimate -> a.metric ->> 'high')::float8, (a.details ->> 'after')::float8
+            (v.estimate -> a.metric ->> 'high')::float8, (event.details ->> 'after')::float8
         ) end
-    from alert a left join verdict v on v.alert_id = a.id
+    from alert a left join verdict v on v.alert_id = a.id LAST_EVENT
     where a.id = :id
     returning id, alert_action.action, made_by, identity, made_at, reason, alert_action.finding is not null as is_finding
-""".replace("::", "\\:\\:")
+""".replace("::", "\\:\\:").replace("LAST_EVENT", LAST_EVENT)
 )
 _ESCALATE: Final = text(
     """
@@ -177,7 +192,7 @@ _ENDED: Final = text("""
     where c.action = 'escalate' and c.reason = :worse and c.made_at > now() - cast(:span as interval)
 """)
 _DUE: Final = text("""
-    select o.id, o.webhook_attempts as attempts, o.escalation_id, t.alert_id, t.from_verdict, t.to_verdict, t.details,
+    select o.id, o.webhook_attempts as attempts, o.escalation_id, t.alert_id, t.from_verdict, t.to_verdict, t.details, t.text,
         coalesce(c.made_at, i.made_at, t.at) as at, i.state as incident_state
     from outbox o join transition t on t.id = o.transition_id left join alert_action c on c.id = o.escalation_id
     left join incident_change i on i.id = o.incident_change_id
@@ -264,8 +279,8 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    details
-        The flat form of its event; see `quantdrift.storage.monitor.events`.
+    details, text
+        The flat form of its event, see `quantdrift.facts.events`, and the words that were stored with it.
     acknowledged
         The acknowledgement in effect, or None.
     escalations
@@ -296,6 +311,7 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     opened_at: datetime
     resolved_at: datetime | None
     details: dict[str, Any]
+    text: AlertText | None
     acknowledged: ActionFact | None
     escalations: int
     ended: str = ""
@@ -307,6 +323,40 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     incident: int | None = None
     mitigation: str | None = None
     mitigated_by: str = ""
+
+    @property
+    def event(self) -> AlertEvent | None:
+        """Its event; None where the row has none that can be read."""
+        return event_of(self.details)
+
+    @property
+    def words(self) -> AlertText:
+        """What it says."""
+        status = said(self.severity)
+        return self.text or AlertText(headline=f"{self.model} {self.version}: {self.slice}: {status}.")
+
+    def over(self) -> list[str]:
+        """Return why it is over, in one line that stands before its text; empty while it lasts, or if it has recovered."""
+        if self.closed is not None:
+            return [ending.closed_by(self.closed.by, self.closed.at, self.closed.reason)]
+        if self.ended == Ending.REPLACED:
+            return [ending.over_with(self.version, self.last_seen_at, self.serving)]
+        return [ending.RETIRED] if self.ended == Ending.RETIRED else []
+
+    def related(self, where: Callable[[int], str]) -> list[str]:
+        """Return a line for each alert of the same cause; `where` returns where an alert can be looked at."""
+        lines = []
+        if self.explained_by is not None:
+            lines.append(
+                f"Same cause: alert {self.explained_by} explains this one: {where(self.explained_by)}"
+            )
+        return lines + [
+            f"Same cause: this one explains alert {other}: {where(other)}" for other in self.explains
+        ]
+
+    def plain(self, where: Callable[[int], str]) -> str:
+        """Return its text as it stands: what became of it, what it said, and the alerts of the same cause."""
+        return self.words.plain(first=self.over(), related=self.related(where))
 
     @property
     def is_open(self) -> bool:
@@ -350,8 +400,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         more), `mitigated` (its incident is) or `reopened` (its incident is open again).
     alert
         Its state now.
-    details
-        The flat form of the event.
+    details, text
+        The flat form of the event, and its words.
     """
 
     id: int
@@ -360,6 +410,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     alert: AlertFact
     details: dict[str, Any]
+    text: AlertText | None
 
 
 async def lately_replaced(
@@ -579,6 +630,7 @@ async def due_deliveries(connection: AsyncConnection, most: int) -> list[Deliver
             at=row["at"],
             alert=known[row["alert_id"]],
             details=row["details"],
+            text=words_of(row["text"], row["details"]),
         )
         for row in rows
     ]
@@ -598,6 +650,14 @@ async def delay_delivery(connection: AsyncConnection, event_id: int, pause_s: fl
 async def _facts(connection: AsyncConnection, ids: set[int]) -> dict[int, AlertFact]:
     rows = (await connection.execute(_OF_IDS, {"ids": sorted(ids)})).mappings() if ids else ()
     return {row["id"]: _fact(row) for row in rows}
+
+
+def words_of(stored: Any, details: Mapping[str, Any]) -> AlertText | None:
+    """Return what an alert said when it was written; of one that was written without words, what its event says. None without one."""
+    if stored is not None:
+        return msgspec.convert(stored, AlertText)
+    event = event_of(details)
+    return None if event is None else text_of(event)
 
 
 def _change(row: RowMapping) -> str:
@@ -625,10 +685,11 @@ def _fact(row: RowMapping) -> AlertFact:
     values = {
         name: row[name]
         for name in AlertFact.__struct_fields__
-        if name not in {"acknowledged", "closed", "serving", "explains"}
+        if name not in {"acknowledged", "closed", "serving", "explains", "text"}
     }
     return AlertFact(
         **values,
+        text=words_of(row["text"], row["details"]),
         serving=tuple(row["serving"]),
         explains=tuple(row["explains"]),
         acknowledged=_action(row) if row["action"] == Act.ACK else None,

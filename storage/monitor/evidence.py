@@ -14,8 +14,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
+from quantdrift.facts.events import AlertEvent, event_of
 from quantdrift.storage.database import translated
-from quantdrift.storage.monitor.events import AlertEvent, event_of
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.monitor.rows import from_us, to_us
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
@@ -57,10 +58,10 @@ _DOUBT: Final = text("""
     select doubt from doubt join model_version using (model, reference_digest)
     where model_version.id = :version and doubt <> ''
 """)
-_ALERTING: Final = text("""
-    select model_version_id, slice_id, severity, details from alert
-    where resolved_at is null and model_version_id = any(cast(:versions as int[])) order by id limit :most
-""")
+_ALERTING: Final = text(f"""
+    select a.model_version_id, a.slice_id, a.severity, {DETAILS} as details from alert a {LAST_EVENT}
+    where a.resolved_at is null and a.model_version_id = any(cast(:versions as int[])) order by a.id limit :most
+""")  # noqa: S608 - constants
 
 
 class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric
-from quantdrift.storage.monitor.events import AlertExamples
+from quantdrift.facts.events import AlertExamples
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.rows import TransitionRow, from_us
 

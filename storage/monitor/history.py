@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
+from quantdrift.facts.events import AlertEvent, event_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.events import AlertEvent, event_of
 from quantdrift.storage.monitor.read import read_catalog, refold
 from quantdrift.storage.monitor.rows import BatchRows, Catalog, to_us
 

@@ -12,11 +12,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
+from quantdrift.facts.words.text import AlertText
+from quantdrift.storage.monitor.alerts import words_of
 from quantdrift.storage.monitor.rows import to_us
 
 _UNSENT: Final = text("""
     select o.id, o.attempts, coalesce(t.at, n.at) as at, t.from_verdict, t.to_verdict,
-        coalesce(t.details, n.details) as details, n.exceeds, t.alert_id
+        coalesce(t.details, n.details) as details, t.text, n.exceeds, t.alert_id
     from outbox o
     left join transition t on t.id = o.transition_id
     left join noise_change n on n.id = o.noise_change_id
@@ -38,8 +40,8 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
         Event time, microseconds since 1970.
     from_verdict, to_verdict
         The change of verdict; None for a change of noise.
-    details
-        Attributes of the event, without their prefix.
+    details, text
+        Attributes of the event, without their prefix; and its words, None for a change of noise.
     exceeds
         Whether noise is too high from now on; None for a change of verdict.
     alert_id
@@ -52,6 +54,7 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
     from_verdict: Verdict | None
     to_verdict: Verdict | None
     details: dict[str, Any]
+    text: AlertText | None = None
     exceeds: bool | None = None
     alert_id: int | None = None
 
@@ -66,6 +69,7 @@ async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
             from_verdict=Verdict(row["from_verdict"]) if row["from_verdict"] else None,
             to_verdict=Verdict(row["to_verdict"]) if row["to_verdict"] else None,
             details=row["details"],
+            text=words_of(row["text"], row["details"]) if row["exceeds"] is None else None,
             exceeds=row["exceeds"],
             alert_id=row["alert_id"],
         )

@@ -8,7 +8,7 @@ import msgspec
 
 from quantdrift.core.records import UNVERIFIED, Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
-from quantdrift.storage.monitor.events import AlertEvent, Ending, NoiseEvent
+from quantdrift.facts.events import AlertEvent, Ending, NoiseEvent
 
 RETIRED_AFTER: Final = timedelta(days=30)  # without data: a signal, or a version without a reference
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -1,6 +1,6 @@
 """The fold's writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, in one transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -9,8 +9,10 @@ from sqlalchemy import func, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.storage.monitor.alerts import escalate
-from quantdrift.storage.monitor.events import AlertExamples
+from quantdrift.facts.events import AlertEvent, AlertExamples, event_of
+from quantdrift.facts.words.alert import text_of
+from quantdrift.facts.words.steps import Ways
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT, RELATED, escalate
 from quantdrift.storage.monitor.examples import examples
 from quantdrift.storage.monitor.incidents import write_incidents
 from quantdrift.storage.monitor.noise import write_floors, write_noise_change
@@ -44,7 +46,8 @@ _ESCALATE: Final = text(f"""
     where {_LASTING} returning id
 """)  # noqa: S608
 _REOPEN: Final = text(f"""
-    update alert set resolved_at = null, ended = null where {_LASTING} returning id, details
+    with alert as (update alert set resolved_at = null, ended = null where {_LASTING} returning *)
+    select a.id, {DETAILS} as details from alert a {LAST_EVENT}
 """)  # noqa: S608
 _VERDICT_ALERTS: Final = text("""
     update verdict v set alert_id = (
@@ -95,8 +98,17 @@ _SUMS: Final = (
 )
 
 
+def _only_by_number(_: TransitionRow, alert_id: int) -> Ways:
+    return Ways(alert_id=alert_id)
+
+
 async def write(
-    connection: AsyncConnection, outcome: Outcome, trace_url: str, *, webhook: bool = False
+    connection: AsyncConnection,
+    outcome: Outcome,
+    trace_url: str,
+    *,
+    webhook: bool = False,
+    ways: Callable[[TransitionRow, int], Ways] = _only_by_number,
 ) -> None:
     """Store the outcome of a fold: states, verdicts, alerts, transitions, outbox, roll-ups, incidents and the position.
 
@@ -108,6 +120,8 @@ async def write(
         Link to a production trace, with `{trace_id}`; empty: no links.
     webhook
         Whether a webhook gets the alerts too.
+    ways
+        Returns what can be done about an alert, by its event and its number: its text has that.
     """
     await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
@@ -118,7 +132,7 @@ async def write(
         shown = (
             next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
         )
-        transition_id, alert_id = await _write_transition(connection, transition, shown, webhook=webhook)
+        transition_id, alert_id = await _write_transition(connection, transition, shown, ways, webhook=webhook)
         if alert_id is not None:
             written.append((transition_id, alert_id))
     for note in outcome.notes:
@@ -167,13 +181,18 @@ async def write(
 
 
 async def _write_transition(
-    connection: AsyncConnection, row: TransitionRow, found: AlertExamples, *, webhook: bool
+    connection: AsyncConnection,
+    row: TransitionRow,
+    found: AlertExamples,
+    ways: Callable[[TransitionRow, int], Ways],
+    *,
+    webhook: bool,
 ) -> tuple[int, int | None]:
     """Write a change of verdict; return its number and that of its alert."""
-    details = _details(row, found)
+    event = None if row.event is None else msgspec.structs.replace(row.event, examples=found)
     key = {"version": row.model_version_id, "slice": row.slice_id}
     alert_id: int | None = None
-    encoded = msgspec.json.encode(details).decode()
+    related = {} if event is None else _related(event)
     if row.episode is Episode.OPEN:
         alert_id = await connection.scalar(
             insert(tables.Alert)
@@ -184,11 +203,12 @@ async def _write_transition(
                 metric=row.metric.value,
                 onset_at=from_us(row.onset_us),
                 opened_at=from_us(row.at_us),
-                details=details,
+                details=related,
             )
             .returning(tables.Alert.id)
         )
     elif row.episode is Episode.ESCALATE:
+        encoded = msgspec.json.encode(related).decode()
         severity = {"severity": row.to_verdict.value, "metric": row.metric.value, "details": encoded}
         alert_id = await connection.scalar(_ESCALATE, {**key, **severity})
     elif row.episode is Episode.CLOSE:
@@ -197,7 +217,11 @@ async def _write_transition(
     elif row.episode is Episode.REOPEN:
         known = (await connection.execute(_REOPEN, key)).mappings().one_or_none()
         if known is not None:
-            alert_id, details = known["id"], {**known["details"], **_returned(row)}
+            alert_id, event = known["id"], event_of({**known["details"], **_returned(row)})
+    words = None
+    if event is not None and alert_id is not None:
+        now = msgspec.structs.replace(row, event=event)
+        words = msgspec.to_builtins(text_of(event, ways(now, alert_id) if event.is_open else Ways()))
     transition_id = await connection.scalar(
         insert(tables.Transition)
         .values(
@@ -208,7 +232,8 @@ async def _write_transition(
             to_verdict=row.to_verdict.value,
             at=from_us(row.at_us),
             fold_seq=row.fold_seq,
-            details=details,
+            details={"reason": row.reason} if event is None else event.attributes(),
+            text=words,
         )
         .returning(tables.Transition.id)
     )
@@ -218,11 +243,10 @@ async def _write_transition(
     return int(transition_id or 0), alert_id
 
 
-def _details(row: TransitionRow, found: AlertExamples) -> dict[str, Any]:
-    """Return what is stored of a change, flat, which is also what is sent; this is the one place that flattens it."""
-    if row.event is None:
-        return {"reason": row.reason}
-    return msgspec.structs.replace(row.event, examples=found).attributes()
+def _related(event: AlertEvent) -> dict[str, Any]:
+    """Return how an alert is related to others: that alone changes after its event was written."""
+    attributes = event.explanation.attributes()
+    return {name: attributes[name] for name in RELATED if name in attributes}
 
 
 def _returned(row: TransitionRow) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from quantdrift.facts.estimate import ClusterSums, Estimate, ratio
 from quantdrift.facts.interval import HIGHEST
 from quantdrift.storage.estimates import ROLL_UP, Side, cluster_sums, roll_up_of
 from quantdrift.storage.labels import Outcome, outcomes
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import PATIENCE_S, Fact, in_time, rows
 from quantdrift.storage.worst import worst_keys
@@ -54,20 +55,20 @@ _WORST: Final = """
 """
 _EVENTS: Final = text(queries.EVENTS)
 _BASELINES: Final = text(queries.BASELINES)
-_ALERTS: Final = """
+_ALERTS: Final = f"""
     select a.id, a.model_version_id as version_id, a.slice_id, v.model, v.candidate_version as version, s.name as slice,
-        s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, coalesce(a.resolved_at, c.made_at) as resolved_at, a.details,
+        s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, coalesce(a.resolved_at, c.made_at) as resolved_at, {DETAILS} as details,
         case when c.made_at is not null then 'closed' else coalesce(a.ended, '') end as ended,
         (
             select max(b.id) from alert b
             where b.model_version_id = a.model_version_id and b.slice_id = cast(a.details ->> 'explained_by_id' as int)
                 and (b.resolved_at is null or b.resolved_at >= a.opened_at)
         ) as explained_by
-    from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id
+    from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id {LAST_EVENT}
     left join lateral (
         select made_at from alert_action where alert_id = a.id and action = 'close' order by id desc limit 1
     ) c on true
-"""
+"""  # noqa: S608 - constants
 _LIST: Final = text(
     f"{_ALERTS} where (:version = 0 or (a.model_version_id = :version and a.slice_id = :slice))"
     " order by coalesce(a.resolved_at, c.made_at) is not null, a.severity, a.details ->> 'explained_by_id' is not null,"

@@ -10,9 +10,9 @@ import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.facts.estimate import ClusterSums, Estimate, added, ratio
+from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.interval import mean_of_bins, share
-from quantdrift.storage.monitor.events import AlertEvidence
-from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.facts.words.text import AlertText
 
 
 class _Fact(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +224,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 
 
 class Episode(_Fact, frozen=True, kw_only=True):
-    """An alert that was open at some time of the period; `evidence` are the figures that decided it, where they are known.
+    """An alert that was open at some time of the period, with its event, and what it said when it was written.
 
     `ended` says why it was over by the end of the period, as in `alert.ended`. `findings` are the cause, the best repair and the
     gate's verdict, in words, as far as commands have found them.
@@ -239,8 +239,8 @@ class Episode(_Fact, frozen=True, kw_only=True):
     opened_at: datetime
     resolved_at: datetime | None
     ended: str = ""
-    explanation: Explanation = Explanation()
-    evidence: AlertEvidence | None = None
+    event: AlertEvent | None = None
+    words: AlertText | None = None
     findings: tuple[str, ...] = ()
 
 

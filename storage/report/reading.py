@@ -10,10 +10,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.facts.events import event_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import findings_of
-from quantdrift.storage.monitor.events import event_of
-from quantdrift.storage.monitor.explanation import explanation_of
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT, findings_of, words_of
 from quantdrift.storage.report.compare import VersionReader
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.report.divergence import Divergence
@@ -52,15 +51,15 @@ _VERDICTS = text("""
     where v.model_version_id = any(cast(:versions as int[])) order by 1, 2
 """)
 
-_EPISODES = text("""
-    select id, model_version_id, slice_id, severity, metric, onset_at, opened_at, details,
-        case when resolved_at < :end then resolved_at end as resolved_at,
-        case when resolved_at < :end then coalesce(ended, '') else '' end as ended
-    from alert
-    where model_version_id = any(cast(:versions as int[])) and opened_at < :end
-        and (resolved_at is null or resolved_at >= :begin)
-    order by severity, opened_at, id
-""")
+_EPISODES = text(f"""
+    select a.id, a.model_version_id, a.slice_id, a.severity, a.metric, a.onset_at, a.opened_at, {DETAILS} as details, event.text,
+        case when a.resolved_at < :end then a.resolved_at end as resolved_at,
+        case when a.resolved_at < :end then coalesce(a.ended, '') else '' end as ended
+    from alert a {LAST_EVENT}
+    where a.model_version_id = any(cast(:versions as int[])) and a.opened_at < :end
+        and (a.resolved_at is null or a.resolved_at >= :begin)
+    order by a.severity, a.opened_at, a.id
+""")  # noqa: S608 - constants
 
 _CHANGES = text("""
     select count(*) filter (where paged_now) as pages, count(*) filter (where warned_now and not paged) as tickets
@@ -175,8 +174,8 @@ class Reader(SnapshotReader):
                 opened_at=row["opened_at"],
                 resolved_at=row["resolved_at"],
                 ended=row["ended"],
-                explanation=explanation_of(row["details"]),
-                evidence=event.evidence if (event := event_of(row["details"])) else None,
+                event=event_of(row["details"]),
+                words=words_of(row["text"], row["details"]),
                 findings=tuple(one.text for one in found.get(row["id"], ()) if one.at < end),
             )
             for row in rows

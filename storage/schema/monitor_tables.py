@@ -223,7 +223,8 @@ class Alert(Base):
         comment="Event time of the resolution; null while it lasts."
     )
     details: Mapped[Json] = mapped_column(
-        comment="What changed, from which value to which, as the on-call engineer sees it."
+        comment="How it is related to other alerts: explained_by, incident, explains. What it is about is in the newest row of"
+        " transition that opened it or made it worse."
     )
     ended: Mapped[Str | None] = mapped_column(
         comment="Why it is over: recovered (by evidence), replaced (its version serves no more; null again if it does), retired (its slice"
@@ -346,6 +347,7 @@ class Transition(Base):
     __table_args__ = (
         CheckConstraint(f"from_verdict in {VERDICTS} and to_verdict in {VERDICTS}", name="verdict"),
         Index("ix_transition_at", "at"),
+        Index("ix_transition_alert_id", "alert_id", "id", postgresql_where=text("alert_id is not null")),
         {"comment": "Every change of verdict of a slice, in the order of the fold."},
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
@@ -361,6 +363,9 @@ class Transition(Base):
     at: Mapped[Time] = mapped_column(comment="Event time.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that made it.")
     details: Mapped[Json] = mapped_column(comment="Attributes of the event that is sent.")
+    text: Mapped[Json | None] = mapped_column(
+        comment="What it says, worded when it was written: headline, lines, do_now, tomorrow, details. Null: no alert changed."
+    )
 
 
 class Outbox(Base):

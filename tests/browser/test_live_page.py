@@ -322,7 +322,7 @@ async def test_a_replaced_version_and_a_closed_alert_say_so_first(
     file = tmp_path / "operator.dsn"
     file.write_text(await login_in(postgres_dsn, OPERATOR))
     token = f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\n"
-    said = f"int8-7 serves no more: it was last seen {end - timedelta(minutes=50):%Y-%m-%d %H:%M} UTC. int8-9 serves now."
+    said = f"int8-7 does not serve any more (last seen {end - timedelta(minutes=50):%Y-%m-%d %H:%M} UTC). int8-9 serves now."
     paths = [f"/alert/{alert}", f"/slice/{old}/{slices[1]}", "/alerts", "/"]
     async with _served(postgres_dsn) as base:
         for width, scheme in ((390, "dark"), (1280, "light")):

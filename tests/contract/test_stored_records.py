@@ -22,10 +22,10 @@ from quantdrift.core.sampling.policy_message import (
 )
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
+from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.explanation import Explanation
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.report.figures import ReportFigures
-from quantdrift.storage.monitor.events import AlertEvent
-from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
 
 pytestmark = pytest.mark.contract

@@ -192,7 +192,7 @@ async def test_the_commands_show_and_acknowledge_what_a_person_on_call_needs(
     before = (await typed("show", str(fired))).output
     assert f"quantdrift diagnose {fired} --candidate FILE" in before
     assert f"quantdrift gate FILE --inputs FOLDER --model=digits --note={fired} --config={config}" in before
-    assert "Do first: " in before
+    assert "Do now\n1. " in before
     assert "Runbook: https://wiki.example/run" in before
     assert f'Acknowledge: quantdrift alerts ack {fired} --reason "..."' in before
     done = await typed("ack", str(fired), "--reason", "rolling back")
@@ -385,12 +385,12 @@ async def test_a_replaced_version_ends_its_alerts_everywhere_and_they_come_back_
         assert code == 0, output
         return output
 
-    said = "1 serves no more: it was last seen 2026-03-01 12:02 UTC. 3 serves now."
+    said = "1 does not serve any more (last seen 2026-03-01 12:02 UTC). 3 serves now."
     listed = await typed("alerts", "list")
     assert listed.startswith(f"No open alerts.\ndigits {said} Over for that reason: alert ")
     state, _, first, then, *rest = (await typed("alerts", "show", str(fired))).splitlines()
     assert then.startswith("When it opened: digits 1: ")
-    assert not any("Do first" in line or "ack" in line.split() or "diagnose" in line for line in rest)
+    assert not any("Do now" in line or "ack" in line.split() or "diagnose" in line for line in rest)
     assert state.endswith(" UTC (version replaced).")
     assert first == f"{said} This alert is over; it is open again if 1 serves again."
     assert f"digits {said}" in (triage := await typed("triage"))

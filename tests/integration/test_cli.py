@@ -166,7 +166,8 @@ def test_commands_say_of_a_slice_that_alerts_what_its_page_said(postgres_dsn: st
         onset="2026-03-01T12:00:00+00:00",
         begin="changed",
         evidence=1.6e6,
-        daily=3_400,
+        changed=0.053,
+        changed_low=0.031,
     )
 
     async def write() -> None:
@@ -185,7 +186,7 @@ def test_commands_say_of_a_slice_that_alerts_what_its_page_said(postgres_dsn: st
 
     asyncio.run(write())
     (tmp_path / "config.toml").write_text("")
-    said = "5.3 % of answers in scanner=faint changed, 1 % is accepted: some 180 answers a day"
+    said = "at least 3.1 % of answers in scanner=faint changed (budget: 1 %)"
     text = invoked("triage", directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn).stdout
     assert said in text
     assert "1,600,000" in text

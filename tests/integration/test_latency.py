@@ -16,10 +16,11 @@ from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Suspect
 from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.baselines.signal_view import signal_views
 from quantdrift.monitor.explain.explain import Explainer
-from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.report.period import Period, PeriodKind
 from quantdrift.show.page.server import page_port
@@ -28,13 +29,13 @@ from quantdrift.show.report.page import write as write_report
 from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import signals_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.events import AlertEvent
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import Source, to_us
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import Saved, reading, saved
+from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN,
@@ -98,7 +99,15 @@ async def slow(database: Database, record: asyncpg.Connection) -> AlertEvent:
         )
         await store_batch(record, msgspec.structs.replace(batch, comparisons=rows))
     await fold_everything(database, TIMED)
-    details = await record.fetchval("select details from alert where slice_id = $1", FAINT_ID)
+    return await event_of(record, FAINT_ID)
+
+
+async def event_of(record: asyncpg.Connection, slice_id: int) -> AlertEvent:
+    """Return the newest event of the alert of a slice."""
+    details = await record.fetchval(
+        "select details from transition where slice_id = $1 and text is not null order by id desc limit 1",
+        slice_id,
+    )
     return AlertEvent.read(msgspec.json.decode(details))
 
 
@@ -112,7 +121,8 @@ async def test_a_slow_slice_is_a_ticket_that_names_the_latency(
     assert slow.explanation.cause is None
     assert slow.explanation.unexplained is None
     text = page(slow)
-    assert text.splitlines()[0].endswith("took longer than 0.25 s, 1 % is accepted; 0 % of answers changed.")
+    assert text.splitlines()[0].endswith("took longer than 0.25 s (budget: 1 %).")
+    assert slow.explanation.changed == 0
     assert slow.explanation.slow_elsewhere == 0.0
     assert (
         f"Of all other traffic 0 % took longer since the onset ({slow.explanation.n_elsewhere} exchanges)."
@@ -181,7 +191,7 @@ async def test_what_quantisation_saves_is_per_item_and_only_where_both_sides_wer
 async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
     slow: AlertEvent, postgres_dsn: str, tmp_path: Path
 ) -> None:
-    """Its first sentence names the share of slow answers; how many decisions changed is a step; the version has its times."""
+    """Its first sentence is that of the alert, and so are its steps; the version has its times."""
     figures = await write_report(
         TIMED,
         Secrets(dsn=postgres_dsn),
@@ -198,10 +208,9 @@ async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
         Estimate(mean=slow.evidence.after or 0.0, low=None, high=None),
     )
     assert episode.examples == ()
-    assert episode.advice[0] == slow.change.advice
-    assert episode.advice[1].startswith("Of its decisions, 0 % changed since the onset, 1 % accepted")
+    assert episode.advice == tuple(str(step) for step in text_of(slow).do_now)
     assert "100 % of exchanges took longer than 0.25 s since" in episode.decided
-    assert "100 % of exchanges took longer than 0.25 s since" in version.headline
+    assert "100 % of exchanges in scanner=faint took longer than 0.25 s" in version.headline
     assert version.speed.startswith(
         "Half of its answers took 0.1 s at most, as the relay saw it, and 99 % took 0.4 s at most (0.25 s is the budget, "
     )
@@ -222,8 +231,7 @@ async def test_a_latency_without_a_budget_is_learned_shown_and_accepted_anew(
         )
         await store_batch(record, msgspec.structs.replace(batch, comparisons=rows))
     await fold_everything(database, GROWS)
-    details = await record.fetchval("select details from alert where slice_id = $1", ALL_ID)
-    event = AlertEvent.read(msgspec.json.decode(details))
+    event = await event_of(record, ALL_ID)
     assert (event.evidence.detector, event.evidence.latency_budget_s) == ("growth", 2 * EDGE_S)
     assert event.explanation.unexplained is None
     async with database.begin() as connection:

@@ -191,7 +191,7 @@ async def test_one_drift_is_one_page_and_one_resolved_whatever_monitors_do(
     labels = pages[0]["alerts"][0]["labels"]
     assert (labels["alertname"], labels["severity"]) == ("QuantdriftSliceFiring", "page")
     assert labels["slice"] == "scanner=faint"
-    assert "Do first" in pages[0]["alerts"][0]["annotations"]["description"]
+    assert "Do now\n1. " in pages[0]["alerts"][0]["annotations"]["description"]
     events = [(headers, body) for path, headers, body in inbox.posts if path == "/hook?a=b"]
     verify = _verifier()
     for headers, body in events:

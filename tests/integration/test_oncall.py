@@ -486,7 +486,7 @@ async def test_the_silence_of_a_runbook_is_of_one_slice_of_one_model(name: str, 
 def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
     """The title is one line; the text names what happens, since when, where to look and what to do.
 
-    An alert without a link to the live page has no line for it.
+    An alert without an absolute link to the live page has no line for it, and an alert that says since when says it once.
     """
     data = {
         "status": "firing",
@@ -506,7 +506,8 @@ def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
                 "status": "firing",
                 "annotations": {
                     "summary": "digits 2: answers in all are outside their budget",
-                    "description": "It is not chance.",
+                    "description": "Confidence: almost certain, this is not chance.\nSince: not known.",
+                    "page": "/alert/12",
                     "runbook_url": "https://docs/runbook",
                 },
                 "startsAt": "2026-03-01T12:10:00Z",
@@ -546,8 +547,8 @@ def test_a_page_reads_well_as_text(tmp_path: Path) -> None:
         "Look: https://live/slice",
         "Do: https://docs/runbook",
         "digits 2: answers in all are outside their budget",
-        "It is not chance.",
-        "Since: 2026-03-01 12:10 UTC",
+        "Confidence: almost certain, this is not chance.",
+        "Since: not known.",
         "Do: https://docs/runbook",
         "Resolved at 2026-03-01 12:30 UTC: digits 1: answers in all are outside their budget",
     ]

@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.explain.damage import strata
-from quantdrift.drift.explain.mix import (
-    FEWEST_AFTER,
-    FEWEST_BEFORE,
-    LEAST,
-    Cause,
-    MixSplit,
-    MovePart,
-    Sample,
-    split,
-)
+from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split
+from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE
 
 pytestmark = pytest.mark.property
 CELLS = 4

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
-from quantdrift.drift.explain.damage import Damage, DamageCause, Window, damage
-from quantdrift.drift.explain.mix import FEWEST_AFTER, Cause, MixSplit, Sample, split
+from quantdrift.drift.explain.damage import Damage, Window, damage
+from quantdrift.drift.explain.mix import Cause, MixSplit, Sample, split
 from quantdrift.drift.explain.overlap import Items, explaining, rest_of
+from quantdrift.facts.explanation import FEWEST_AFTER, DamageCause
 
 pytestmark = pytest.mark.statistical
 RUNS = 300

@@ -9,10 +9,10 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.facts.events import AlertExamples, event_of
+from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.words.alert import reason_of, text_of
 from quantdrift.monitor.fold.alert_event import transition_row
-from quantdrift.monitor.fold.alert_text import advice, page, reason_of, summary
-from quantdrift.storage.monitor.events import AlertExamples, event_of
-from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.support.monitor.alert_cases import alert, event_with
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
@@ -62,8 +62,8 @@ def test_an_alert_of_the_tail_has_the_share_above_a_level() -> None:
     assert evidence.tail_after > evidence.tail_before >= 0
     assert evidence.tail_level is not None
     assert evidence.tail_level > 0
-    assert "of outputs in scanner=faint are far from those of the unquantised model" in summary(row.alert)
-    assert "budget" not in summary(row.alert)
+    assert "of outputs in scanner=faint are far from those of the FP32 model" in text_of(row.alert).headline
+    assert "budget" not in text_of(row.alert).headline
 
 
 def test_an_alert_of_a_budget_has_no_tail() -> None:
@@ -74,14 +74,14 @@ def test_an_alert_of_a_budget_has_no_tail() -> None:
     row = told(state, kind=BUDGET.kind, metric=Metric.FLIP, moved=moved)
     assert row.alert.evidence.detector == "budget"
     assert row.alert.evidence.tail_level is None
-    assert "Since: about 2026-03-01 12:00 UTC (estimated)" in page(row.alert)
+    assert "Since: about 2026-03-01 12:00 UTC (estimated)" in text_of(row.alert).plain()
 
 
 def test_the_end_of_an_alert_says_whether_it_is_well_or_gone() -> None:
     """What is compared no more is not called healthy."""
     gone, well = (event_with(verdict=verdict.value) for verdict in (Verdict.UNKNOWN, Verdict.OK))
-    assert "not compared any more" in advice(gone)
-    assert "within its budget again" in advice(well)
+    assert "is not compared any more, so its state is not known" in text_of(gone).headline
+    assert "within the budget of 1 %" in text_of(well).headline
 
 
 def test_an_alert_that_was_stored_flat_is_read_back_as_the_same_record() -> None:

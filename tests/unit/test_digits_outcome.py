@@ -91,7 +91,7 @@ def test_all_traffic_is_called_fine_only_where_its_figures_are(
 def test_what_decided_is_what_the_first_line_of_the_alert_says() -> None:
     """The last alert of each slice; the end of one decides nothing."""
     events = [
-        msgspec.structs.replace(_event(ARCHIVE, verdict), body=f"digits 1: {said}.\nHow sure: likely.")
+        msgspec.structs.replace(_event(ARCHIVE, verdict), body=f"digits 1: {said}.\nConfidence: likely.")
         for verdict, said in (("warning", "a few"), ("firing", "5 % of answers changed"), ("ok", "nothing"))
     ]
     assert Outcome(events=tuple(events), snapshot=Snapshot(), failed=0).decided() == {

@@ -8,6 +8,10 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
+from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.explanation import Explanation, explanation_of
+from quantdrift.facts.words.alert import reason_of, text_of
+from quantdrift.facts.words.details import details
 from quantdrift.monitor.explain.explain import findings
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
@@ -20,9 +24,7 @@ from quantdrift.monitor.explain.sample import (
     new_versions,
     versions_around,
 )
-from quantdrift.monitor.fold.alert_text import advice, reason_of, sentences
 from quantdrift.storage.monitor.evidence import Alerting, EvidenceItem
-from quantdrift.storage.monitor.explanation import Explanation, explanation_of
 from quantdrift.storage.monitor.rows import Catalog, Episode, ExplainedBy, TransitionRow
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, SECOND_US
@@ -323,13 +325,33 @@ FOUND = Explanation(
 )
 
 
-def test_sentences_have_every_finding_the_most_important_first() -> None:
-    """What explains it, what is new, damage or shift, and the aggregate; in points of a share, or in nats."""
+def event_of(
+    found: Explanation, metric: Metric = Metric.FLIP, kind: str = BUDGET.kind, task: Task = TASK
+) -> AlertEvent:
+    """Return an alert with an explanation."""
+    return msgspec.structs.replace(
+        event_with(metric=metric, detector=kind, task=task, n_history=300), explanation=found
+    )
+
+
+def sentences(
+    found: Explanation, metric: Metric = Metric.FLIP, kind: str = BUDGET.kind, task: Task = TASK
+) -> tuple[str, ...]:
+    """Return the details of an alert with an explanation."""
+    return details(event_of(found, metric, kind, task))
+
+
+def test_every_finding_is_said_the_most_important_first() -> None:
+    """What is new and what it explains for whoever is woken; damage or shift, and all traffic, in points or nats, in the details."""
+    labels = {line.label: line.text for line in text_of(event_of(FOUND)).lines}
+    assert labels["Also alerts"].startswith("bigger, all.")
+    assert "New at about that time: provider of the replay: cuda" in labels["What changed"]
+    assert text_of(event_of(FOUND)).do_now[0].text.startswith("Look at the alert of small:")
     said = sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK)
-    assert [one.split(" ")[0] for one in said] == ["Explained", "Explains", "New", "Numeric", "Over"]
-    assert "+5 points" in said[3]
-    assert "nat" in sentences(FOUND, Metric.DIVERGENCE, BUDGET.kind, TASK)[3]
-    assert "points" in sentences(FOUND, Metric.DIVERGENCE, TAIL.kind, TASK)[3]
+    assert [one.split(" ")[0] for one in said] == ["Numeric", "Over"]
+    assert "+5 points" in said[0]
+    assert "nat" in sentences(FOUND, Metric.DIVERGENCE, BUDGET.kind, TASK)[0]
+    assert "points" in sentences(FOUND, Metric.DIVERGENCE, TAIL.kind, TASK)[0]
     (why,) = sentences(
         Explanation(unexplained="the database did not answer in time"), Metric.FLIP, BUDGET.kind, TASK
     )
@@ -349,7 +371,7 @@ def test_too_few_items_are_reported_as_too_few_and_without_figures() -> None:
     assert slice_.startswith(
         "Too few exchanges to distinguish damage from input shift: 8 exchanges before the onset"
     )
-    assert aggregate.startswith("Over all traffic there are too few")
+    assert aggregate.startswith("All traffic: too few exchanges")
     assert window == "Compared with the week before the onset (8 exchanges, 45 since)."
     assert "nat" not in slice_ + aggregate
 
@@ -424,30 +446,31 @@ def test_outputs_that_are_not_finite_are_reported_by_their_weight() -> None:
     found = findings(before, WindowSample(spoilt + kept), measure, cap)
     assert found.not_finite == pytest.approx(20 / 60)
     assert found.not_finite_before == 0
-    said = sentences(found, Metric.FLIP, BUDGET.kind, Task.REGRESSION)
-    assert said[0].startswith("Invalid outputs: 33.3 % of the slice's outputs since the onset")
-    assert "(before: 0 %)" in said[0]
+    said = text_of(event_of(found, task=Task.REGRESSION)).plain()
+    assert "Invalid outputs: 33.3 % of the slice's outputs since the onset" in said
+    assert "(before: 0 %)" in said
     few = WindowSample(before.items[:5])
-    alone = sentences(findings(few, WindowSample(spoilt), measure, cap), Metric.FLIP, BUDGET.kind, TASK)
-    assert "Invalid outputs: 50 %" in alone[0]
-    assert "before:" not in alone[0]
+    alone = text_of(event_of(findings(few, WindowSample(spoilt), measure, cap))).plain()
+    assert "Invalid outputs: 50 %" in alone
+    assert "(before:" not in alone
     assert findings(before, WindowSample(kept), measure, cap).not_finite is None
 
 
-def test_advice_follows_the_cause() -> None:
+def test_what_to_do_follows_the_cause() -> None:
     """Nobody is told to calibrate again because of what others send."""
     told = {
-        cause: advice(event_with(cause=cause, begin="changed", n_history=300))
+        cause: " ".join(map(str, (*text.do_now, *text.tomorrow)))
         for cause in ("damage", "input_shift", "unseen", "undecided", "too_few", None)
+        for text in [text_of(event_with(cause=cause, begin="changed", n_history=300))]
     }
-    assert "calibrate again" in told["damage"]
-    assert "calibrate again" not in told["input_shift"]
+    assert "Calibrate again" in told["damage"]
+    assert "Do not calibrate again" in told["input_shift"]
     assert "per channel" in told["damage"]
-    assert "label" in told["unseen"]
+    assert "Label 50" in told["unseen"]
     assert told["undecided"] == told["too_few"] == told[None]
     assert "per channel" in told[None]
     explained = event_with(explained_by="small", begin="changed", aggregate_verdict="firing")
-    assert advice(explained).startswith("Look at small: without")
+    assert text_of(explained).do_now[0].text.startswith("Look at the alert of small: without")
 
 
 def test_what_is_not_known_is_left_out_and_an_older_release_is_read() -> None:

@@ -10,10 +10,11 @@ from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.drift.detectors.protocol import GROWTH
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.monitor.fold.alert_text import page
+from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.groups import LATENCY_GROWTH
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Episode, Source, TransitionRow
+from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, spread
 from tests.support.monitor.folds import EMPTY, fold_all, verdict_of
 
@@ -77,9 +78,9 @@ def test_a_slow_slice_opens_a_ticket_that_sends_nobody_to_the_model() -> None:
     )
     lines = page(event).splitlines()
     assert lines[0].startswith("digits 1: ")
-    assert lines[0].endswith("% of exchanges in scanner=faint took longer than 0.25 s, 1 % is accepted.")
+    assert lines[0].endswith("% of exchanges in scanner=faint took longer than 0.25 s (budget: 1 %).")
     assert "Its answers have not drifted, and all traffic together is fast enough." in lines
-    assert "Do first: look at the requests of this slice, such as their size." in lines
+    assert "1. Look at the requests of this slice, such as their size." in lines
     assert not any("unquantised" in line for line in lines)
 
 
@@ -127,7 +128,7 @@ def test_a_slow_candidate_whose_answers_drift_as_well_is_no_question_of_load() -
     _, found = alarms(TIMED, stream)
     event = next(row.alert for row in found if row.slice_id == FAINT_ID)
     assert (event.evidence.metric, event.evidence.suspect) == (Metric.LATENCY, Suspect.MODEL)
-    assert event.change.advice == "Look at what was deployed, the model and its engine."
+    assert str(text_of(event).do_now[0]) == "Look at what was deployed, the model and its engine."
 
 
 def test_without_a_budget_a_latency_changes_no_bit() -> None:
@@ -192,11 +193,8 @@ def test_a_slice_that_becomes_slower_than_in_its_first_week_opens_a_ticket() -> 
     assert (evidence.detector, evidence.latency_budget_s, evidence.budget) == ("growth", 2 * EDGE_S, 0.01)
     assert evidence.suspect is Suspect.TRAFFIC
     text = page(of_slice[0].alert)
-    assert "took longer than 0.21 s, 1 % is accepted" in text
-    assert (
-        "compared with what was learned of this slice, not with a budget: more load makes it longer, too."
-        in text
-    )
+    assert "took longer than 0.21 s (budget: 1 %)" in text
+    assert "It means slower than before, not over a budget: more load makes answers slower, too." in text
     assert verdict_of(fold, FAINT_ID)[1].startswith("the latency seems to be above its learned baseline")
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
-from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.loss import SILENT_US
 from quantdrift.monitor.fold.rollup import HOUR_US
@@ -20,6 +19,7 @@ from quantdrift.storage.monitor.rows import (
     TallyRow,
     TransitionRow,
 )
+from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN_US,
@@ -55,7 +55,6 @@ def test_the_drifted_slice_fires_and_the_aggregate_does_not() -> None:
     assert 0.03 < evidence.mean < 0.2
     assert story.aggregate.verdict is Verdict.OK
     assert evidence.budget == 0.01
-    assert story.change.advice
     assert BEGIN_US <= fired[0].onset_us <= fired[0].at_us
     (shown,) = [row for row in fold.verdicts() if row.slice_id == FAINT_ID]
     assert shown.evidence == evidence.total >= shown.threshold, "the worst first: not reset by the alarm"

@@ -4,11 +4,10 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Verdict
+from quantdrift.facts.events import Ending
 from quantdrift.monitor.fold.alert_event import iso
-from quantdrift.monitor.fold.alert_text import page
 from quantdrift.monitor.fold.fold import SHOWN_US, Fold
 from quantdrift.monitor.fold.serving import LEAST_SILENCE_S
-from quantdrift.storage.monitor.events import Ending
 from quantdrift.storage.monitor.rows import (
     AlertClose,
     BatchRows,
@@ -19,6 +18,7 @@ from quantdrift.storage.monitor.rows import (
     Snapshot,
     TallyRow,
 )
+from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import (
     BEGIN_US,
     CATALOG,
@@ -141,7 +141,7 @@ def test_an_alert_ends_within_minutes_of_another_version_taking_over() -> None:
     assert (story.change.ended, story.change.serving) == (Ending.REPLACED, ("3",))
     assert story.change.last_seen == iso(at_us)
     assert page(story).startswith(
-        "digits 1 serves no more: it was last seen 2026-03-01 12:14 UTC. 3 serves now."
+        "digits 1 does not serve any more (last seen 2026-03-01 12:14 UTC). 3 serves now."
     )
 
 

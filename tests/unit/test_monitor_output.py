@@ -11,6 +11,7 @@ from quantdrift.core.config.web import Web
 from quantdrift.core.links import alert_page
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
+from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import log_record
 from quantdrift.storage.monitor.outbox import WaitingEvent
@@ -134,6 +135,7 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
             from_verdict=Verdict.OK,
             to_verdict=said,
             details=story.attributes(),
+            text=text_of(story),
         )
         record = log_record(event)
         assert record.severity_number is not None
@@ -145,7 +147,7 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
         assert all(name.startswith("quantdrift.") for name in record.attributes)
         assert "aggregate_mean" not in str(list(record.attributes))
     assert isinstance(record.body, str)
-    assert record.body.startswith("digits 1: 6 % of answers in scanner=faint changed, 1 % is accepted.\n")
+    assert record.body.startswith("digits 1: 6 % of answers in scanner=faint changed (budget: 1 %).\n")
     assert record.observed_timestamp is not None
     assert record.timestamp is not None
     assert record.observed_timestamp > record.timestamp  # when it is sent, beside when it happened

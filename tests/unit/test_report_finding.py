@@ -9,9 +9,10 @@ from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.config.web import Web
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.facts.interval import N_BINS
+from quantdrift.facts.words.alert import text_of
+from quantdrift.facts.words.ending import AFTER
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
-from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import (
     Episode,
     SliceName,
@@ -150,23 +151,23 @@ def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
         before = Measured(sums=_sums(n, divergence=float(n)), bins=bins)
         (told,) = episodes(CONFIG, _facts(told=(_alert(before, after),)))
         assert (told.before is not None, told.share_before is not None, told.n_before) == (known, known, n)
-        assert ("30 are needed to say that anything changed" in told.explanation[0]) is not known
-        assert f"{n} answer" in told.explanation[0] or known
-        assert "changed before" not in told.explanation[0]
 
 
-def test_what_is_new_is_said_once() -> None:
-    """In the line that says what changed; a sentence that says the same again is left out."""
+def test_the_report_says_what_the_alert_said() -> None:
+    """Word by word, with the steps; of an alert that is over not what was to be done, and what follows for the owner."""
     entry = _alert(None, None)
-    found = Explanation(
-        changes=("sidecar pod-7, first seen",),
-        explanation=("New around the onset: sidecar pod-7, first seen.", "More."),
+    words = text_of(event_with(onset=NOW.isoformat(), after=0.053, changes=("sidecar pod-7, first seen",)))
+    lasting = msgspec.structs.replace(entry.episode, words=words)
+    over = msgspec.structs.replace(lasting, resolved_at=NOW, ended="replaced")
+    told, ended = (
+        episodes(CONFIG, _facts(told=(msgspec.structs.replace(entry, episode=episode),)))[0]
+        for episode in (lasting, over)
     )
-    changed = msgspec.structs.replace(
-        entry, episode=msgspec.structs.replace(entry.episode, explanation=found)
-    )
-    (told,) = episodes(CONFIG, _facts(told=(changed,)))
-    assert told.explanation[1:] == ("What changed: sidecar pod-7, first seen.", "More.")
+    assert told.headline == words.headline
+    assert told.explanation == tuple(map(str, words.lines))
+    assert "What changed: sidecar pod-7, first seen." in told.explanation
+    assert told.advice == tuple(map(str, (*words.do_now, *words.tomorrow)))
+    assert ended.advice == (AFTER["replaced"],)
 
 
 def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -> None:
@@ -174,11 +175,11 @@ def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -
     after = Measured(sums=_sums(400, flips=4.0, divergence=4.0), bins=())
     deciding = event_with(
         onset=NOW.isoformat(), after=0.053, n_since_onset=254, budget=0.01, evidence=16.2, threshold=10.0
-    ).evidence
+    )
     entry = _alert(after, after, Metric.FLIP)
-    lasting = msgspec.structs.replace(entry.episode, evidence=deciding)
+    lasting = msgspec.structs.replace(entry.episode, event=deciding, words=text_of(deciding))
     facts = _facts(_said(2, Verdict.FIRING), told=(msgspec.structs.replace(entry, episode=lasting),))
-    decided = "5.3 % of answers changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"
+    decided = "5.3 % of answers changed since 2026-11-16 12:00 UTC (254 observations), budget 1 %; evidence 16, 10 needed"
     assert [told.decided for told in episodes(CONFIG, facts)] == [decided]
     (model,) = models(CONFIG, facts)
     assert model.slices[0].decided == decided

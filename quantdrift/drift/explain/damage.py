@@ -14,14 +14,13 @@ Limit: it is not known whether the damaged inputs are new. A clipped activation 
 input reaches it.
 """
 
-from enum import StrEnum
-
 import msgspec
 import numpy as np
 
 from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split, summed
+from quantdrift.facts.explanation import DamageCause
 
 _MANY = 0.05  # share of the later window at margins that are rare in the earlier one
 _ALMOST_NONE = 5  # items
@@ -46,17 +45,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     margin: FloatArray
     weight: FloatArray
     cluster: IntArray
-
-
-class DamageCause(StrEnum):
-    """The cause of a rise."""
-
-    DAMAGE = "damage"
-    INPUT_SHIFT = "input_shift"
-    UNSEEN = "unseen"  # margins that did not occur before
-    BOTH = "both"  # more than one of them
-    UNDECIDED = "undecided"
-    TOO_FEW = "too_few"  # exchanges before or after
 
 
 _CAUSES = {

@@ -33,13 +33,9 @@ import msgspec
 import numpy as np
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE, Z
 
 LEAST = 20  # items of a cell in the earlier window: below it the cell has no mean to compare with
-# Exchanges or sessions of the earlier window: everything is compared with its means, and below 30 even a window without a
-# single flip is compatible with one in ten (the rule of three), so that no move from it can be shown.
-FEWEST_BEFORE = 30
-FEWEST_AFTER = 10  # of the later one: clear damage pages within a dozen, enough for standard errors
-Z = 1.96
 _DOMINANT = 0.8
 
 

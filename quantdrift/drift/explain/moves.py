@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE
+from quantdrift.facts.explanation import FEWEST_AFTER, FEWEST_BEFORE
 
 LEVEL = 0.001
 

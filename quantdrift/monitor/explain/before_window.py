@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from quantdrift.drift.evidence.clock import DAY_US
-from quantdrift.drift.explain.mix import FEWEST_BEFORE
+from quantdrift.facts.explanation import FEWEST_BEFORE
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import TransitionRow, VersionRow
 

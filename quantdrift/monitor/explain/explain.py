@@ -14,6 +14,7 @@ are those of the present.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -25,11 +26,10 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, is_declared
 from quantdrift.core.tasks import Build
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.explain.damage import DamageCause
-from quantdrift.drift.explain.diagnosis import Begin
-from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
+from quantdrift.drift.explain.mix import Cause
 from quantdrift.drift.explain.moves import Moves
-from quantdrift.facts.figures import Served
+from quantdrift.facts import figures
+from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, DamageCause, Explanation
 from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
 from quantdrift.monitor.explain.other_measures import other_moves
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
@@ -44,11 +44,8 @@ from quantdrift.monitor.explain.sample import (
     new_versions,
     versions_around,
 )
-from quantdrift.monitor.fold.alert_event import with_advice
-from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Evidence
-from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow, VersionRow, from_us
 
 MOST = 16  # alerts of one fold that are explained
@@ -207,8 +204,7 @@ class Explainer:
             compared_version=catalog.versions[before_window.version].candidate_version if other else None,
             changes=tuple(changes),
             begin=Begin.NEW_VERSION if version in new else None,
-            flips=None if measure.metric is Metric.FLIP else after.share_flipped(),
-            daily=_daily(after, row),
+            **_when_paged(after, row, has_people=bool(self._config.sampling.sticky_header)),
             build=self._build(version, engines.values()),
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=_names(by, catalog) if by else None,
@@ -252,17 +248,39 @@ def _speed(before: WindowSample, after: WindowSample, whole: WindowSample, row: 
     )
 
 
-def _daily(after: WindowSample, row: TransitionRow) -> float | None:
-    """Return the slice's exchanges in a day at the rate since the onset; None where there are too few to say so.
+def _when_paged(after: WindowSample, row: TransitionRow, *, has_people: bool) -> dict[str, Any]:
+    """Return the figures of the time from the onset to the alert, as the fields of an explanation that have them.
 
-    The newest items were read, a limited number: the rate is that of the time since the oldest of them.
+    The newest items were read, a limited number: a rate is that of the time since the oldest of them.
+
+    Parameters
+    ----------
+    has_people
+        Whether it is known who sends a request.
     """
-    if after.n_exchanges < FEWEST_BEFORE:
-        return None
-    begin_us = min(item.captured_us for item in after.items)
-    if begin_us >= row.at_us:
-        return None
-    return Served(begin=from_us(begin_us), end=from_us(row.at_us)).a_day(float(after.weight.sum()))
+    if not after.items:
+        return {}
+    event, at = row.alert, from_us(row.at_us)
+    begin = from_us(min(item.captured_us for item in after.items))
+    scope = figures.Scope(
+        window=figures.when_paged(from_us(row.onset_us), at),
+        of=figures.Subject(model=event.slice.model, version=event.slice.version, slice=event.slice.name),
+        as_of=at,
+    )
+    counted = figures.Counted(
+        n=len(after.items),
+        n_people=int(after.cluster.max()) + 1 if has_people else None,
+        requests=float(after.weight.sum()),
+        served=figures.Served(begin=begin, end=max(begin, at)),
+    )
+    share = figures.changed_share(scope, counted, after.flips())
+    daily = figures.requests_per_day(scope, counted)
+    return {
+        "n_answers": counted.n,
+        "n_people": counted.n_people,
+        **({"changed": share.value, "changed_low": share.low, "changed_high": share.high} if share else {}),
+        **({"requests_per_day": daily.value, "basis": daily.basis or None} if daily else {}),
+    }
 
 
 def _names(slice_ids: Sequence[int], catalog: Catalog) -> str:
@@ -434,13 +452,10 @@ def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Expl
 
 
 def with_explanation(row: TransitionRow, explanation: Explanation) -> TransitionRow:
-    """Return an alert with its explanation, as figures and as sentences, and with the advice that follows from it."""
+    """Return an alert with its explanation."""
     event = row.alert
-    begin = explanation.begin or event.explanation.begin or Begin.CHANGED
-    explanation = msgspec.structs.replace(explanation, begin=begin)
     explanation = msgspec.structs.replace(
         explanation,
-        explanation=sentences(explanation, row.metric, event.evidence.detector, event.slice.task),
+        begin=explanation.begin or event.explanation.begin or Begin.CHANGED,
     )
-    explained = with_advice(msgspec.structs.replace(event, explanation=explanation))
-    return msgspec.structs.replace(row, event=explained)
+    return msgspec.structs.replace(row, event=msgspec.structs.replace(event, explanation=explanation))

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from quantdrift.drift.explain.overlap import Items, Size, explaining
+from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.status import LEVEL
 from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
-from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import AlertNote, Episode, ExplainedBy, Explains, TransitionRow
 
 AlertsBySlice = Mapping[int, Alerting]  # the open alerts of one version

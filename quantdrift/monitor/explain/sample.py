@@ -13,7 +13,10 @@ from quantdrift.drift.detectors.protocol import BUDGET, GROWTH, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.damage import Damage, Window, damage
 from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
-from quantdrift.storage.monitor.events import AlertEvidence
+from quantdrift.facts import arrays
+from quantdrift.facts.arrays import cluster_sums
+from quantdrift.facts.estimate import ClusterSums
+from quantdrift.facts.events import AlertEvidence
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Catalog, TransitionRow, VersionRow, from_us
 
@@ -112,12 +115,17 @@ class WindowSample:
         spoilt = np.array([item.not_finite for item in self.items], dtype=bool)
         return float(self.weight[spoilt].sum() / self.weight.sum()) if self.items else 0.0
 
-    def share_flipped(self) -> float | None:
-        """Return the share of the decisions, by weight, that changed; None where no item has one."""
-        flips = np.array([np.nan if item.flip is None else float(item.flip) for item in self.items])
-        known = np.isfinite(flips)
-        weight = self.weight[known]
-        return float(weight @ flips[known] / weight.sum()) if known.any() else None
+    def flips(self) -> ClusterSums:
+        """Return the sums of changed decisions over people or exchanges, of the items that have a decision."""
+        values = np.array([np.nan if item.flip is None else float(item.flip) for item in self.items])
+        numbers: dict[str, int] = {}
+        exchange = np.array(
+            [numbers.setdefault(item.exchange, len(numbers)) for item in self.items], dtype=np.int64
+        )
+        known = np.isfinite(values)
+        return cluster_sums(
+            arrays.Sample(values[known], self.weight[known], self.cluster[known], exchange[known])
+        )
 
     def share_slow(self, limit_s: float, *, without: int) -> tuple[float | None, int]:
         """Return the share of the exchanges outside a slice, by weight, that took longer than `limit_s`, and their number.

@@ -12,10 +12,7 @@ from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.explain.diagnosis import begin_of
-from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.monitor.fold.alert_text import advice
-from quantdrift.storage.monitor.events import (
+from quantdrift.facts.events import (
     AggregateEvidence,
     AlertEvent,
     AlertEvidence,
@@ -23,7 +20,7 @@ from quantdrift.storage.monitor.events import (
     Ending,
     VerdictChange,
 )
-from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, Explanation
 from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
@@ -93,7 +90,7 @@ def transition_row(
     tail = exceedance(state) if moved and kind == TAIL.kind else None
     mean, low, high = interval_of(recent)
     n_history = max(int(state[fields.N_TOTAL]) - moved.n_after, 0) if moved else 0
-    begin = begin_of(n_history)
+    begin = Begin.CHANGED if n_history >= FEWEST_BEFORE else Begin.FIRST_SEEN
     verdict, estimate, accepted = aggregate
     aggregate_mean, aggregate_low, aggregate_high = interval_of(estimate)
     event = AlertEvent(
@@ -109,7 +106,6 @@ def transition_row(
             before=change[0],
             after=change[1],
             reason=reason,
-            advice="",
             ended=end.ended if end else None,
             last_seen=iso(end.last_seen_us) if end and end.last_seen_us is not None else None,
             serving=end.serving if end else None,
@@ -155,15 +151,10 @@ def transition_row(
         metric=metric,
         onset_us=moved.onset_us if moved else at_us,
         reason=reason,
-        event=with_advice(event),
+        event=event,
         ended=end.ended if end else None,
         quiet=quiet,
     )
-
-
-def with_advice(event: AlertEvent) -> AlertEvent:
-    """Return an event with the advice that follows from what is known of it."""
-    return msgspec.structs.replace(event, change=msgspec.structs.replace(event.change, advice=advice(event)))
 
 
 def iso(at_us: int) -> str:

@@ -21,6 +21,7 @@ from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
+from quantdrift.facts.events import Ending
 from quantdrift.monitor.fold.groups import (
     Columns,
     Observation,
@@ -36,7 +37,6 @@ from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.monitor.fold.slice_state import CLOSED, RETIRED_AFTER_US, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, alert, close, end, settle
-from quantdrift.storage.monitor.events import Ending
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,

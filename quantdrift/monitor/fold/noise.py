@@ -27,9 +27,9 @@ from quantdrift.drift.noise import (
     updated,
     window_of,
 )
+from quantdrift.facts.events import NoiseEvent
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
-from quantdrift.storage.monitor.events import NoiseEvent
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the gap between budget and 1: the mean that a detector tests against stays below 1

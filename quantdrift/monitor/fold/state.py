@@ -210,6 +210,11 @@ class FoldState:
         """Return whether an alert of a slice can be a page: its senders are known, and its requests count once each."""
         return self.is_verified(key[0]) and not self.session_attribute(key)
 
+    @property
+    def has_people(self) -> bool:
+        """Whether it is known who sends a request: then people are counted, and not exchanges."""
+        return bool(self._config.sampling.sticky_header)
+
     def budget(self, version_id: int) -> Budget:
         """Return what the owner of a version's model accepts."""
         return self._config.budget(self.model(version_id))

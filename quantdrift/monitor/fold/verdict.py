@@ -18,12 +18,12 @@ from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
+from quantdrift.facts.events import Ending
+from quantdrift.facts.words.alert import RETURNED, how_to_declare, over_counts, reason_of
 from quantdrift.monitor.fold.alert_event import AlertEnd, transition_row
-from quantdrift.monitor.fold.alert_text import RETURNED, how_to_declare, over_counts, reason_of
 from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.slice_state import REPLACED, UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
-from quantdrift.storage.monitor.events import Ending
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 LEAST_UNMEASURED = 30  # a few answers of the first minute say nothing of the traffic
@@ -71,6 +71,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Items compared in this hour and the one before, and those of them that nothing was measured of.
     task
         What its model gives.
+    has_people
+        Whether people are counted, and not exchanges.
     closed
         What a person said who closed its alert; empty where nobody did, or enough was compared since.
     """
@@ -90,6 +92,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     n_unmeasured: int = 0
     task: Task = Task.CLASSIFICATION
     closed: str = ""
+    has_people: bool = False
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,10 +188,7 @@ def _alarm(status: SliceStatus, _: Monitor) -> str:
 
 def looks_like_sessions(attribute: str) -> str:
     """Return why a slice whose requests with one value of `attribute` are alike is `unknown`, and what to do."""
-    return (
-        f"looks like sessions: requests with the same {attribute} come together and have alike results, so that they count"
-        f" as more than they are: {how_to_declare(attribute)}"
-    )
+    return f"looks like sessions: requests that share {attribute} are correlated and are over-counted: {how_to_declare(attribute)}"
 
 
 def _is_unmeasured(n_items: IntArray, n_unmeasured: IntArray) -> BoolArray:
@@ -238,8 +238,8 @@ def _expired(counts: RecentCounts) -> str:
     )
 
 
-def _more(n: int) -> str:
-    return count_of(n, "more exchange")
+def _more(n: int, status: SliceStatus) -> str:
+    return count_of(n, "more person", "more people") if status.has_people else count_of(n, "more exchange")
 
 
 def _round(n: int) -> int:
@@ -265,7 +265,7 @@ CASES: Final = (
     Case(
         lambda of, limits: of.n_groups < limits.min_groups,
         Verdict.UNKNOWN,
-        lambda status, limits: f"needs {_more(limits.min_groups - status.n_groups)}",
+        lambda status, limits: f"needs {_more(limits.min_groups - status.n_groups, status)}",
     ),
     Case(
         lambda of, _: of.sessions,
@@ -289,7 +289,7 @@ CASES: Final = (
         lambda of, _: of.n_missing > 0,
         Verdict.OK,
         lambda status, _: (
-            f"no evidence against its budget; its baseline needs some {_more(_round(status.n_missing))}"
+            f"no evidence against its budget; its baseline needs some {_more(_round(status.n_missing), status)}"
         ),
     ),
     Case(
@@ -614,6 +614,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         task=state.task(state.model(entry.key[0])),
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
         closed=state.closed(entry.key),
+        has_people=state.has_people,
     )
     return judge(status, state.limits)
 

@@ -27,7 +27,6 @@ from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
-from quantdrift.monitor.fold.alert_text import alert_text
 from quantdrift.monitor.notify.receiver import Receiver
 from quantdrift.monitor.notify.webhook import mitigated
 from quantdrift.storage.database import Database
@@ -134,9 +133,10 @@ def encode(
 
 def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[str, Any]:
     name, kind = _NAMES[state.severity]
-    text = alert_text(alert, partial(alert_link, config))
+    text = alert.plain(partial(alert_link, config))
     if alert.mitigation:
         text = f"{mitigated(alert)}\n{text}"
+    summary, _, rest = text.partition("\n")
     made, link = alert.acknowledged, alert_page(config, alert.id)
     labels = {
         "alertname": name,
@@ -148,8 +148,8 @@ def _row(alert: AlertFact, state: Ended, config: Config, now: datetime) -> dict[
         **({"escalation": str(state.escalations)} if state.escalations else {}),
     }
     annotations = {
-        "summary": text.partition("\n")[0],
-        "description": text,
+        "summary": summary,
+        "description": rest.lstrip("\n"),
         **({"runbook_url": config.notify.runbook_url} if config.notify.runbook_url else {}),
         **({"page": link} if link else {}),
         **({"acknowledged": plain(f"{made.by}: {made.reason}")} if made else {}),

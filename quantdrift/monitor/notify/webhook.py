@@ -25,7 +25,6 @@ from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
 from quantdrift.facts.incidents import mitigated_sentence
-from quantdrift.monitor.fold.alert_text import page, with_related
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence
@@ -36,7 +35,6 @@ from quantdrift.storage.monitor.alerts import (
     due_deliveries,
     end_delivery,
 )
-from quantdrift.storage.monitor.events import event_of
 
 SIGNATURE: Final = "Quantdrift-Signature"
 PURPOSE: Final = b"quantdrift webhook"
@@ -133,12 +131,10 @@ def mitigated(alert: AlertFact) -> str:
 def document(delivery: Delivery, config: Config) -> bytes:
     """Return the JSON document of one change of an alert."""
     alert = delivery.alert
-    event = event_of(delivery.details)
-    text = page(event) if event else f"{alert.model} {alert.version}: {alert.slice} is {alert.severity}."
+    related = alert.related(partial(alert_link, config)) if alert.is_open and not alert.mitigation else ()
+    text = (delivery.text or alert.words).plain(related=related)
     if alert.mitigation:
         text = f"{mitigated(alert)}\n{text}"
-    elif alert.is_open:
-        text = with_related(text, alert, partial(alert_link, config))
     facts: dict[str, Any] = {
         "version": 1,
         "id": str(delivery.id),
@@ -147,10 +143,11 @@ def document(delivery: Delivery, config: Config) -> bytes:
         "alert": {
             name: getattr(alert, name)
             for name in alert.__struct_fields__
-            if name not in {"details", "metric", "slice_id"}
+            if name not in {"details", "text", "metric", "slice_id"}
         },
         "summary": text.partition("\n")[0],
         "text": text,
+        "do_now": (delivery.text or alert.words).do_now,
         "runbook": config.notify.runbook_url,
         "page": alert_page(config, alert.id),
         "details": delivery.details,

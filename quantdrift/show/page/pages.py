@@ -16,7 +16,6 @@ from markupsafe import Markup
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.drift.explain.diagnosis_text import serves_no_more
 from quantdrift.facts import figures, status
 from quantdrift.facts.estimate import difference
 from quantdrift.facts.figures import Window, WindowName
@@ -29,6 +28,7 @@ from quantdrift.facts.incidents import (
     story_text,
     unknown_sentence,
 )
+from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
 from quantdrift.show.page import words
@@ -60,7 +60,6 @@ from quantdrift.storage.monitor.alerts import (
     find_alert,
     findings_of,
 )
-from quantdrift.storage.monitor.events import event_of
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
@@ -601,8 +600,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
     typed
         What the person has typed.
     """
-    # Its text is that of the event; what it imports is not needed before.
-    from quantdrift.monitor.fold.alert_text import commands_of, over, page, when_opened  # noqa: PLC0415
+    from quantdrift.monitor.explain.ways import commands_of  # noqa: PLC0415 - what it imports is not needed before
 
     async with present.reading(request.app[DATABASE]) as connection:
         found = await past.alert(connection, int(request.match_info["alert"]))
@@ -637,13 +635,10 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         people = await present.in_time(
             connection, partial(count_people, connection, state), present.PATIENCE_S
         )
-    event = event_of(found.details)
-    ends = [plain(line) for line in over(state)]
+    event = state.event
+    ends = state.over()
     if state.mitigation:
-        ends = [plain(mitigated_sentence(state.version, state.slice, state.mitigation, state.mitigated_by))]
-    lines = page(event).split("\n") if event else []
-    lines = when_opened(lines) if lines and ends else lines
-    cut = lines.index("") if "" in lines else len(lines)
+        ends = [mitigated_sentence(state.version, state.slice, state.mitigation, state.mitigated_by)]
     marks = [
         charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
         charts.Mark(at=found.opened_at, kind="alert", text="alert"),
@@ -655,6 +650,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         status=409 if problem else 200,
         alert=found,
         over=ends,
+        text=state.text,
         incident=state.incident,
         explained_by=state.explained_by,
         explains=state.explains,
@@ -674,9 +670,6 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         runbook=config.notify.runbook_url,
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
-        is_ended=event is not None and event.change.after not in status.ALERTS,
-        lines=lines[:cut],
-        more=[one for one in lines[cut:] if one],
         steps=steps,
         traffic=traffic,
         people=people,

@@ -10,9 +10,9 @@ from markupsafe import Markup
 from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
-from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.facts import status
 from quantdrift.facts.cost import money
+from quantdrift.facts.explanation import FEWEST_BEFORE
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL

@@ -7,11 +7,12 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.words.alert import reason_of, text_of
+from quantdrift.facts.words.steps import Ways
 from quantdrift.monitor.explain.explain import with_explanation
 from quantdrift.monitor.fold.alert_event import transition_row
-from quantdrift.monitor.fold.alert_text import page, reason_of
-from quantdrift.storage.monitor.events import AlertEvent
-from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 
@@ -88,6 +89,11 @@ def text(row: TransitionRow) -> str:
     return page(row.alert)
 
 
+def page(event: AlertEvent, ways: Ways | None = None) -> str:
+    """Return the whole text of an event."""
+    return text_of(event, ways or Ways()).plain()
+
+
 def event_with(**flat: Any) -> AlertEvent:
     """Return the event of an alert from its flat form: `flat`, and for what it leaves out an alert of flips."""
     return AlertEvent.read(_FLIPS | flat)
@@ -110,5 +116,4 @@ _FLIPS: dict[str, Any] = {
     "evidence": 12.0,
     "threshold": 10.0,
     "aggregate_verdict": "ok",
-    "advice": "look",
 }

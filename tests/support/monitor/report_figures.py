@@ -78,6 +78,7 @@ def make_episode(
         opened_at=NOW - timedelta(hours=2),
         resolved_at=resolved_at,
         ended=ended,
+        headline=f"digits int8-7: at least 3.1 % of answers in {slice_name} changed (budget: 1 %).",
         before=None,
         after=Estimate(mean=0.052, low=0.039, high=0.068),
         n_after=1042,

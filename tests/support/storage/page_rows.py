@@ -185,7 +185,6 @@ def details(model: str, version: str, name: str, end: datetime) -> dict[str, obj
         "from_verdict": "ok",
         "verdict": "firing",
         "reason": "the share of changed answers is above the budget",
-        "advice": "Send these requests to the unquantised model.",
         "metric": "flip",
         "measure": "flip rate",
         "unit": "",

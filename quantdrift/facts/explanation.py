@@ -1,11 +1,48 @@
-"""The explanation of an alert, as stored in `alert.details` and `transition.details` and sent with the event: flat."""
+"""Why a slice alerts: the part of an alert's event that compares the time before the onset with the time since. Flat."""
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
+
+FEWEST_BEFORE: Final = 30
+"""Exchanges or people before the onset. Everything is compared with their means, and below 30 even a window without a single flip
+is compatible with one in ten (the rule of three), so that no move from it can be shown."""
+FEWEST_AFTER: Final = 10
+"""The same since the onset: clear damage pages within a dozen, and they are enough for standard errors."""
+Z: Final = 1.96
+"""So many standard errors from 0 a part of a move is more than chance."""
+
+
+class Kind(StrEnum):
+    """Kind of the detector that decided; the names are those in `quantdrift.drift.detectors.protocol`."""
+
+    BUDGET = "budget"
+    CHANGE = "change"
+    TAIL = "tail"
+    GROWTH = "growth"
+
+
+class Begin(StrEnum):
+    """The state of an alert's slice before the estimated onset."""
+
+    NEW_VERSION = "new_version"  # the version was first seen around the onset
+    FIRST_SEEN = "first_seen"  # too few exchanges before the onset to say that anything changed
+    CHANGED = "changed"  # it has a history, and moved away from it
+
+
+class DamageCause(StrEnum):
+    """The cause of a rise."""
+
+    DAMAGE = "damage"
+    INPUT_SHIFT = "input_shift"
+    UNSEEN = "unseen"  # margins that did not occur before
+    BOTH = "both"  # more than one of them
+    UNDECIDED = "undecided"
+    TOO_FEW = "too_few"  # exchanges before or after
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,9 +52,6 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     does not account for the onset being chosen from the same data.
     """
 
-    explanation: Annotated[
-        tuple[str, ...], Meta(description="The explanation in sentences, the most important first.")
-    ] = ()
     unexplained: Annotated[
         str | None, Meta(description="Why there is no explanation; the alert itself is valid.")
     ] = None
@@ -42,14 +76,33 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Larger slices that alert only because of this slice.")
     ] = ()
     explains_ids: Annotated[tuple[int, ...], Meta(description="Ids of the slices in explains.")] = ()
-    flips: Annotated[
+    changed: Annotated[
         float | None,
         Meta(
-            description="Share of the slice's decisions since the onset that changed, where another measure decided."
+            description="Share of the slice's answers that changed, from the onset until the alert, by weight."
         ),
     ] = None
-    daily: Annotated[
-        float | None, Meta(description="Exchanges of the slice in a day, at the rate since the onset.")
+    changed_low: Annotated[
+        float | None,
+        Meta(
+            description="Lower end of its 95 % interval: shares taken when an alert opens are often too high."
+        ),
+    ] = None
+    changed_high: Annotated[float | None, Meta(description="Upper end of that interval.")] = None
+    n_answers: Annotated[
+        int | None,
+        Meta(description="Answers of the slice that were compared from the onset until the alert."),
+    ] = None
+    n_people: Annotated[
+        int | None,
+        Meta(description="People who got them, where sampling.sticky_header says who sends a request."),
+    ] = None
+    requests_per_day: Annotated[
+        float | None,
+        Meta(description="Requests of the slice in a day, at the rate from the onset until the alert."),
+    ] = None
+    basis: Annotated[
+        str | None, Meta(description="What that rate rests on, while that is less than a day.")
     ] = None
     build: Annotated[
         str | None,
@@ -196,6 +249,15 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     n_window_after: Annotated[int | None, Meta(description="The same since the onset.")] = None
 
+    @property
+    def causes(self) -> tuple[DamageCause, ...]:
+        """The causes of a rise, the largest first; empty where none is decided."""
+        if self.cause != DamageCause.BOTH:
+            return tuple(cause for cause in _PARTS if cause == self.cause)
+        parts = {cause: (getattr(self, name), getattr(self, f"{name}_se")) for cause, name in _PARTS.items()}
+        risen = {cause: value for cause, (value, se) in parts.items() if value and se and value > Z * se}
+        return tuple(sorted(risen, key=lambda cause: -risen[cause]))
+
     def attributes(self) -> dict[str, Any]:
         """Return it as plain JSON types, without values that are unknown, empty or not finite."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -217,3 +279,6 @@ def explanation_of(details: Mapping[str, Any]) -> Explanation:
         return msgspec.convert(details, Explanation)
     except msgspec.ValidationError:
         return Explanation()
+
+
+_PARTS: Final = {DamageCause.DAMAGE: "damage", DamageCause.INPUT_SHIFT: "shift", DamageCause.UNSEEN: "unseen"}

@@ -1,20 +1,21 @@
 """The events that are sent: of an alert, as nested records with one flat form, and of a change of noise.
 
-The monitor builds an `AlertEvent` at the change of verdict, and explains it. `write` flattens it once, when it puts it
-into the outbox: `transition.details` and `alert.details` are that flat form, and so are the attributes that reach the
-collector, each with `quantdrift.` before its name. Whoever reads it back gets the same record.
+The monitor builds an `AlertEvent` at the change of verdict, and explains it. It is stored once, flat, in `transition.details`, with
+its words in `transition.text`: the outbox and the alert point there, and every surface reads that. The attributes that reach the
+collector are the flat form, each with `quantdrift.` before its name. Whoever reads it back gets the same record.
 """
 
 from collections.abc import Mapping
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from quantdrift.core.records import Metric, Side, Suspect, Verdict
-from quantdrift.core.slices import ALL
-from quantdrift.core.tasks import Task
-from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.core.slices import ALL, EVERYTHING
+from quantdrift.core.tasks import Build, Task
+from quantdrift.facts.explanation import Begin, Explanation
 
 
 class AlertSlice(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "slice"}):
@@ -52,7 +53,7 @@ class Ending(StrEnum):
 class VerdictChange(
     msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from_verdict", "after": "verdict"}
 ):
-    """The verdicts before and after, why, and what to do.
+    """The verdicts before and after, and why.
 
     Parameters
     ----------
@@ -65,7 +66,6 @@ class VerdictChange(
     before: Verdict
     after: Verdict
     reason: str
-    advice: str
     ended: Ending | None = None
     last_seen: str | None = None
     serving: tuple[str, ...] | None = None
@@ -131,6 +131,16 @@ class AlertEvidence(msgspec.Struct, frozen=True, kw_only=True, rename={"total": 
     suspect: Suspect | None = None
 
 
+class AggregateState(StrEnum):
+    """The state of all traffic of the version while a slice alerts."""
+
+    ITSELF = "itself"  # the alert is about all traffic
+    ALERTING = "alerting"
+    FINE = "fine"  # its verdict is ok, and its mean is within the accepted mean
+    QUIET = "quiet"  # its verdict is ok, and its mean is above the accepted mean or not known
+    UNKNOWN = "unknown"
+
+
 class AggregateEvidence(
     msgspec.Struct,
     frozen=True,
@@ -159,6 +169,16 @@ class AggregateEvidence(
     high: float | None = None
     accepted: float | None = None
 
+    @property
+    def state(self) -> AggregateState:
+        """The state, beside a slice; fine only where both verdict and mean say so."""
+        if self.verdict in {Verdict.WARNING, Verdict.FIRING}:
+            return AggregateState.ALERTING
+        if self.verdict is Verdict.UNKNOWN:
+            return AggregateState.UNKNOWN
+        is_within = self.mean is not None and self.accepted is not None and self.mean <= self.accepted
+        return AggregateState.FINE if is_within else AggregateState.QUIET
+
 
 class AlertExamples(msgspec.Struct, frozen=True, kw_only=True, rename={"exchanges": "examples"}):
     """The most divergent recent exchanges, and links to their production traces."""
@@ -184,6 +204,43 @@ class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
     aggregate: AggregateEvidence
     explanation: Explanation = Explanation()
     examples: AlertExamples = AlertExamples()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it opens an alert or makes it worse; else it ends one."""
+        return self.change.after in {Verdict.WARNING, Verdict.FIRING}
+
+    @property
+    def pages(self) -> bool:
+        """Whether it pages; else it is a ticket, or the end of an alert."""
+        return self.change.after is Verdict.FIRING
+
+    @property
+    def onset(self) -> datetime | None:
+        """The estimated onset, aware; None where an alert has ended."""
+        return None if self.evidence.onset is None else datetime.fromisoformat(self.evidence.onset)
+
+    @property
+    def begin(self) -> Begin:
+        """The state of the slice before the onset."""
+        return Begin(self.explanation.begin or Begin.CHANGED)
+
+    @property
+    def limit(self) -> float:
+        """The accepted mean, the allowance for noise included."""
+        return self.evidence.budget + (self.evidence.noise or 0.0)
+
+    @property
+    def whole(self) -> AggregateState:
+        """The state of all traffic."""
+        return AggregateState.ITSELF if self.slice.predicate == EVERYTHING else self.aggregate.state
+
+    @property
+    def build(self) -> Build:
+        """What the model is made of, as far as it is known: what helps depends on it."""
+        if self.explanation.build in set(Build):
+            return Build(self.explanation.build)
+        return Build.LANGUAGE if self.slice.task is Task.GENERATION else Build.NETWORK
 
     def attributes(self) -> dict[str, Any]:
         """Return the flat form: plain JSON types by name, without values that are unknown."""

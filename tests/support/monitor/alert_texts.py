@@ -1,0 +1,407 @@
+"""Alerts by case, for the page of texts that is reviewed: `tests/unit/alert_texts.txt`.
+
+`python -m tests.support.monitor.alert_texts` writes that page again. Read it as somebody who is woken at three, and who learned
+English at school.
+"""
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from quantdrift.core.config.schema import Monitor
+from quantdrift.core.records import UNVERIFIED, Metric, Suspect, Verdict
+from quantdrift.core.tasks import Task
+from quantdrift.core.text import plain_lines
+from quantdrift.drift.detectors.protocol import CHANGE
+from quantdrift.drift.watch import Phase
+from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.status import said
+from quantdrift.facts.words.alert import RETURNED, text_of
+from quantdrift.facts.words.steps import Ways
+from quantdrift.monitor.fold.loss import RecentCounts
+from quantdrift.monitor.fold.verdict import SliceStatus, judge
+from tests.support.monitor.alert_cases import alert, event_with
+from tests.support.monitor.fold_stream import ALL_ID
+
+PAGE: Final = Path(__file__).parents[2] / "unit" / "alert_texts.txt"
+WAYS: Final = Ways(
+    alert_id=12,
+    diagnose="quantdrift diagnose 12 --candidate FILE --inputs FOLDER",
+    repair="quantdrift repair 12 --candidate FILE --inputs FOLDER --out REPAIRED",
+)
+"""What can be done in an installation with an ONNX file and a slice by header."""
+PAGED: dict[str, Any] = {
+    "changed": 0.053,
+    "changed_low": 0.031,
+    "changed_high": 0.083,
+    "n_answers": 254,
+    "requests_per_day": 3_400.0,
+    "basis": "at the rate of the last 7 minutes",
+}
+PEOPLE: dict[str, Any] = {**PAGED, "n_answers": 395, "n_people": 204}
+COMPARED = Explanation(
+    compared_with="the week before the onset without its last hour",
+    n_window_before=400,
+    n_window_after=254,
+    **PAGED,
+)
+DAMAGE = msgspec.structs.replace(
+    COMPARED,
+    cause="damage",
+    damage=0.049,
+    damage_se=0.008,
+    shift=0.0004,
+    shift_se=0.002,
+    low_margin_before=0.08,
+    low_margin_after=0.09,
+    divergence_damage=0.09,
+    divergence_damage_se=0.01,
+    divergence_shift=3.68e-11,
+    divergence_shift_se=0.001,
+    aggregate_cause="undecided",
+    aggregate_move=0.0007,
+    aggregate_move_se=0.001,
+    aggregate_within=0.0002,
+    aggregate_within_se=0.0005,
+    aggregate_mix=-7.75e-05,
+    aggregate_mix_se=0.0001,
+    moved=("box_shift", "topk_overlap", "same"),
+    moved_before=(0.105, 0.99999, 1.0),
+    moved_after=(0.305, 0.99949, 1.0 - 1e-12),
+    n_measures=1,
+)
+SHIFT = msgspec.structs.replace(
+    COMPARED,
+    cause="input_shift",
+    damage=0.0002,
+    damage_se=0.003,
+    shift=0.048,
+    shift_se=0.009,
+    low_margin_before=0.08,
+    low_margin_after=0.41,
+)
+UNSEEN = msgspec.structs.replace(
+    COMPARED,
+    cause="unseen",
+    damage=0.0,
+    damage_se=0.003,
+    shift=0.001,
+    shift_se=0.002,
+    unseen=0.047,
+    unseen_se=0.008,
+    changes=("sidecar pod-7, first seen 2026-03-01 11:58 UTC, 92 % of the slice since",),
+)
+BOTH = msgspec.structs.replace(
+    COMPARED,
+    cause="both",
+    damage=0.031,
+    damage_se=0.006,
+    shift=0.018,
+    shift_se=0.005,
+    not_finite=0.02,
+    explains=("all",),
+)
+TOO_FEW = Explanation(
+    begin="first_seen",
+    cause="too_few",
+    aggregate_cause="too_few",
+    n_window_before=9,
+    n_window_after=261,
+    compared_with="the week before the onset",
+)
+RELEASED = Explanation(
+    begin="new_version",
+    cause="undecided",
+    changes=("candidate version 1 (this one), first seen 2026-03-01 11:40 UTC",),
+    compared_version="fp8-0",
+    **PAGED,
+)
+TAIL_LEVEL: dict[str, Any] = {
+    "detector": "tail",
+    "metric": "divergence",
+    "unit": "nat",
+    "measure": "KL",
+    "before": 0.4,
+    "after": 1.1,
+    "tail_level": 0.5,
+    "tail_before": 0.01,
+    "tail_after": 0.031,
+    "budget": 0.04,
+    "aggregate_mean": 0.0055,
+    "aggregate_accepted": 0.04,
+    "changed": 0.004,
+    "changed_low": 0.001,
+    "n_answers": 254,
+    "requests_per_day": 3_400.0,
+}
+ENDED: dict[str, Any] = {
+    "from_verdict": "firing",
+    "verdict": "ok",
+    "onset": None,
+    "evidence": 12_345.0,
+    "threshold": 10_000.0,
+}
+REPLACED: dict[str, Any] = {
+    "verdict": "unknown",
+    "ended": "replaced",
+    "last_seen": "2026-03-01T13:04:00+00:00",
+    "serving": ["3"],
+}
+
+
+def read(**flat: Any) -> AlertEvent:
+    """Return an alert of flips from 2026-03-01 12:00 UTC on, in its flat form, with `flat` in place of its own values."""
+    usual: dict[str, Any] = {
+        "after": 0.053,
+        "before": 0.004,
+        "onset": "2026-03-01T12:00:00+00:00",
+        "n_since_onset": 254,
+        "n_history": 400,
+        "begin": "changed",
+        "aggregate_mean": 0.0058,
+        "aggregate_accepted": 0.01,
+        "evidence": 16.2,
+        **PAGED,
+    }
+    return event_with(**usual | flat)
+
+
+def _divergence(**flat: Any) -> AlertEvent:
+    return read(
+        **{
+            "metric": "divergence",
+            "unit": "",
+            "after": 0.098,
+            "before": 0.01,
+            "budget": 0.04,
+            "aggregate_mean": 0.0055,
+            "aggregate_accepted": 0.04,
+            "changed": 0.012,
+            "changed_low": 0.006,
+        }
+        | flat
+    )
+
+
+def _slow(suspect: Suspect, **flat: Any) -> AlertEvent:
+    return alert(
+        metric=Metric.LATENCY,
+        verdict=Verdict.WARNING,
+        before=0.002,
+        after=0.12,
+        n_after=84,
+        suspect=suspect,
+        found=Explanation(**flat),
+    ).alert
+
+
+def _without(flat: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in flat.items() if key != name}
+
+
+def _replace(event: AlertEvent, **more: Any) -> AlertEvent:
+    return AlertEvent.read(event.attributes() | more)
+
+
+_DAMAGE = alert(found=DAMAGE).alert
+CASES: dict[str, tuple[AlertEvent, Ways]] = {
+    "damage in a slice with a history": (_DAMAGE, WAYS),
+    "people are known": (alert(found=msgspec.structs.replace(DAMAGE, **PEOPLE)).alert, WAYS),
+    "one person": (read(**PAGED | {"n_answers": 12, "n_people": 1, "n_since_onset": 1}), WAYS),
+    "a proxy cannot recognise the slice": (_DAMAGE, msgspec.structs.replace(WAYS, can_route=False)),
+    "no command can look into the model": (_DAMAGE, Ways(alert_id=12)),
+    "a name that a terminal would not show as it is": (_replace(_DAMAGE, slice="scanner=\x1b[31m"), WAYS),
+    "a name with spaces": (_replace(_DAMAGE, slice="customer=fir & oak"), WAYS),
+    "input shift": (alert(found=SHIFT).alert, WAYS),
+    "new traffic": (alert(found=UNSEEN).alert, WAYS),
+    "several causes": (alert(found=BOTH).alert, WAYS),
+    "causes that cannot be told apart": (
+        alert(found=msgspec.structs.replace(DAMAGE, cause="undecided")).alert,
+        WAYS,
+    ),
+    "bad since it was first seen": (alert(n_before=8, before=1.0, found=TOO_FEW).alert, WAYS),
+    "bad since it was first seen, and another version served before": (
+        alert(n_before=0, before=None, found=TOO_FEW).alert,
+        msgspec.structs.replace(WAYS, previous="fp8-0"),
+    ),
+    "a new version": (
+        alert(n_before=0, before=None, found=RELEASED).alert,
+        msgspec.structs.replace(WAYS, previous="fp8-0"),
+    ),
+    "a new version, and none is known before it": (
+        alert(n_before=0, before=None, found=RELEASED).alert,
+        WAYS,
+    ),
+    "too little known": (
+        alert(n_after=12, found=Explanation(cause="too_few", n_window_before=31, n_window_after=6)).alert,
+        WAYS,
+    ),
+    "a page that could not be explained": (
+        alert(found=Explanation(unexplained="the database did not answer in time")).alert,
+        WAYS,
+    ),
+    "a ticket": (alert(verdict=Verdict.WARNING, found=DAMAGE).alert, WAYS),
+    "a ticket that could not be explained": (
+        alert(
+            verdict=Verdict.WARNING, found=Explanation(unexplained="the database did not answer in time")
+        ).alert,
+        WAYS,
+    ),
+    "a ticket about senders that nobody checked": (
+        _replace(alert(verdict=Verdict.WARNING, found=DAMAGE).alert, version=f"1{UNVERIFIED}"),
+        WAYS,
+    ),
+    "explained by a smaller slice": (
+        alert(
+            slice_id=ALL_ID,
+            aggregate=Verdict.FIRING,
+            found=Explanation(explained_by="scanner=faint", **PAGED),
+        ).alert,
+        WAYS,
+    ),
+    "an alert about all traffic": (
+        alert(slice_id=ALL_ID, aggregate=Verdict.FIRING, found=Explanation(**PAGED)).alert,
+        WAYS,
+    ),
+    "all traffic is unknown": (alert(aggregate=Verdict.UNKNOWN, found=COMPARED).alert, WAYS),
+    "all traffic is above its budget, too": (
+        alert(
+            aggregate_mean=0.058,
+            budget=0.05,
+            after=0.2,
+            found=Explanation(**PAGED | {"changed": 0.2, "changed_low": 0.14}),
+        ).alert,
+        WAYS,
+    ),
+    "all traffic alerts, too": (
+        alert(aggregate=Verdict.FIRING, aggregate_mean=0.03, found=COMPARED).alert,
+        WAYS,
+    ),
+    "the mean of all traffic is not known": (alert(aggregate_mean=None, found=COMPARED).alert, WAYS),
+    "noise is allowed for": (read(noise=0.003), WAYS),
+    "above the budget for a part of the time": (read(after=0.009, changed=0.009, changed_low=0.006), WAYS),
+    "the least share is below the budget": (read(after=0.013, changed=0.013, changed_low=0.008), WAYS),
+    "less than one answer a day": (read(requests_per_day=4.0, basis="at the rate of the last 5 hours"), WAYS),
+    "a day and more is known": (AlertEvent.read(_without(_DAMAGE.attributes(), "basis")), WAYS),
+    "outputs that are no numbers": (
+        alert(found=msgspec.structs.replace(DAMAGE, not_finite=0.02, not_finite_before=0.0)).alert,
+        WAYS,
+    ),
+    "the configuration is in doubt": (
+        alert(found=msgspec.structs.replace(DAMAGE, doubt="they are probabilities")).alert,
+        WAYS,
+    ),
+    "a learned baseline decided": (
+        alert(
+            kind=CHANGE.kind,
+            after=0.009,
+            found=msgspec.structs.replace(COMPARED, changed=0.009, changed_low=0.006),
+        ).alert,
+        WAYS,
+    ),
+    "the mean divergence decided, and answers changed, too": (
+        alert(
+            metric=Metric.DIVERGENCE,
+            after=0.098,
+            aggregate_mean=0.0055,
+            found=Explanation(**PAGED | {"changed": 0.44, "changed_low": 0.38, "requests_per_day": 900.0}),
+        ).alert,
+        WAYS,
+    ),
+    "the worst outputs decided": (read(**TAIL_LEVEL), WAYS),
+    "the worst outputs decided, and no level is known": (
+        read(**TAIL_LEVEL | {"tail_level": None, "tail_before": None, "tail_after": None}),
+        WAYS,
+    ),
+    "an object detector": (_divergence(task="detection", measure="quality loss", build="network"), WAYS),
+    "a regression": (_divergence(task="regression", measure="relative error", build="network"), WAYS),
+    "an embedding": (_divergence(task="embedding", measure="cosine distance", build="network"), WAYS),
+    "a ranking": (read(task="ranking", build="network"), WAYS),
+    **{f"slow, and the suspect is: {suspect}": (_slow(suspect), WAYS) for suspect in Suspect},
+    "slow, and a pod is new": (
+        _slow(Suspect.ENGINE, changes=("sidecar: pod-7, since 2026-03-01 11:40 (before: pod-6)",)),
+        WAYS,
+    ),
+    "slower than learned": (
+        _replace(
+            _slow(Suspect.TRAFFIC, items_before=1.0, items_after=6.0, slow_elsewhere=0.01, n_elsewhere=900),
+            detector="growth",
+        ),
+        WAYS,
+    ),
+    "trees": (alert(found=msgspec.structs.replace(DAMAGE, build="trees")).alert, Ways(alert_id=12)),
+    "a language model": (
+        _replace(alert(found=msgspec.structs.replace(DAMAGE, build="language")).alert, task="generation"),
+        Ways(alert_id=12),
+    ),
+    "a model that only a server has": (
+        alert(found=msgspec.structs.replace(DAMAGE, build="other")).alert,
+        Ways(alert_id=12),
+    ),
+    "recovered": (read(**ENDED), WAYS),
+    "recovered from a mean divergence": (
+        read(**ENDED | {"metric": "divergence", "measure": "KL", "unit": "nat"}),
+        WAYS,
+    ),
+    "recovered to its learned baseline": (read(**ENDED | {"detector": "change"}), WAYS),
+    "fast again": (read(**ENDED | {"metric": "latency", "latency_budget_s": 0.25}), WAYS),
+    "recovered in its worst outputs": (read(**ENDED | {"metric": "divergence", "detector": "tail"}), WAYS),
+    "not compared any more": (read(**ENDED | {"verdict": "unknown", "ended": "retired"}), WAYS),
+    "its version was replaced": (read(**ENDED | REPLACED), WAYS),
+    "its version was replaced by two": (read(**ENDED | REPLACED | {"serving": ["3", "4"]}), WAYS),
+    "its version is compared with another reference": (read(**ENDED | REPLACED | {"serving": ["1"]}), WAYS),
+    "a person closed it": (
+        read(
+            **ENDED
+            | {"verdict": "unknown", "ended": "closed", "reason": "closed by ada: goes to FP32 since 03:20"}
+        ),
+        WAYS,
+    ),
+    "its version serves again": (read(from_verdict="unknown", reason=RETURNED), WAYS),
+}
+
+
+_COUNTS: Final = RecentCounts(offered=1000, taken=400, lost=0)
+_WELL: Final = SliceStatus(
+    phase=Phase.WATCHING, evidence_ratio=0.0, n_groups=5000, silent_s=1.0, counts=_COUNTS
+)
+_STATUSES: dict[str, dict[str, Any]] = {
+    "OK": {},
+    "OK, and its baseline is learned": {"n_missing": 1234},
+    "replaced": {"replaced": True},
+    "firing, and sampling was paused": {
+        "phase": Phase.FIRING,
+        "alarm": "the flip rate is above the budget",
+        "paused": "by ada since 2026-03-01 12:10 UTC",
+    },
+    "paused": {"paused": "by ada since 2026-03-01 12:10 UTC"},
+    "closed": {"closed": "closed by ada: goes to FP32 since 03:20"},
+    "not measured": {"n_items": 80, "n_unmeasured": 70},
+    "sampled texts": {"n_items": 80, "n_unmeasured": 70, "task": Task.GENERATION},
+    "too few": {"n_groups": 260},
+    "undeclared sessions": {"session_attribute": "header.x-user"},
+    "undeclared sessions that no header has": {"session_attribute": "json.user"},
+    "samples are lost": {"counts": msgspec.structs.replace(_COUNTS, lost=90)},
+    "samples expire": {"counts": msgspec.structs.replace(_COUNTS, expired=90)},
+    "a sidecar was lost": {"counts": msgspec.structs.replace(_COUNTS, unaccounted=90)},
+    "samples cannot be compared": {
+        "counts": msgspec.structs.replace(_COUNTS, quarantined=90, quarantined_for="shape")
+    },
+    "stale": {"silent_s": 1e6},
+    "undecided": {"evidence_ratio": 0.5},
+}
+
+
+def written() -> str:
+    """Return the page."""
+    texts = {name: plain_lines(text_of(event, ways).plain()) for name, (event, ways) in CASES.items()}
+    for name, status in _STATUSES.items():
+        verdict, reason = judge(msgspec.structs.replace(_WELL, **status), Monitor())
+        texts[f"the verdict on a slice: {name}"] = f"{said(verdict)}: {reason}"
+    return "\n\n".join(f"=== {name} ===\n{text}" for name, text in texts.items()) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")
