@@ -93,8 +93,8 @@ def compared_sentence(found: VersionComparison) -> str:
     changed = ""
     if found.aggregate.old.flip and found.aggregate.new.flip:
         changed = (
-            f" Over all traffic {percent(found.aggregate.new.flip.mean)} of its answers differ from the"
-            f" unquantised model's; with {found.old.version} it was {percent(found.aggregate.old.flip.mean)}."
+            f" Over all traffic {percent(found.aggregate.new.flip.mean)} of its answers changed; with"
+            f" {found.old.version} it was {percent(found.aggregate.old.flip.mean)}."
         )
     if n_worse:
         names = _listed([entry.name for entry in found.slices if entry.change is Change.WORSE])

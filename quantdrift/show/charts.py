@@ -79,7 +79,7 @@ def line(
             path = " ".join(f"{x(point.at)},{y(point.mean)}" for point in drawn)
             parts.append(f'<polyline class="{kind}" points="{path}"/>')
     for kind, level, word, anchor in (
-        ("budget", budget, "accepted", "end"),
+        ("budget", budget, "budget", "end"),
         ("baseline", baseline, "baseline", "start"),
     ):
         if level is None or (kind == "budget" and not level):

@@ -127,7 +127,8 @@ async def test_the_first_screen_says_how_many_people_got_a_changed_answer(
     assert {entry.name: entry.n_people for entry in figures.models[0].slices}["scanner=faint"] == 2
     (brief,) = figures.briefs
     said = {line.question: line.answer for line in brief.lines}
-    assert "a day, on the last day for at least 2 people; 1 % is accepted" in said["How many answers"]
+    assert "a day, on the last day for at least 2 people" in said["How many answers"]
+    assert "of the answers changed (budget: 1 %)" in said["How many answers"]
     assert said["What changed"].startswith("version ")
     assert "configuration shadow vm" in said["What changed"]
 
@@ -516,7 +517,7 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     said = {line.question: line.answer for line in brief.lines}
     assert (brief.version, brief.status) == (NEW, Verdict.FIRING)
     assert brief.answer.startswith(
-        f"No, not everywhere: in scanner=archive more answers of digits {NEW} differ"
+        f"No, not everywhere: in scanner=archive more answers of digits {NEW} changed"
     )
     flips = (
         sum(bool(row.flip) for row in week.rows if row.model_version_id == week.version_ids[1]) / 3.5 / 0.25

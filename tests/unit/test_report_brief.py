@@ -51,11 +51,11 @@ def version_of(*slices: SliceFigures) -> ModelFigures:
 def test_the_first_sentence_agrees_with_what_decided_and_with_its_budget(
     metric: Metric, share: float, *, by_budget: bool
 ) -> None:
-    """What is accepted is named for a budget alone; a share within it was above it only for a part of the time."""
+    """The budget is named where it decided; a share within it was above it only for a part of the time."""
     entry = alerting(share)
     text = answer(version_of(entry), [alert_of(entry, metric, by_budget=by_budget)])
     assert text.startswith("No, not everywhere: in scanner=archive ")
-    assert ("accepts" in text) == by_budget
+    assert ("budget" in text) == by_budget
     assert ("than before" in text) != by_budget
     assert ("answers of" in text) == (metric is Metric.FLIP)
     assert ("outputs of" in text) == (metric is Metric.DIVERGENCE)

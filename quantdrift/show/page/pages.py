@@ -203,7 +203,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
             rest = (
                 f" {unknown:,} of its {self.now.n_slices - 1:,} slices are not known yet." if unknown else ""
             )
-            return f"It answers as the unquantised model does, within what is accepted.{rest}"
+            return f"Its answers are within the budget.{rest}"
         return f"Nobody knows yet: {self.now.reason or 'no exchange of it was compared yet'}."
 
     @property

@@ -19,7 +19,7 @@ from quantdrift.report.wording import compared_sentence, labels_sentence, moment
 
 _MOST = 3  # slices, changes or steps that a line names
 _ANSWERS = {
-    Verdict.OK: "Yes: {title} is good enough. It stays within what its owner accepts, in every slice.",
+    Verdict.OK: "Yes: {title} is good enough. It is within its budget in every slice.",
     Verdict.WARNING: "Perhaps not everywhere: {where} {title} shows first signs of drift.",
     Verdict.FIRING: "No, not everywhere: {where} {what}.",
     Verdict.UNKNOWN: "Not known: too little of {title} was compared to say that it is good enough everywhere.",
@@ -28,17 +28,17 @@ _ANSWERS = {
 
 # What an alert says, by the measure that decided and whether a budget did, or a learned baseline.
 _DECIDED = {
-    (Metric.FLIP, True): "more answers of {title} differ from the unquantised model's than its owner accepts",
-    (Metric.FLIP, False): "more answers of {title} differ from the unquantised model's than before",
+    (Metric.FLIP, True): "more answers of {title} changed than the budget allows",
+    (Metric.FLIP, False): "more answers of {title} changed than before",
     (
         Metric.DIVERGENCE,
         True,
-    ): "outputs of {title} are further from the unquantised model's than its owner accepts",
+    ): "outputs of {title} are further from the FP32 model's than the budget allows",
     (
         Metric.DIVERGENCE,
         False,
-    ): "the worst outputs of {title} are further from the unquantised model's than before",
-    (Metric.LATENCY, True): "more requests to {title} take longer than its owner accepts",
+    ): "the worst outputs of {title} are further from the FP32 model's than before",
+    (Metric.LATENCY, True): "more requests to {title} take longer than the budget allows",
     (Metric.LATENCY, False): "more requests to {title} take longer than before",
 }
 _SEVERAL = "{title} has drifted"
@@ -164,7 +164,7 @@ def _lines(
     lines = [
         ("Affected slices", _where(model, bad)),
         ("How many answers", _how_many(model, bad)),
-        ("How sure", _how_sure(model, bad)),
+        ("Confidence", _how_sure(model, bad)),
         ("Since when", _since(open_now, episodes)),
         ("What changed", _changed(marks, comparisons)),
         ("What to do", _who(model, open_now)),
@@ -211,22 +211,22 @@ def _affected(entry: SliceFigures) -> str:
         if entry.n_people
         else ""
     )
-    accepted = f"; {percent(entry.flip_budget)} is accepted" if entry.flip_budget else ""
-    return f"in {_name(entry)} {percent(entry.flip.mean)} of the answers differ{a_day}{people}{accepted}"
+    budget = f" (budget: {percent(entry.flip_budget)})" if entry.flip_budget else ""
+    return f"in {_name(entry)} {percent(entry.flip.mean)} of the answers changed{budget}{a_day}{people}"
 
 
 def _how_sure(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
     entry = bad[0] if bad else model.aggregate
     if entry is None or entry.flip is None or entry.flip.low is None or entry.flip.high is None:
-        return "Not sure: too little was compared."
+        return "Not known: too little was compared."
     alert = (
-        "A false alarm is very unlikely: the number of false alerts has a bound, however often one looks. "
+        "Almost certain, this is not chance: the false-positive rate has a bound, however often one looks. "
         if bad
         else ""
     )
     return (
-        f"{alert}Of {_name(entry)}, {entry.n_exchanges:,} answers were compared with the unquantised model's: the true share"
-        f" that differs is between {percent(entry.flip.low)} and {percent(entry.flip.high)} (95 % confidence)."
+        f"{alert}Of {_name(entry)}, {entry.n_exchanges:,} answers were compared with the FP32 model's: the true share"
+        f" that changed is between {percent(entry.flip.low)} and {percent(entry.flip.high)} (95 % confidence)."
     )
 
 
@@ -266,7 +266,7 @@ def _who(model: ModelFigures, open_now: Sequence[EpisodeFigures]) -> str:
         return text[0].upper() + text[1:]
     if model.n_unknown:
         return "Whoever runs quantdrift: see below why slices are unknown, and have more of them compared."
-    return "Nobody has to do anything."
+    return "Nothing."
 
 
 def _replaced(model: ModelFigures, episodes: Sequence[EpisodeFigures]) -> str:
@@ -281,4 +281,4 @@ def _replaced(model: ModelFigures, episodes: Sequence[EpisodeFigures]) -> str:
         )
     )
     drifted = f"; it drifted in {_listed(bad, 'slice')}" if bad else ""
-    return f"{percent(whole.flip.mean)} of its answers differed{drifted}."
+    return f"{percent(whole.flip.mean)} of its answers changed{drifted}."

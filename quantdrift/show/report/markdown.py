@@ -157,7 +157,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
         parts += [
             f"### {_text(model.model)} {_text(model.version)}",
             _table_of(
-                ("slice", "verdict", "answers that differ", "accepted", measure.name, "compared", "traffic"),
+                ("slice", "verdict", "answers that changed", "budget", measure.name, "compared", "traffic"),
                 (_slice(entry, measure.unit) for entry in slices),
             ),
         ]
