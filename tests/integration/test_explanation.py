@@ -349,7 +349,7 @@ async def test_an_alert_that_cannot_be_explained_goes_out_and_says_so(
     events = await told(record)
     assert events
     assert await record.fetchval("select count(*) from outbox") == len(events)
-    for *_, details in events:
+    for slice_id, *_, details in events:
         assert explanation_of(details).unexplained
         assert "Not explained" in (await texts(record))[slice_id]
 
