@@ -24,6 +24,7 @@ from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.words.text import AlertText
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.report.figures import ReportFigures
 from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
@@ -63,6 +64,7 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "baseline.content of growth": (_json(LEARNERS["growth"].record), LEARNERS["growth"].record),
     "transition.details, the alert event": (AlertEvent.read, AlertEvent),
     "transition.details, the explanation": (_json(Explanation), Explanation),
+    "transition.text": (_json(AlertText), AlertText),
     "report_run.figures": (_json(ReportFigures), ReportFigures),
 }
 
