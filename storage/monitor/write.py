@@ -132,7 +132,9 @@ async def write(
         shown = (
             next(examples_of_alarms).linked(trace_url) if transition.episode in _ALARMS else AlertExamples()
         )
-        transition_id, alert_id = await _write_transition(connection, transition, shown, ways, webhook=webhook)
+        transition_id, alert_id = await _write_transition(
+            connection, transition, shown, ways, webhook=webhook
+        )
         if alert_id is not None:
             written.append((transition_id, alert_id))
     for note in outcome.notes:
