@@ -56,18 +56,13 @@ def serves_no_more(version: str, last_seen: datetime | None, serving: Sequence[s
 
 def over_with(version: str, last_seen: datetime | None, serving: Sequence[str]) -> str:
     """Return why an alert of a version that was replaced is over; parameters as in `serves_no_more`."""
-    again = "" if version in serving else f"; {returns(version)}"
+    again = "" if version in serving else f"; it is open again if {version} serves again"
     return f"{serves_no_more(version, last_seen, serving)} This alert is over{again}."
 
 
 def closed_by(person: str, at: datetime, reason: str) -> str:
     """Return who closed an alert, and why."""
     return f"{person} closed this alert ({at:%Y-%m-%d %H:%M} UTC): {reason}"
-
-
-def returns(version: str) -> str:
-    """Return that an alert of a version that was replaced is not gone."""
-    return f"if {version} serves again, the alert is open again"
 
 
 def ended(event: AlertEvent) -> AlertText:
@@ -77,7 +72,9 @@ def ended(event: AlertEvent) -> AlertText:
     if change.ended is Ending.REPLACED:
         at = None if change.last_seen is None else datetime.fromisoformat(change.last_seen)
         serving = change.serving or ()
-        again = f"{where.version} has not recovered in {where.name}: {returns(where.version)}."
+        again = (
+            f"{where.version} has not recovered in {where.name}. If it serves again, the alert is open again."
+        )
         return AlertText(
             headline=(
                 f"{where.model} {serves_no_more(where.version, at, serving)} The alert of {where.name} is over."
