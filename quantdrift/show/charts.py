@@ -1,10 +1,13 @@
-"""Charts as SVG, drawn by the server: they need no script, print, follow light and dark, and are part of the first answer.
+"""Plots as SVG: they need no script, print, follow light and dark, fit any width, and are part of the first answer.
 
-Colours come from classes of the style sheet. Each chart has a text that says the same for screen readers.
+What lies along a plot is placed in percent of its width, and letters have a fixed size; lines are drawn in a frame of their own
+that is stretched. So the style sheet alone decides how wide a plot is. Labels that have no room in the narrowest plot are of the
+class `wide`, which the style sheet hides there. Colours come from classes, too. Each plot has a text that says the same for
+screen readers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -14,23 +17,45 @@ from markupsafe import Markup, escape
 from quantdrift.core.notation import number, percent
 from quantdrift.facts.status import LEVEL
 
-_WIDTH: Final = 720
-_HEIGHT: Final = 230
-_LEFT: Final = 70
-_BOTTOM: Final = 24
-_TOP: Final = 18
+LETTER: Final = 8.0
+"""Pixels of a letter of a label in a wide font; the style sheet sets 12 px."""
+LEFT: Final = 60
+"""Pixels left of the axis, where the labels of the levels stand; the padding of `.plot` in the style sheet."""
+RIGHT: Final = 10
+NARROW: Final = 215
+"""Pixels between the axes where a card is as narrow as a small phone, 320 px."""
+WIDE: Final = 480
+"""Pixels between the axes where the style sheet shows labels of the class `wide`."""
+HEIGHT: Final = 240
+_BOTTOM: Final = 40
+_TOP: Final = 20
 _STRIP: Final = 12
+_FRAME: Final = 1000
+"""Units of the frame of the lines, whatever its width is on the screen."""
 _CLASSES: Final = tuple(reversed(LEVEL))
-_LETTER_WIDTH: Final = 11  # of the text of a mark, as large as a phone shows it
+_SECOND, _MINUTE, _HOUR, _DAY = (timedelta(seconds=seconds) for seconds in (1, 60, 3600, 86400))
+_STEPS: Final = (
+    *(n * _SECOND for n in (1, 5, 15, 30)),
+    *(n * _MINUTE for n in (1, 2, 5, 10, 15, 30)),
+    *(n * _HOUR for n in (1, 2, 3, 6, 12)),
+    *(n * _DAY for n in (1, 2, 7, 14)),
+)
+_MONTHS: Final = (1, 2, 3, 6, 12, 24, 60)
+_MONDAY: Final = datetime(2001, 1, 1, tzinfo=UTC)
+_OTHER_SIDE: Final = {"start": "end", "end": "start"}
+_MOST_TICKS: Final = 8
+_MOST_LEVELS: Final = 4
+_JOINED: Final = 1.5
+"""Points further apart than so many widths are not joined: between them nothing was compared."""
 
 
 class Point(NamedTuple):
-    """A mean with its interval at a time."""
+    """A mean with its interval at a time; None where there is too little data for an interval."""
 
     at: datetime
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,97 +66,129 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class _Label(NamedTuple):
+    """A text beside a place along the axis, in [0, 1]; its anchor is `start`, `middle` or `end`."""
+
+    along: float
+    text: str
+    anchor: str = "middle"
+
+    def ends(self, width: float) -> tuple[float, float]:
+        """Return where it begins and ends in a plot so many pixels wide."""
+        size = LETTER * len(self.text)
+        begin = width * self.along - {"start": 0.0, "middle": size / 2, "end": size}[self.anchor]
+        return begin, begin + size
+
+
 def line(
     points: Sequence[Point],
     begin: datetime,
     end: datetime,
     *,
     title: str,
+    width: timedelta,
     others: Sequence[Point] = (),
     budget: float | None = None,
     baseline: float | None = None,
     marks: Sequence[Mark] = (),
+    alerts: Sequence[tuple[datetime, datetime]] = (),
     is_share: bool = True,
+    top: float | None = None,
+    height: int = HEIGHT,
 ) -> Markup:
-    """Return a line with its interval as a band, budget and baseline as dashed and dotted lines, and marks."""
-    top = 1.25 * max([budget or 0.0, baseline or 0.0, *(point.mean for point in (*points, *others)), 1e-9])
-    top = min(
-        max(top, *(min(point.high, 2 * point.mean + 1e-9) for point in points)) if points else top,
-        1.0 if is_share else top,
-    )
-    span = max((end - begin).total_seconds(), 1.0)
+    """Return a line with its interval as a band, budget and baseline as dashed and dotted lines, and marks.
 
-    def x(at: datetime) -> float:
-        return round(_LEFT + (_WIDTH - _LEFT - 8) * (at - begin).total_seconds() / span, 1)
+    Parameters
+    ----------
+    width
+        Time of one point.
+    alerts
+        Begins and ends of times that are shaded.
+    top
+        The largest value that the axis must show; None: the largest mean. What is above it is cut.
+    """
+    if top is None:
+        top = max((point.mean for point in (*points, *others)), default=0.0)
+        top = max([1.1 * top, *(min(point.high or 0.0, 2 * point.mean) for point in points)])
+    top = max(top, 1.25 * max(budget or 0.0, baseline or 0.0))
+    levels = _levels(min(top, 1.0) if is_share else top)
+    floor = height - _BOTTOM
+    along = _along(begin, end)
 
     def y(value: float) -> float:
-        return round(_HEIGHT - _BOTTOM - (_HEIGHT - _BOTTOM - _TOP) * min(value, top) / top, 1)
+        return round(floor - (floor - _TOP) * min(max(value / levels[-1], 0.0), 1.0), 1)
 
-    parts = [_axes((begin, end), top, x, y, is_share=is_share)]
-    if points:
-        upper = " ".join(f"{x(point.at)},{y(point.high)}" for point in points)
-        lower = " ".join(f"{x(point.at)},{y(point.low)}" for point in reversed(points))
-        parts.append(f'<polygon class="band" points="{upper} {lower}"/>')
+    parts = [
+        f'<rect class="alert-time" x="{_percent(along(start))}" width="{_percent(along(stop) - along(start))}" y="{_TOP}"'
+        f' height="{floor - _TOP}"/>'
+        for start, stop in alerts
+        if start < end and stop > begin
+    ]
+    for level in levels:
+        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y(level)}" y2="{y(level)}"/>')
+        text = percent(level) if is_share else number(level)
+        parts.append(f'<text class="level" x="-6" y="{y(level) + 4}" text-anchor="end">{text}</text>')
+    parts.append(_times(begin, end, floor))
+    framed = []
     for kind, drawn in (("other", others), ("mean", points)):
-        if len(drawn) == 1:
-            parts.append(f'<circle class="{kind} dot" cx="{x(drawn[0].at)}" cy="{y(drawn[0].mean)}" r="3"/>')
-        elif drawn:
-            path = " ".join(f"{x(point.at)},{y(point.mean)}" for point in drawn)
-            parts.append(f'<polyline class="{kind}" points="{path}"/>')
-    for kind, level, word, anchor in (
-        ("budget", budget, "budget", "end"),
-        ("baseline", baseline, "baseline", "start"),
+        for run in _runs([point for point in drawn if begin <= point.at <= end], width):
+            x = [round(_FRAME * along(point.at), 1) for point in run]
+            if kind == "mean":
+                framed.append(_band(run, x, y))
+            if len(run) > 1:
+                path = " ".join(f"{at},{y(point.mean)}" for at, point in zip(x, run, strict=True))
+                framed.append(f'<polyline class="{kind}" points="{path}"/>')
+            else:
+                cx, cy = _percent(along(run[0].at)), y(run[0].mean)
+                parts.append(f'<circle class="{kind} dot" cx="{cx}" cy="{cy}" r="3"/>')
+    parts.append(_frame(framed, height))
+    for kind, value, place, anchor in (
+        ("budget", budget, "100%", "end"),
+        ("baseline", baseline, "4", "start"),
     ):
-        if level is None or (kind == "budget" and not level):
+        if value is None or (kind == "budget" and not value):
             continue
-        at = _WIDTH - 10 if anchor == "end" else _LEFT + 4
         parts.append(
-            f'<line class="{kind}" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(level)}" y2="{y(level)}"/>'
-            f'<text class="{kind}-text" x="{at}" y="{y(level) - 4}" text-anchor="{anchor}">{word}</text>'
+            f'<line class="{kind}" x1="0" x2="100%" y1="{y(value)}" y2="{y(value)}"/>'
+            f'<text class="{kind}-text" x="{place}" y="{y(value) - 4}" text-anchor="{anchor}">{kind}</text>'
         )
-    parts.append(_marks([mark for mark in marks if begin <= mark.at <= end], x))
-    return _svg(parts, title, _WIDTH, _HEIGHT)
+    parts.append(_marks([mark for mark in marks if begin <= mark.at <= end], along, floor))
+    return _svg(parts, title, height)
 
 
 def bars(before: Sequence[float], after: Sequence[float], *, title: str) -> Markup:
     """Return two histograms over the 64 bins of the divergence, joined by fours, as shares."""
     groups = [[sum(bins[at : at + 4]) for at in range(0, 64, 4)] if bins else [] for bins in (before, after)]
-    ticks = [((exponent + 6) / 7, number(10.0**exponent)) for exponent in range(-6, 2, 2)]
+    ticks = [_Label((exponent + 6) / 7, number(10.0**exponent)) for exponent in range(-6, 2)]
     return _pair(groups[0], groups[1], ticks, title)
 
 
 def margin_bars(same: Sequence[float], changed: Sequence[float], *, title: str) -> Markup:
     """Return two histograms over equal parts of [0, 1], as shares."""
-    return _pair(same, changed, [(tick / 5, percent(tick / 5)) for tick in range(6)], title)
+    return _pair(same, changed, [_Label(tick / 5, percent(tick / 5)) for tick in range(6)], title)
 
 
-def _pair(
-    first: Sequence[float], second: Sequence[float], ticks: Sequence[tuple[float, str]], title: str
-) -> Markup:
-    """Return two histograms side by side, each as shares of its sum.
-
-    Parameters
-    ----------
-    ticks
-        Places along the axis in [0, 1], and their texts.
-    """
+def _pair(first: Sequence[float], second: Sequence[float], ticks: Sequence[_Label], title: str) -> Markup:
+    """Return two histograms side by side, each as shares of its sum."""
     groups = [[value / sum(sums) for value in sums] if sum(sums) else [] for sums in (first, second)]
-    top = max([*groups[0], *groups[1], 1e-9])
-    step, floor = (_WIDTH - _LEFT - 8) / max(len(first), len(second), 1), 160 - _BOTTOM
+    levels = _levels(max([*groups[0], *groups[1], 1e-9]))
+    step, floor = 1 / max(len(first), len(second), 1), 130
     parts = []
+    for level in levels:
+        at = round(floor - (floor - 8) * level / levels[-1], 1)
+        parts.append(
+            f'<line class="grid" x1="0" x2="100%" y1="{at}" y2="{at}"/>'
+            f'<text class="level" x="-6" y="{at + 4}" text-anchor="end">{percent(level)}</text>'
+        )
     for which, shares in enumerate(groups):
         for place, share in enumerate(shares):
-            height = round((floor - 8) * share / top, 1)
+            height = round((floor - 8) * share / levels[-1], 1)
             parts.append(
-                f'<rect class="{("before", "after")[which]}" x="{_LEFT + place * step + which * step * 0.42 + 2:.1f}" y="{floor - height:.1f}"'
-                f' width="{step * 0.4:.1f}" height="{height}"/>'
+                f'<rect class="{("before", "after")[which]}" x="{_percent(step * (place + 0.08 + 0.42 * which))}"'
+                f' y="{floor - height:.1f}" width="{_percent(0.4 * step)}" height="{height}"/>'
             )
-    for along, text in ticks:
-        middle = _LEFT + (_WIDTH - _LEFT - 8) * along
-        parts.append(f'<text x="{middle:.0f}" y="{floor + 15}" text-anchor="middle">{text}</text>')
-    parts.append(f'<text x="{_LEFT - 6}" y="16" text-anchor="end">{percent(top)}</text>')
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{floor}" y2="{floor}"/>')
-    return _svg(parts, title, _WIDTH, 160)
+    parts.append(_texts(ticks, "tick", floor + 20))
+    return _svg(parts, title, floor + 28)
 
 
 def strip(
@@ -182,49 +239,150 @@ def strip(
     )
 
 
-def _marks(marks: Sequence[Mark], x: Callable[[datetime], float]) -> str:
-    parts, last_x = [], -math.inf
-    for mark in sorted(marks, key=lambda one: one.at):
-        at, text = x(mark.at), escape(mark.text)
-        parts.append(
-            f'<line class="mark {mark.kind}" x1="{at}" x2="{at}" y1="{_TOP}" y2="{_HEIGHT - _BOTTOM}"><title>{text}</title></line>'
-        )
-        wide = _LETTER_WIDTH * len(mark.text)
-        is_left = at + wide > _WIDTH
-        if (at - wide if is_left else at) > last_x + _LETTER_WIDTH and not (is_left and at < wide):
-            anchor = "end" if is_left else "start"
-            parts.append(f'<text class="mark-text" x="{at}" y="11" text-anchor="{anchor}">{text}</text>')
-            last_x = at if is_left else at + wide
-    return "".join(parts)
+def _levels(top: float) -> list[float]:
+    """Return the levels with a line and a label, from 0 to the first round one that is not below `top`."""
+    if top <= 0 or not math.isfinite(top):
+        return [0.0, 1.0]
+    size = 10.0 ** math.floor(math.log10(top / _MOST_LEVELS))
+    step = next(size * part for part in (1, 2, 2.5, 5, 10) if size * part * _MOST_LEVELS >= top * (1 - 1e-9))
+    return [step * n for n in range(math.ceil(top / step * (1 - 1e-9)) + 1)]
 
 
-def _axes(
-    period: tuple[datetime, datetime],
-    top: float,
-    x: Callable[[datetime], float],
-    y: Callable[[float], float],
-    *,
-    is_share: bool,
-) -> str:
-    begin, end = period
+def _runs(points: Sequence[Point], width: timedelta) -> list[list[Point]]:
+    """Return the points in runs without a gap."""
+    runs: list[list[Point]] = []
+    for point in points:
+        if runs and point.at - runs[-1][-1].at <= _JOINED * width:
+            runs[-1].append(point)
+        else:
+            runs.append([point])
+    return runs
+
+
+def _band(run: Sequence[Point], x: Sequence[float], y: Callable[[float], float]) -> str:
+    """Return the intervals of a run as an area; of a single point, as a bar of some width."""
+    parts = [
+        (at, y(point.low), y(point.high))
+        for at, point in zip(x, run, strict=True)
+        if point.low is not None and point.high is not None
+    ]
+    if len(parts) == 1:
+        at, low, high = parts[0]
+        parts = [(max(at - 3, 0.0), low, high), (min(at + 3, float(_FRAME)), low, high)]
+    path = [*(f"{at},{high}" for at, _, high in parts), *(f"{at},{low}" for at, low, _ in reversed(parts))]
+    return f'<polygon class="band" points="{" ".join(path)}"/>' if path else ""
+
+
+def _marks(marks: Sequence[Mark], along: Callable[[datetime], float], floor: float) -> str:
     parts = []
-    for tick in (0, top / 2, top):
-        text = percent(tick) if is_share else number(tick)
+    for mark in sorted(marks, key=lambda mark: mark.at):
+        at = _percent(along(mark.at))
         parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(tick)}" y2="{y(tick)}"/>'
-            f'<text x="{_LEFT - 6}" y="{y(tick) + 4}" text-anchor="end">{text}</text>'
+            f'<line class="mark {escape(mark.kind)}" x1="{at}" x2="{at}" y1="{_TOP - 4}" y2="{floor}">'
+            f"<title>{escape(mark.text)}</title></line>"
         )
-    form = "%H:%M" if end - begin <= timedelta(days=2) else "%d %b"
-    for step in range(5):
-        at = begin + (end - begin) * step / 4
-        anchor = ("start", "middle", "middle", "middle", "end")[step]
-        parts.append(
-            f'<text x="{x(at)}" y="{_HEIGHT - 7}" text-anchor="{anchor}">{at.astimezone(UTC).strftime(form)}</text>'
-        )
-    return "".join(parts)
+    ranked = sorted(marks, key=lambda mark: ("alert", "onset", "release", "decision").index(mark.kind))
+    labels = [
+        _Label(along(mark.at), mark.text, "end" if along(mark.at) > 0.5 else "start") for mark in ranked
+    ]
+    return "".join(parts) + _texts(labels, "mark-text", 11, is_movable=True)
 
 
-def _svg(parts: Sequence[str], title: str, width: int, height: int) -> Markup:
+def _times(begin: datetime, end: datetime, floor: float) -> str:
+    """Return the labels of a time axis: what changes from tick to tick, and below it the day or year that they are of."""
+    ticks, form, of = _ticks(begin, end)
+    along = _along(begin, end)
+    # Every second one first: where there is no room for all, the rest is evenly spaced.
+    ordered = [*ticks[::2], *ticks[1::2]] if len(ticks) > 3 else ticks
+    lines = "".join(
+        f'<line class="axis" x1="{x}" x2="{x}" y1="{floor}" y2="{floor + 4}"/>'
+        for x in (_percent(along(tick)) for tick in ticks)
+    )
+    changes = [
+        tick
+        for before, tick in zip([begin, *ticks], ticks, strict=False)
+        if f"{tick:{of}}" != f"{before:{of}}"
+    ]
+    below = [_Label(1.0, "UTC", "end"), _Label(0.0, f"{begin:{of}}", "start")]
+    below += [_Label(along(tick), f"{tick:{of}}", "start") for tick in changes if along(tick) > 0]
+    rows = _texts([_Label(along(tick), f"{tick:{form}}") for tick in ordered], "tick", floor + 20)
+    return lines + rows + _texts(below, "tick", floor + 34)
+
+
+def _ticks(begin: datetime, end: datetime) -> tuple[list[datetime], str, str]:
+    """Return at most `_MOST_TICKS` round times, their format, and that of what they are a part of."""
+    begin, end = begin.astimezone(UTC), end.astimezone(UTC)
+    for step in _STEPS:
+        first = _MONDAY + math.ceil((begin - _MONDAY) / step) * step
+        if (end - first) / step < _MOST_TICKS:
+            n = max(int((end - first) / step) + 1, 0)
+            form = "%H:%M:%S" if step < _MINUTE else "%H:%M" if step < _DAY else "%d %b"
+            return [first + step * k for k in range(n)], form, "%d %b %Y" if step < _DAY else "%Y"
+    for months in _MONTHS:
+        n_begin = 12 * begin.year + begin.month - 1
+        numbers = range(n_begin - n_begin % months, 12 * end.year + end.month, months)
+        ticks = [datetime(n // 12, n % 12 + 1, 1, tzinfo=UTC) for n in numbers]
+        ticks = [tick for tick in ticks if begin <= tick <= end]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    return ticks, "%b", "%Y"
+
+
+def _texts(labels: Iterable[_Label], kind: str, y: float, *, is_movable: bool = False) -> str:
+    """Return those of some labels in a row that fit beside each other; the first ones have the right of way.
+
+    A label that fits into a narrow plot fits into each wider one: places move apart, and letters stay as large as they are.
+
+    Parameters
+    ----------
+    is_movable
+        Whether a label may stand on the other side of its place.
+    """
+    placed: list[tuple[_Label, bool]] = []
+    left: list[_Label] = []
+    for size, tried in ((NARROW, list(labels)), (WIDE, left)):
+        for label in tried:
+            sides = [label, label._replace(anchor=_OTHER_SIDE[label.anchor])] if is_movable else [label]
+            fitting = next((side for side in sides if _fits(side, placed, size)), None)
+            if fitting is not None:
+                placed.append((fitting, size == WIDE))
+            elif size == NARROW:
+                left.append(label)
+    return "".join(
+        f'<text class="{kind}{" wide" if is_wide else ""}" x="{_percent(label.along)}" y="{y}"'
+        f' text-anchor="{label.anchor}">{escape(label.text)}</text>'
+        for label, is_wide in placed
+    )
+
+
+def _fits(label: _Label, placed: Sequence[tuple[_Label, bool]], width: float) -> bool:
+    begin, end = label.ends(width)
+    if begin < -LEFT or end > width + RIGHT:
+        return False
+    others = [other.ends(width) for other, _ in placed]
+    return all(end + LETTER <= low or begin >= high + LETTER for low, high in others)
+
+
+def _along(begin: datetime, end: datetime) -> Callable[[datetime], float]:
+    """Return a function from times to places along the axis, in [0, 1]."""
+    span = max(end - begin, timedelta(seconds=1))
+    return lambda at: min(max((at - begin) / span, 0.0), 1.0)
+
+
+def _percent(along: float) -> str:
+    return f"{100 * along:.2f}%"
+
+
+def _frame(parts: Sequence[str], height: float) -> str:
+    """Return lines in a frame that is as wide as the plot."""
+    return (
+        f'<svg width="100%" height="{height}" viewBox="0 0 {_FRAME} {height}" preserveAspectRatio="none">{"".join(parts)}</svg>'
+        if parts
+        else ""
+    )
+
+
+def _svg(parts: Sequence[str], title: str, height: float) -> Markup:
     return Markup(  # noqa: S704 - numbers, and texts that are escaped
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
+        f'<svg class="chart plot" height="{height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
     )

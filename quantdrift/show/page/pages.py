@@ -6,6 +6,7 @@ import shlex
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import zip_longest
 from typing import Final
 from urllib.parse import quote
 
@@ -327,8 +328,8 @@ async def _chosen_slice(request: web.Request, connection: present.Connection) ->
     if version is None or entry is None:
         raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
     last_at = entry.last_at or datetime.now(UTC)
+    cap = request.app[CONFIG].budget(version.model).cap
     if asked in {"", "1d"} and timedelta() <= last_at - version.first_at < _DAY:
-        cap = request.app[CONFIG].budget(version.model).cap
         young = await _young(
             connection, (version_id, slice_id), (version.first_at, entry.onset_at, last_at), cap
         )
@@ -419,21 +420,25 @@ async def slice_page(request: web.Request) -> web.Response:
         traffic=traffic,
         people=None if people is None else people.get(entry.slice_id, 0),
         flips=charts.line(
-            _points(chosen.history, "flip", period.width, entry.last_at),
+            _points(chosen.history, "flip", period.width, (version.first_at, entry.last_at)),
             begin,
             end,
             title=f"Changed answers in {plain(name)} over time",
-            others=_points(others, "flip", period.width, entry.last_at),
+            width=period.width,
+            alerts=[(one.onset_at, one.resolved_at or end) for one in episodes],
+            others=_points(others, "flip", period.width, (version.first_at, entry.last_at)),
             budget=entry.flip_budget,
             baseline=levels.get("flip"),
             marks=[_mark(one) for one in events],
         ),
         divergences=charts.line(
-            _points(chosen.history, "divergence", period.width, entry.last_at),
+            _points(chosen.history, "divergence", period.width, (version.first_at, entry.last_at)),
             begin,
             end,
             title=f"Mean divergence in {plain(name)} over time",
-            others=_points(others, "divergence", period.width, entry.last_at),
+            width=period.width,
+            alerts=[(one.onset_at, one.resolved_at or end) for one in episodes],
+            others=_points(others, "divergence", period.width, (version.first_at, entry.last_at)),
             budget=entry.divergence_budget,
             baseline=None if divergence_level is None else cap * divergence_level,
             marks=[_mark(one) for one in events],
@@ -626,7 +631,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
             if timedelta() <= last_at - first < _DAY
             else None
         )
-        period, history = young or (period, await _history(connection, ids, period, None, cap))
+        period, history = young or (period, await _history(connection, ids, period, found.onset_at, cap))
         begin, end = period.begin, period.end
         traffic = (await present.traffic(connection, version, datetime.now(UTC), [found.slice_id])).get(
             found.slice_id
@@ -674,10 +679,12 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         traffic=traffic,
         people=people,
         chart=charts.line(
-            _points(history, "flip", period.width, last_at),
+            _points(history, "flip", period.width, (version.first_at, last_at)),
             begin,
             end,
             title="Changed answers before and since the alert",
+            width=period.width,
+            alerts=[(found.onset_at, found.resolved_at or end)],
             budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
             marks=marks,
         ),
@@ -891,32 +898,45 @@ async def _history(
     connection: present.Connection,
     ids: tuple[int, int],
     period: Period,
-    base: datetime | None,
+    onset: datetime | None,
     cap: float,
 ) -> list[past.Sums]:
-    """Return a slice over a period, in points of its width."""
-    if period.width < timedelta(hours=1):
-        times = period.begin, base or period.begin, period.end
-        return await past.minutes(connection, *ids, times, width=period.width, cap=cap) or []
-    return await past.history(connection, *ids, period.begin, period.end, width=period.width)
+    """Return a slice over a period, in points of its width, of which the onset divides one."""
+    begin, width, end = period.begin, period.width, period.end
+    if width < timedelta(hours=1):
+        return await past.minutes(connection, *ids, (begin, onset or begin, end), width=width, cap=cap) or []
+    history = await past.history(connection, *ids, begin, end, width=width)
+    around = next((sums for sums in history if onset and sums.at < onset < sums.at + width), None)
+    if around is None or onset is None:
+        return history
+    times = around.at, onset, around.at + width
+    # Of exchanges that were deleted only the roll-up is left, which nothing divides.
+    parts = await past.minutes(connection, *ids, times, width=width, cap=cap) or []
+    if not parts or sum(part.weight for part in parts) < 0.99 * around.weight:
+        return history
+    parts = [msgspec.structs.replace(part, at=max(part.at, around.at)) for part in parts]
+    return sorted([*(sums for sums in history if sums is not around), *parts], key=lambda sums: sums.at)
 
 
 def _points(
-    history: list[past.Sums], metric: str, width: timedelta, last_at: datetime | None
+    history: Sequence[past.Sums], metric: str, width: timedelta, ends: tuple[datetime, datetime | None]
 ) -> list[charts.Point]:
-    """Return the means with their intervals, each in the middle of its time, and none after the last exchange."""
+    """Return the means with their intervals, each in the middle of the part of its time in which there is data.
+
+    Parameters
+    ----------
+    ends
+        Times of the first and last exchange.
+    """
     points = []
-    for sums in history:
-        found = sums.estimate(metric)
-        if found is None:
+    for sums, after in zip_longest(history, history[1:]):
+        estimate = sums.estimate(metric)
+        if estimate is None:
             continue
-        mean, ends = found.mean, (found.low, found.high)
-        until = sums.at + width if last_at is None else max(min(sums.at + width, last_at), sums.at)
-        points.append(
-            charts.Point(
-                sums.at + (until - sums.at) / 2, mean, *(mean if end is None else end for end in ends)
-            )
-        )
+        until = min(sums.at + width, after.at if after else sums.at + width, ends[1] or sums.at + width)
+        begin = ends[0] if sums.at < ends[0] < until else sums.at
+        at = begin + max(until - begin, timedelta()) / 2
+        points.append(charts.Point(at, estimate.mean, estimate.low, estimate.high))
     return points
 
 

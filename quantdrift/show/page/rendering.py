@@ -18,14 +18,19 @@ from quantdrift.show.page import words
 from quantdrift.show.page.access import ACCESS, FORM_MARK, PERSON
 
 _PACKAGE: Final = "quantdrift.show.page"
-STATIC: Final = ("app.css", "live.js", "icon.svg")
+STYLE: Final = "style.css"
+"""The style sheet, which the report has, too."""
+STATIC: Final = (STYLE, "live.js", "icon.svg")
 """The files of the page, all its own."""
 
 
 @cache
 def static_file(name: str) -> tuple[bytes, str]:
     """Return the content of a file of the page, and its digest."""
-    content = files(_PACKAGE).joinpath("static", name).read_bytes()
+    path = (
+        files("quantdrift.show").joinpath(name) if name == STYLE else files(_PACKAGE).joinpath("static", name)
+    )
+    content = path.read_bytes()
     return content, hashlib.sha256(content).hexdigest()[:16]
 
 
