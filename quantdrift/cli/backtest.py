@@ -46,7 +46,7 @@ _MATTERS = ("monitor.", "models.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Plot the alerts of each slice over time, as .svg or .png.",
+    help="Plot the alerts of each slice over time, as .svg.",
 )
 @JSON
 def backtest(
@@ -100,10 +100,10 @@ def backtest(
 
 
 def _check_plot(plot: Path) -> None:
-    from quantdrift.show.timeline import FORMATS
+    from quantdrift.show.timeline import SUFFIX
 
-    if plot.suffix.lower() not in FORMATS:
-        raise OperatorError(f"{plot}: a plot file ends in {' or '.join(FORMATS)}")
+    if plot.suffix.lower() != SUFFIX:
+        raise OperatorError(f"{plot}: a plot file ends in {SUFFIX}")
 
 
 async def _fold(

@@ -37,6 +37,7 @@ _MOST_ROWS = 6
     type=click.Choice(["html", "md", "json"]),
     help="What the file is: a page, Markdown, or all figures.  [default: as the name in --out ends, else html]",
 )
+@click.option("--pdf", is_flag=True, help="Print the page to a PDF beside it, too; needs Chromium.")
 @JSON
 def report(
     config_path: Path,
@@ -48,6 +49,7 @@ def report(
     model: str,
     out: Path | None,
     form: str | None,
+    pdf: bool,
     as_json: bool,
 ) -> None:
     """Write a report as one file: is the model good enough, which slices are affected, since when, and what to do; then all figures.
@@ -59,10 +61,12 @@ def report(
       quantdrift report --week
       quantdrift report --from 2026-01-01 --to 2026-02-01 --out january.html --json
       quantdrift report --week --format md --out report.md
+      quantdrift report --week --out week.html --pdf
     """
     import asyncio
 
     from quantdrift.show.report.page import Form, Period, write
+    from quantdrift.show.report.pdf import browser, write_pdf
 
     if sum([week, day, from_at is not None]) > 1:
         raise OperatorError("give one of --week, --day and --from")
@@ -75,14 +79,20 @@ def report(
     )
     suffix = out.suffix.removeprefix(".") if out else ""
     form = form or (suffix if suffix in {"md", "json"} else "html")
+    if pdf and form != "html":
+        raise OperatorError(
+            "--pdf prints the HTML page: leave --format out, or name a file that ends in .html"
+        )
+    chromium = browser() if pdf else ""
     with Steps(quiet=as_json) as step:
         figures = asyncio.run(
             write(config, secrets, period, out=out, progress=step, model=model, form=Form(form))
         )
+        printed = write_pdf(Path(figures.path), chromium) if pdf else None
     if as_json:
         emit(figures)
     else:
-        click.echo(summary(figures))
+        click.echo(summary(figures) + (f"\npdf: {printed}" if printed else ""))
 
 
 def summary(figures: "ReportFigures") -> str:

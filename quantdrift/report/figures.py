@@ -7,10 +7,22 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.tasks import Task
+from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.facts.estimate import Change, Estimate, change_of
 from quantdrift.facts.events import AggregateEvidence
-from quantdrift.facts.figures import Figure
+from quantdrift.facts.figures import (
+    Counted,
+    Figure,
+    FigureName,
+    Scope,
+    Subject,
+    changed_per_day,
+    estimate_figure,
+    last_day,
+    people_affected,
+    period,
+)
+from quantdrift.facts.incidents import Incident
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
@@ -457,6 +469,8 @@ class Brief(_Figures, frozen=True, kw_only=True):
     ----------
     answer
         Whether the model is still good enough, in one sentence.
+    incidents
+        One line for each incident of the period, of every version.
     replaced
         One sentence for each version that served in the period and no longer does.
     """
@@ -466,6 +480,7 @@ class Brief(_Figures, frozen=True, kw_only=True):
     status: Verdict
     answer: str
     lines: tuple[BriefLine, ...]
+    incidents: tuple[str, ...] = ()
     replaced: tuple[BriefLine, ...] = ()
 
 
@@ -513,6 +528,10 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         How much was replayed.
     costs
         What changed answers cost by version, and what replays cost by model (no version); empty without prices.
+    incidents
+        Those that overlap the period, open ones first.
+    figures
+        What the page shows of each slice, by name, window and subject.
     """
 
     kind: PeriodKind
@@ -538,6 +557,8 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     replays: Replays | None = None
     costs: tuple[Figure, ...] = ()
     labels: tuple[LabelFigures, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    figures: tuple[Figure, ...] = ()
 
     def silence(self) -> str:
         """Return the sentence for a report without any version."""
@@ -548,3 +569,28 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     def headlines(self) -> list[str]:
         """Return the headline of each version; without a version, the sentence of `silence`."""
         return [model.headline for model in self.models] or [self.silence()]
+
+    def of_slices(self) -> tuple[Figure, ...]:
+        """Return what is measured of each slice as figures: over the period, and people over the last day with data."""
+        made: list[Figure | None] = []
+        for model in self.models:
+            for entry in (model.aggregate, *model.slices):
+                if entry is None:
+                    continue
+                of = Subject(model=model.model, version=model.version, slice=entry.name)
+                scope = Scope(window=period(self.begin, self.end), of=of, as_of=self.end)
+                counted = Counted(n=entry.n_items)
+                share = estimate_figure(FigureName.CHANGED_SHARE, scope, counted, entry.flip)
+                a_day = None if entry.per_day is None else Estimate(mean=entry.per_day, low=None, high=None)
+                requests = estimate_figure(FigureName.REQUESTS_PER_DAY, scope, counted, a_day)
+                unit = MEASURES[model.task].unit
+                made += [
+                    share,
+                    estimate_figure(FigureName.DIVERGENCE, scope, counted, entry.divergence, unit),
+                    requests,
+                    changed_per_day(requests, share),
+                ]
+                if entry.n_people and self.last_at is not None:
+                    of_day = Scope(window=last_day(self.last_at), of=of, as_of=self.end)
+                    made.append(people_affected(of_day, counted, entry.n_people))
+        return tuple(figure for figure in made if figure is not None)

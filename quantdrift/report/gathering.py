@@ -10,6 +10,7 @@ from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.figures import DAY, Counted, Figure, FigureName, Scope, Served, Subject
+from quantdrift.facts.incidents import Incident
 from quantdrift.report.compare import DAYS, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,
@@ -32,6 +33,7 @@ from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
 from quantdrift.storage.estimates import MOST_ROWS
+from quantdrift.storage.incidents import list_incidents
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import saved
@@ -63,10 +65,14 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
         Per version the slices to draw, worst first.
     series
         Buckets of the drawn slices and the aggregates.
+    divided
+        The buckets in which alerts of drawn slices began, each in two parts: before and since the onset.
     n_episodes_left_out
         Alerts beyond `MOST_EPISODES`.
     serving
         Per model the version with the newest comparison of the period.
+    incidents
+        Those that overlap the period.
     marks, comparisons
         Releases and decisions, and each release compared with the version before it.
     labels
@@ -80,10 +86,12 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     drawn: dict[int, tuple[int, ...]]
     series: tuple[SliceSums, ...]
+    divided: tuple[SliceSums, ...]
     changes: Changes
     n_episodes_left_out: int
     coverage: CoverageFigures
     serving: dict[str, int]
+    incidents: tuple[Incident, ...]
     marks: tuple[Mark, ...]
     comparisons: tuple[VersionComparison, ...]
     labels: tuple[LabelFigures, ...]
@@ -171,9 +179,15 @@ async def gather(
         facts=msgspec.structs.replace(facts, episodes=tuple(episodes)),
         drawn=drawn,
         series=tuple(series),
+        divided=tuple(await _divided(reader, open_then[:MOST_EPISODES], how, series, caps) if how else ()),
         changes=await reader.changes(period.begin, period.end, list(caps)),
         n_episodes_left_out=max(0, len(open_then) - MOST_EPISODES),
         serving=_serving(facts, series),
+        incidents=tuple(
+            await list_incidents(
+                reader.connection, model=model, with_ended=True, begin=period.begin, end=period.end
+            )
+        ),
         marks=await _marks(reader, period, versions, model),
         comparisons=await _comparisons(reader, config, period, versions),
         labels=await _labels(reader, period, versions),
@@ -187,6 +201,36 @@ async def gather(
             gaps=_gaps(facts, how, series, min(period.end, now)),
         ),
     )
+
+
+async def _divided(
+    reader: Reader,
+    episodes: Sequence[Episode],
+    how: Resolution,
+    series: Sequence[SliceSums],
+    caps: dict[int, float],
+) -> list[SliceSums]:
+    """Return the two parts of each bucket with an onset; none of a bucket whose comparisons are deleted, or too many to read."""
+    n_items = {(point.version_id, point.slice_id, point.at): point.sums.n_items for point in series}
+    divided: list[SliceSums] = []
+    for episode in episodes:
+        onset, begin = episode.onset_at, how.window.begin
+        at = begin + (onset - begin) // how.width * how.width
+        key = episode.version_id, episode.slice_id
+        if (*key, at) not in n_items or at == onset:
+            continue
+        if await reader.divergence.count(at, at + how.width, _MOST_EPISODE_ITEMS) >= _MOST_EPISODE_ITEMS:
+            continue
+        parts: list[SliceSums] = []
+        for window in (
+            Window(begin=at, end=onset, grain=Grain.ITEM),
+            Window(begin=onset, end=at + how.width, grain=Grain.ITEM),
+        ):
+            cap = {episode.version_id: caps[episode.version_id]}
+            parts += await reader.divergence.sums(window, window.end - window.begin, cap, [episode.slice_id])
+        if sum(part.sums.n_items for part in parts) >= n_items[*key, at]:
+            divided += parts
+    return divided
 
 
 async def _times(reader: Reader, config: Config, facts: Facts, period: Period) -> dict[int, Times]:

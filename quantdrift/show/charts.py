@@ -111,9 +111,9 @@ def line(
         top = max((point.mean for point in (*points, *others)), default=0.0)
         top = max([1.1 * top, *(min(point.high or 0.0, 2 * point.mean) for point in points)])
     top = max(top, 1.25 * max(budget or 0.0, baseline or 0.0))
-    levels = _levels(min(top, 1.0) if is_share else top)
+    levels = round_levels(min(top, 1.0) if is_share else top)
     floor = height - _BOTTOM
-    along = _along(begin, end)
+    along = places(begin, end)
 
     def y(value: float) -> float:
         return round(floor - (floor - _TOP) * min(max(value / levels[-1], 0.0), 1.0), 1)
@@ -128,7 +128,7 @@ def line(
         parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y(level)}" y2="{y(level)}"/>')
         text = percent(level) if is_share else number(level)
         parts.append(f'<text class="level" x="-6" y="{y(level) + 4}" text-anchor="end">{text}</text>')
-    parts.append(_times(begin, end, floor))
+    parts.append(time_axis(begin, end, floor))
     framed = []
     for kind, drawn in (("other", others), ("mean", points)):
         for run in _runs([point for point in drawn if begin <= point.at <= end], width):
@@ -141,7 +141,7 @@ def line(
             else:
                 cx, cy = _percent(along(run[0].at)), y(run[0].mean)
                 parts.append(f'<circle class="{kind} dot" cx="{cx}" cy="{cy}" r="3"/>')
-    parts.append(_frame(framed, height))
+    parts.append(frame(framed, height))
     for kind, value, place, anchor in (
         ("budget", budget, "100%", "end"),
         ("baseline", baseline, "4", "start"),
@@ -171,7 +171,7 @@ def margin_bars(same: Sequence[float], changed: Sequence[float], *, title: str) 
 def _pair(first: Sequence[float], second: Sequence[float], ticks: Sequence[_Label], title: str) -> Markup:
     """Return two histograms side by side, each as shares of its sum."""
     groups = [[value / sum(sums) for value in sums] if sum(sums) else [] for sums in (first, second)]
-    levels = _levels(max([*groups[0], *groups[1], 1e-9]))
+    levels = round_levels(max([*groups[0], *groups[1], 1e-9]))
     step, floor = 1 / max(len(first), len(second), 1), 130
     parts = []
     for level in levels:
@@ -239,7 +239,7 @@ def strip(
     )
 
 
-def _levels(top: float) -> list[float]:
+def round_levels(top: float) -> list[float]:
     """Return the levels with a line and a label, from 0 to the first round one that is not below `top`."""
     if top <= 0 or not math.isfinite(top):
         return [0.0, 1.0]
@@ -288,10 +288,10 @@ def _marks(marks: Sequence[Mark], along: Callable[[datetime], float], floor: flo
     return "".join(parts) + _texts(labels, "mark-text", 11, is_movable=True)
 
 
-def _times(begin: datetime, end: datetime, floor: float) -> str:
+def time_axis(begin: datetime, end: datetime, floor: float) -> str:
     """Return the labels of a time axis: what changes from tick to tick, and below it the day or year that they are of."""
     ticks, form, of = _ticks(begin, end)
-    along = _along(begin, end)
+    along = places(begin, end)
     # Every second one first: where there is no room for all, the rest is evenly spaced.
     ordered = [*ticks[::2], *ticks[1::2]] if len(ticks) > 3 else ticks
     lines = "".join(
@@ -363,7 +363,7 @@ def _fits(label: _Label, placed: Sequence[tuple[_Label, bool]], width: float) ->
     return all(end + LETTER <= low or begin >= high + LETTER for low, high in others)
 
 
-def _along(begin: datetime, end: datetime) -> Callable[[datetime], float]:
+def places(begin: datetime, end: datetime) -> Callable[[datetime], float]:
     """Return a function from times to places along the axis, in [0, 1]."""
     span = max(end - begin, timedelta(seconds=1))
     return lambda at: min(max((at - begin) / span, 0.0), 1.0)
@@ -373,10 +373,10 @@ def _percent(along: float) -> str:
     return f"{100 * along:.2f}%"
 
 
-def _frame(parts: Sequence[str], height: float) -> str:
+def frame(parts: Sequence[str], height: float) -> str:
     """Return lines in a frame that is as wide as the plot."""
     return (
-        f'<svg width="100%" height="{height}" viewBox="0 0 {_FRAME} {height}" preserveAspectRatio="none">{"".join(parts)}</svg>'
+        f'<svg aria-hidden="true" width="100%" height="{height}" viewBox="0 0 {_FRAME} {height}" preserveAspectRatio="none">{"".join(parts)}</svg>'
         if parts
         else ""
     )

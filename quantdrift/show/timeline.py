@@ -1,35 +1,32 @@
 """The plot of a back-test: each slice's mean over time, its recorded alerts and those under test."""
 
-import io
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
-import matplotlib as mpl
 import msgspec
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
-from matplotlib.figure import Figure
+from markupsafe import escape
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import number
+from quantdrift.show import charts, rendering
 
-FORMATS = (".png", ".svg")
-_HOUR = timedelta(hours=1)
-_RECORDED, _TESTED, _MEAN, _BUDGET = "#8a8f98", "#c2410c", "#1d4ed8", "#3f3f46"
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "timeline",
-    "font.size": 8.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "axes.edgecolor": "#d4d4d8",
-    "xtick.color": _BUDGET,
-    "ytick.color": _BUDGET,
-    "timezone": "UTC",
-}
+SUFFIX: Final = ".svg"
+_HOUR: Final = timedelta(hours=1)
+_WIDTH: Final = 960
+_HEIGHT: Final = 110
+_TITLE: Final = 22
+_LEGEND: Final = (
+    ("mean-text", "hourly mean, in budgets"),
+    ("budget-text", "budget"),
+    ("recorded-text", "above: recorded alerts"),
+    ("tested-text", "below: alerts under test"),
+)
+_STYLE: Final = """
+  .recorded { fill: var(--unknown); } .tested { fill: var(--firing); } .recorded, .tested { opacity: .2; } .paged { opacity: .4; }
+  .chart .mean-text { fill: var(--mean); } .chart .recorded-text { fill: var(--unknown); } .chart .tested-text { fill: var(--firing); }
+"""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +58,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> None:
-    """Write a picture of the lanes, as PNG or SVG by the name of the file.
+    """Write a picture of the lanes, as SVG.
 
     Parameters
     ----------
@@ -73,60 +70,53 @@ def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> N
     Raises
     ------
     OperatorError
-        The suffix of `path` is no known format, or the file cannot be written.
+        The file cannot be written.
     """
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise OperatorError(f"{path}: name a file that ends in {' or '.join(FORMATS)}")
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
-        figure = Figure(figsize=(9.0, 0.8 + 1.35 * len(lanes)), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(len(lanes), 1, sharex=True, squeeze=False)[:, 0]
-        for axis, lane in zip(axes, lanes, strict=True):
-            _draw_lane(axis, lane, begin, end)
-        locator = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
-        axes[-1].xaxis.set_major_locator(locator)
-        axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-        axes[-1].set_xlim(_days(begin), _days(end))
-        figure.legend(
-            handles=_legend(axes[0]), loc="outside upper left", ncols=4, frameon=False, handlelength=1.6
+    parts, top = [], 2 * _TITLE
+    for place, (kind, text) in enumerate(_LEGEND):
+        parts.append(f'<text class="{kind}" x="{charts.LEFT + 200 * place}" y="16">{text}</text>')
+    for lane in lanes:
+        parts.append(
+            f'<text x="{charts.LEFT}" y="{top}">{escape(lane.title)}</text><svg class="lane" x="{charts.LEFT}" y="{top + 6}"'
+            f' width="{_WIDTH - charts.LEFT - charts.RIGHT}" height="{_HEIGHT + 44}">{_lane(lane, begin, end)}</svg>'
         )
-        out = io.BytesIO()
-        figure.savefig(out, format=kind[1:], dpi=130, metadata={"Date": None} if kind == ".svg" else None)
+        top += _HEIGHT + 44 + _TITLE
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {top}" style="background: var(--panel)">'
+        f"<style>{rendering.style()}{_STYLE}.lane {{ overflow: visible; }}</style>{''.join(parts)}</svg>\n"
+    )
     try:
-        path.write_bytes(out.getvalue())
+        path.write_text(svg, encoding="utf-8")
     except OSError as error:
         raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _draw_lane(axis: Axes, lane: Lane, begin: datetime, end: datetime) -> None:
-    # Each step is as wide as its hour, cut at the axis: so less than an hour of history has a visible line too.
-    edges = [_days(edge) for at in lane.at for edge in (max(at, begin), min(at + _HOUR, end))]
-    axis.plot(edges, np.repeat(lane.ratio, 2), color=_MEAN, linewidth=1.3, zorder=3)
-    axis.axhline(1.0, color=_BUDGET, linewidth=0.9, dashes=(5, 3), zorder=2)
-    axis.set_ylim(0, max([2.0, *(1.1 * value for value in lane.ratio)]))
-    for spans, colour, low, high in (
-        (lane.recorded, _RECORDED, 0.55, 1.0),
-        (lane.tested, _TESTED, 0.0, 0.45),
-    ):
-        for span in spans:
-            ends = _days(span.ended or end)
-            axis.axvspan(_days(span.opened), ends, low, high, color=colour, alpha=0.16, linewidth=0)
-            if span.paged is not None:
-                axis.axvspan(_days(span.paged), ends, low, high, color=colour, alpha=0.24, linewidth=0)
-                axis.axvline(_days(span.paged), low, high, color=colour, linewidth=1.6, zorder=4)
-    axis.set_title(lane.title, loc="left", pad=3)
-    axis.set_ylabel("budgets")
+def _lane(lane: Lane, begin: datetime, end: datetime) -> str:
+    levels = charts.round_levels(max([2.0, *(1.1 * value for value in lane.ratio)]))
+    along = charts.places(begin, end)
 
+    def y(value: float) -> float:
+        return round(_HEIGHT * (1 - value / levels[-1]), 1)
 
-def _legend(axis: Axes) -> list[mpl.artist.Artist]:
-    return [
-        axis.plot([], [], color=_MEAN, label="hourly mean")[0],
-        axis.plot([], [], color=_BUDGET, dashes=(5, 3), label="budget")[0],
-        axis.axvspan(0, 0, color=_RECORDED, alpha=0.4, label="recorded alert"),
-        axis.axvspan(0, 0, color=_TESTED, alpha=0.4, label="alert under test"),
+    parts = [
+        f'<line class="grid" x1="0" x2="100%" y1="{y(level)}" y2="{y(level)}"/>'
+        f'<text x="-6" y="{y(level) + 4}" text-anchor="end">{number(level)}</text>'
+        for level in levels
     ]
-
-
-def _days(at: datetime) -> float:
-    return float(date2num(at))  # type: ignore[no-untyped-call]
+    for kind, spans, high in (("recorded", lane.recorded, 0), ("tested", lane.tested, _HEIGHT * 0.55)):
+        for span in spans:
+            for name, since in ((kind, span.opened), (f"{kind} paged", span.paged)):
+                if since is not None:
+                    x, until = along(since), along(span.ended or end)
+                    parts.append(
+                        f'<rect class="{name}" x="{100 * x:.2f}%" width="{100 * max(until - x, 0.002):.2f}%" y="{high}" height="{_HEIGHT * 0.45}"/>'
+                    )
+    parts.append(f'<line class="budget" x1="0" x2="100%" y1="{y(1.0)}" y2="{y(1.0)}"/>')
+    # Each step is as wide as its hour, cut at the axis: so less than an hour of history has a visible line too.
+    steps = [
+        f"{1000 * along(edge):.1f},{y(ratio)}"
+        for at, ratio in zip(lane.at, lane.ratio, strict=True)
+        for edge in (at, at + _HOUR)
+    ]
+    path = f'<polyline class="mean" points="{" ".join(steps)}" vector-effect="non-scaling-stroke"/>'
+    return "".join(parts) + charts.frame([path], _HEIGHT) + charts.time_axis(begin, end, _HEIGHT)

@@ -76,10 +76,10 @@ async def test_a_backtest_repeats_history_and_shows_another_configuration(
     assert "digits 1, scanner=faint: flip" in picture
 
     strict = ("--set", "models.digits.budget.flip=0.005", "--from", "2026-03-01T12:01:00")
-    done = await _quantdrift(postgres_dsn, tmp_path, "backtest", *strict, "--plot", "strict.png")
+    done = await _quantdrift(postgres_dsn, tmp_path, "backtest", *strict, "--plot", "strict.svg")
     assert done.returncode == 0, done.stderr
     assert "detectors start empty there" in done.stdout
-    assert (tmp_path / "strict.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "strict.svg").read_text().startswith("<svg ")
 
     done = await _quantdrift(postgres_dsn, tmp_path, "plan", "--from-record", "--days", "36500", "--json")
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ async def test_a_backtest_repeats_history_and_shows_another_configuration(
     [
         (("--model", "digit"), "did you mean `digits`"),
         (("--set", "monitor.pages=1"), "did you mean `pages_per_30_days`"),
-        (("--plot", "a.bmp"), ".png or .svg"),
+        (("--plot", "a.bmp"), "ends in .svg"),
         (("--days", "1", "--from", "2026-01-01"), "give --days, or --from and --to"),
         (("--to", "2020-01-01"), "the database has no folded batches yet"),
     ],

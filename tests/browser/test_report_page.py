@@ -1,5 +1,7 @@
 """The report in a real browser: Chromium from the system, driven by Playwright. Skipped where there is none."""
 
+import asyncio
+import re
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +13,10 @@ from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_p
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.errors import OperatorError
 from quantdrift.show.report.page import Period, write
+from quantdrift.show.report.pdf import browser as chromium
+from quantdrift.show.report.pdf import write_pdf
 from tests.support.storage.report_rows import MINUTE, START, write_explained, write_short_story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -129,13 +134,19 @@ async def test_the_page_stands_alone_on_every_screen(
     assert await page.evaluate(_CONTRAST) >= 4.5
     dark = await page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(15, 19, 24)"
     assert dark == (scheme == "dark")
-    answer = page.locator(".brief .answer").first
+    answer = page.locator(".model .answer").first
     assert "in scanner=faint more answers" in await answer.inner_text()
-    assert " nat" not in await page.locator(".brief").first.inner_text()
+    assert " nat" not in await page.locator(".model").first.inner_text()
     box = await answer.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] <= 900
-    for svg in await page.locator("svg").all():
+    assert await page.evaluate("document.documentElement.scrollHeight") <= (
+        6 * 800 if width > 1000 else 9 * 800
+    )
+    await page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= width
+    assert await page.evaluate(_CONTRAST) >= 4.5
+    for svg in await page.locator("svg.plot").all():
         size = await svg.bounding_box()
         assert size is not None
         assert 200 <= size["width"] <= width
@@ -164,9 +175,28 @@ async def test_an_alert_is_listed_under_the_one_that_explains_it(
 
 
 async def test_it_prints(browser: Browser, report: Path) -> None:
-    """On paper, as wide as A4 within its margins, nothing is cut off at the side."""
+    """On paper, as wide as A4 within its margins, nothing is cut off at the side, and what is folded on a screen is open."""
     page, heard = await _open(browser, report, width=688, scheme="light")
+    folded = page.locator("#method li").first
+    assert not await folded.is_visible()
     await page.emulate_media(media="print")
+    assert await folded.is_visible()
     assert await page.evaluate("document.documentElement.scrollWidth") <= 688
     assert (await page.pdf()).startswith(b"%PDF")
     assert heard.complaints == []
+
+
+async def test_chromium_writes_the_pdf(report: Path) -> None:
+    """It lies beside the page, and has what is folded there: it is longer than a page that has none of that."""
+    pdf = await asyncio.to_thread(write_pdf, report, chromium())
+    assert pdf == report.with_suffix(".pdf")
+    content = pdf.read_bytes()
+    assert content.startswith(b"%PDF")
+    assert max(int(n) for n in re.findall(rb"/Count (\d+)", content)) >= 4
+
+
+def test_without_chromium_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before anything is read from the database."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OperatorError, match="apt-get install chromium"):
+        chromium()

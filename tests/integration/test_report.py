@@ -102,7 +102,9 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert "12 minutes later" in text
     assert text.count("candidate not finite") == 5
     assert "https://tracing.example.com/4bf92f3577b34da6a3ce929d0e0e4736" in html
-    assert html.count("<svg ") == 6
+    assert (
+        html.count('class="chart plot"') == 2 * 6 + 1
+    )  # flips and divergence of each slice, and the alert's
 
 
 async def test_the_first_screen_says_how_many_people_got_a_changed_answer(
@@ -129,6 +131,7 @@ async def test_the_first_screen_says_how_many_people_got_a_changed_answer(
     said = {line.question: line.answer for line in brief.lines}
     assert "a day, on the last day for at least 2 people" in said["How many answers"]
     assert "of the answers changed (budget: 1 %)" in said["How many answers"]
+    assert said["People"] == "At least 2 people got a changed answer on the last day."
     assert said["What changed"].startswith("version ")
     assert "configuration shadow vm" in said["What changed"]
 
@@ -262,7 +265,7 @@ async def test_an_empty_database_gives_a_page_that_does_not_reassure(
     assert figures.episodes == ()
     assert "health is unknown, not good" in Page(html).text
     assert figures.headlines()[0].startswith("Nothing was compared")
-    assert 'class="card headline unknown"' in html
+    assert 'class="card model unknown"' in html
 
 
 async def test_a_model_without_slices_has_its_aggregate(postgres_dsn: str, tmp_path: Path) -> None:
@@ -280,7 +283,7 @@ async def test_a_model_without_slices_has_its_aggregate(postgres_dsn: str, tmp_p
     assert model.headline.startswith(
         "The health of digits int8-7 is not known yet (the monitor has not folded it yet)"
     )
-    assert html.count("<svg ") == 1
+    assert html.count('class="chart plot"') == 2
 
 
 async def test_two_hundred_slices_are_capped_and_counted(postgres_dsn: str, tmp_path: Path) -> None:
@@ -292,7 +295,7 @@ async def test_two_hundred_slices_are_capped_and_counted(postgres_dsn: str, tmp_
     assert model.n_slices == 200
     assert model.slices[0].name == "scanner=s001"
     assert model.headline.startswith("1 of 200 slices of digits int8-7 drifted: scanner=s001 flips 4")
-    assert html.count("<svg ") == 13
+    assert html.count('class="chart plot"') == 2 * 13 + 1
     text = Page(html).text
     assert "175 slices with less divergence are left out here; 175 OK" in text
     assert "188 slices are not drawn" in text

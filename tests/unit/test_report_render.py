@@ -1,10 +1,12 @@
 """The HTML of the report."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
+from markupsafe import Markup
 
 from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
@@ -18,7 +20,13 @@ from tests.support.monitor.report_figures import Page, make_episode, make_figure
 pytestmark = pytest.mark.unit
 
 EVIL = """</style></title><script>alert(1)</script><img src=x onerror='a()'>" onmouseover="a() {{ 7 * 7 }}"""
-DRAWING = Drawing(version_id=1, slice_id=2, width_s=600.0, svg="<svg aria-hidden='true'></svg>")
+DRAWING = Drawing(
+    version_id=1,
+    slice_id=2,
+    width=timedelta(minutes=10),
+    flips=Markup("<svg></svg>"),
+    divergence=Markup("<svg></svg>"),
+)
 
 
 def _page(figures: ReportFigures, title: str = "Quantisation drift") -> Page:
@@ -68,7 +76,7 @@ def test_unknown_is_shown_with_its_reason_and_never_as_ok() -> None:
     """The badge of an unknown slice is that of unknown."""
     figures = make_figures()
     html = render("t", figures, [], most_table=25, most_tail=12)
-    row = html[html.index("<b>scanner=offset</b>") :]
+    row = html[html.index("scanner=offset<small>") :]
     row = row[: row.index("</tr>")]
     assert 'class="badge unknown"' in row
     assert "evidence 34 against 10" in row

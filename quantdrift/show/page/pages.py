@@ -17,7 +17,7 @@ from markupsafe import Markup
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.facts import figures, status
+from quantdrift.facts import status
 from quantdrift.facts.estimate import difference
 from quantdrift.facts.figures import Window, WindowName
 from quantdrift.facts.incidents import (
@@ -552,7 +552,6 @@ async def incident_page(request: web.Request) -> web.Response:
         request,
         "incident.html",
         incident=found,
-        figure=figures.shown,
         standing=standing_sentence(found),
         story=[(event, story_text(event)) for event in events],
         unknown=unknown,

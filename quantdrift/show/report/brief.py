@@ -1,13 +1,16 @@
 """The first screen: the questions of somebody who decides, answered in words for each model. Pure."""
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 from quantdrift.core.notation import count_of, estimated, percent
 from quantdrift.core.records import UNVERIFIED, Metric, Verdict
+from quantdrift.facts.incidents import Incident, headline
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.report.figures import (
     Brief,
     BriefLine,
+    CoverageFigures,
     EpisodeFigures,
     LabelFigures,
     Mark,
@@ -15,7 +18,7 @@ from quantdrift.report.figures import (
     SliceFigures,
     VersionComparison,
 )
-from quantdrift.report.wording import compared_sentence, labels_sentence, moment
+from quantdrift.report.wording import compared_sentence, duration, ended, labels_sentence, moment
 
 _MOST = 3  # slices, changes or steps that a line names
 _ANSWERS = {
@@ -51,6 +54,8 @@ def briefs(
     marks: Sequence[Mark],
     comparisons: Sequence[VersionComparison],
     *,
+    coverage: CoverageFigures,
+    incidents: Sequence[Incident] = (),
     labels: Sequence[LabelFigures] = (),
 ) -> tuple[Brief, ...]:
     """Return one brief for each model, the worst first; the version with the newest comparison serves now."""
@@ -72,14 +77,19 @@ def briefs(
                 version=current.version,
                 status=_now(current),
                 answer=answer(current, open_alerts),
+                incidents=_incidents(
+                    [one for one in incidents if one.model == name],
+                    [entry for entry in episodes if entry.model == name],
+                ),
                 lines=_lines(
                     current,
-                    [entry for entry in episodes if (entry.model, entry.version) == (name, current.version)],
+                    [entry for entry in episodes if entry.model == name],
                     [mark for mark in marks if mark.model in {"", name}],
                     [one for one in comparisons if one.model == name],
-                    next(
+                    labels=next(
                         (one for one in labels if (one.model, one.version) == (name, current.version)), None
                     ),
+                    coverage=coverage,
                 ),
                 replaced=tuple(
                     BriefLine(
@@ -157,45 +167,64 @@ def _lines(
     episodes: Sequence[EpisodeFigures],
     marks: Sequence[Mark],
     comparisons: Sequence[VersionComparison],
+    *,
     labels: LabelFigures | None,
+    coverage: CoverageFigures,
 ) -> tuple[BriefLine, ...]:
     bad = _alerting(model)
-    open_now = [episode for episode in episodes if episode.resolved_at is None]
+    open_now = [
+        episode for episode in episodes if episode.version == model.version and episode.resolved_at is None
+    ]
     lines = [
-        ("Affected slices", _where(model, bad)),
         ("How many answers", _how_many(model, bad)),
-        ("Confidence", _how_sure(model, bad)),
-        ("Since when", _since(open_now, episodes)),
+        ("Confidence", _confidence(model, bad)),
+        ("People", _people(model)),
         ("What changed", _changed(marks, comparisons)),
+        ("Not known", _not_known(model, labels, coverage)),
         ("What to do", _who(model, open_now)),
     ]
     if labels is not None:
-        lines.insert(2, ("Was accuracy lost", labels_sentence(labels)))
+        lines.insert(3, ("Was accuracy lost", labels_sentence(labels)))
     if model.doubt:
         lines.insert(0, ("Careful", f"The figures may mislead: {model.doubt}."))
     return tuple(BriefLine(question=question, answer=answer) for question, answer in lines)
 
 
-def _where(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
-    unknown = model.n_unknown
-    text = f"{_listed([_place(entry) for entry in bad], 'slice')}." if bad else "Nowhere that is known."
-    if unknown:
-        text += f" Of {count_of(unknown, 'slice')} it is not known: too little was compared, or too much was lost."
-    return text
+def _incidents(incidents: Sequence[Incident], episodes: Sequence[EpisodeFigures]) -> tuple[str, ...]:
+    """Return one line for each incident, and for each alert that no incident has and no alert explains."""
+    texts = [headline(one) for one in incidents]
+    covered = {alert for one in incidents for alert in one.alerts}
+    alone = [entry for entry in episodes if entry.alert_id not in covered and not entry.folded]
+    return (*(f"{text[0].upper()}{text[1:]}" for text in texts), *map(_alert_line, alone))
 
 
-def _place(entry: SliceFigures) -> str:
-    share = entry.traffic_share
-    return _name(entry) + (
-        f" ({percent(share)} of the traffic)" if share is not None and entry.predicate != "true" else ""
-    )
+def _alert_line(episode: EpisodeFigures) -> str:
+    """Return an alert of the period in one line: when, where, how much, and how it ended."""
+    begin, until = episode.onset_at, episode.resolved_at
+    same_day = until is not None and until.date() == begin.date()
+    end = "" if until is None else f" to {until:%H:%M} UTC" if same_day else f" to {moment(until)}"
+    when = f"Since {moment(begin)}" if until is None else f"{begin:%Y-%m-%d %H:%M}{end}"
+    where = "all traffic" if episode.predicate == "true" else episode.slice
+    share = episode.after if episode.metric is Metric.FLIP else episode.flip_after
+    if share is None:
+        what = "outputs moved" if episode.metric is Metric.DIVERGENCE else "answers were slow"
+    else:
+        of = (
+            f" (95 %: {percent(share.low)} to {percent(share.high)})"
+            if share.low is not None and share.high is not None
+            else ""
+        )
+        what = f"{percent(share.mean)} of answers changed{of}"
+    repair = next((text for text in episode.findings if text.startswith("Repair: ")), "")
+    return f"{when}, {where} of {episode.version}: {what}; {ended(episode)}.{f' {repair}' if repair else ''}"
 
 
 def _how_many(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
     texts = [text for entry in bad if (text := _affected(entry))]
     if model.aggregate is not None and not any(entry.predicate == "true" for entry in bad):
         texts.append(_affected(model.aggregate))
-    return f"{_listed([text for text in texts if text], 'slice')}." if any(texts) else "Not known."
+    text = _listed([text for text in texts if text], "slice")
+    return f"{text[0].upper()}{text[1:]}." if text else "Not known."
 
 
 def _affected(entry: SliceFigures) -> str:
@@ -212,10 +241,17 @@ def _affected(entry: SliceFigures) -> str:
         else ""
     )
     budget = f" (budget: {percent(entry.flip_budget)})" if entry.flip_budget else ""
-    return f"in {_name(entry)} {percent(entry.flip.mean)} of the answers changed{budget}{a_day}{people}"
+    traffic = (
+        f" ({percent(entry.traffic_share)} of the traffic)"
+        if entry.traffic_share is not None and entry.predicate != "true"
+        else ""
+    )
+    return (
+        f"in {_name(entry)}{traffic} {percent(entry.flip.mean)} of the answers changed{budget}{a_day}{people}"
+    )
 
 
-def _how_sure(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
+def _confidence(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
     entry = bad[0] if bad else model.aggregate
     if entry is None or entry.flip is None or entry.flip.low is None or entry.flip.high is None:
         return "Not known: too little was compared."
@@ -225,21 +261,40 @@ def _how_sure(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
         else ""
     )
     return (
-        f"{alert}Of {_name(entry)}, {entry.n_exchanges:,} answers were compared with the FP32 model's: the true share"
+        f"{alert}Of {_name(entry)}, {entry.n_items:,} answers were compared with the FP32 model's: the true share"
         f" that changed is between {percent(entry.flip.low)} and {percent(entry.flip.high)} (95 % confidence)."
     )
 
 
-def _since(open_now: Sequence[EpisodeFigures], episodes: Sequence[EpisodeFigures]) -> str:
-    if open_now:
-        return (
-            _listed([f"{entry.slice} since about {moment(entry.onset_at)}" for entry in open_now], "alert")
-            + "."
+def _people(model: ModelFigures) -> str:
+    n = max((entry.n_people for entry in (model.aggregate, *model.slices) if entry is not None), default=0)
+    if n:
+        return f"At least {count_of(n, 'person', 'people')} got a changed answer on the last day."
+    return "Nobody is known to have got a changed answer on the last day."
+
+
+def _not_known(model: ModelFigures, labels: LabelFigures | None, coverage: CoverageFigures) -> str:
+    texts = []
+    if model.n_unknown:
+        texts.append(
+            f"How {count_of(model.n_unknown, 'slice')} of {model.version} are: too little was compared, or too much was lost"
         )
-    if episodes:
-        ended = [entry.resolved_at for entry in episodes if entry.resolved_at is not None]
-        return f"No alert is open. The last one ended on {moment(max(ended))}."
-    return "No alert of this version was open in this period."
+    if labels is None and model.aggregate is not None and model.aggregate.flip and model.aggregate.flip.mean:
+        texts.append(f"whether the changed answers of {model.version} are wrong: none of them has a label")
+    if coverage.gaps:
+        hours = sum((gap.end - gap.begin for gap in coverage.gaps), timedelta())
+        texts.append(
+            f"what happened in {count_of(len(coverage.gaps), 'gap')} of {duration(hours)} together, in which nothing was compared"
+        )
+    lost = sum(loss.n for loss in coverage.losses)
+    if lost:
+        texts.append(
+            f"{count_of(lost, 'sampled exchange')} that were lost ({percent(lost / max(coverage.taken, 1))})"
+        )
+    if not texts:
+        return "Nothing that this report would need."
+    text = "; ".join(texts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _changed(marks: Sequence[Mark], comparisons: Sequence[VersionComparison]) -> str:

@@ -39,7 +39,10 @@ def render_markdown(title: str, figures: ReportFigures, *, most_table: int) -> s
             f"## {_text(brief.model)}: is the quantised model still good enough?",
             f"**{_text(brief.answer)}**",
         ]
-        parts += ["\n".join(f"- **{line.question}**: {_text(line.answer)}" for line in brief.lines)]
+        incidents = [f"- **Incident**: {_text(text)}" for text in brief.incidents]
+        parts += [
+            "\n".join([*incidents, *(f"- **{line.question}**: {_text(line.answer)}" for line in brief.lines)])
+        ]
         if brief.replaced:
             parts += [
                 "Served before, no longer now:",

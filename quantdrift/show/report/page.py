@@ -15,15 +15,15 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.core.tasks import MEASURES
 from quantdrift.report import finding
-from quantdrift.report.figures import Replays, ReportFigures, SliceFigures
+from quantdrift.report.figures import EpisodeFigures, Replays, ReportFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
-from quantdrift.show.report import trend
+from quantdrift.show.charts import Mark, line
 from quantdrift.show.report.brief import briefs
 from quantdrift.show.report.markdown import render_markdown
 from quantdrift.show.report.render import Drawing, render
+from quantdrift.show.report.trends import Grid, trend
 from quantdrift.storage.database import Database
 from quantdrift.storage.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import SliceSums
@@ -124,8 +124,8 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
     episodes = finding.episodes(config, gathered.facts)
     n_offered = sum(stratum.offered for stratum in gathered.coverage.strata)
     n_compared = sum(entry.aggregate.n_exchanges for entry in models if entry.aggregate)
-    how = gathered.resolution
-    return ReportFigures(
+    how, last_at = gathered.resolution, gathered.extent.last
+    report = ReportFigures(
         kind=period.kind,
         begin=period.begin,
         end=period.end,
@@ -133,7 +133,7 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
         source=how.window.grain.value if how else "",
         bucket_s=how.width.total_seconds() if how else 0.0,
         first_at=gathered.extent.first,
-        last_at=gathered.extent.last,
+        last_at=last_at,
         n_offered=n_offered,
         n_compared=n_compared,
         n_slices=sum(entry.n_slices for entry in models),
@@ -144,8 +144,16 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
         n_episodes_left_out=gathered.n_episodes_left_out,
         coverage=gathered.coverage,
         briefs=briefs(
-            models, episodes, gathered.serving, gathered.marks, gathered.comparisons, labels=gathered.labels
+            models,
+            episodes,
+            gathered.serving,
+            gathered.marks,
+            gathered.comparisons,
+            coverage=gathered.coverage,
+            incidents=gathered.incidents,
+            labels=gathered.labels,
         ),
+        incidents=gathered.incidents,
         marks=gathered.marks,
         comparisons=gathered.comparisons,
         labels=gathered.labels,
@@ -155,75 +163,101 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
             per_million=1e6 * n_compared / n_offered if n_offered >= n_compared > 0 else None,
         ),
     )
+    return msgspec.structs.replace(report, figures=report.of_slices())
 
 
 def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
-    """Draw the chosen slices of each version; all drawings of one version have the same axes."""
+    """Draw the chosen slices of each version; all drawings of one version have the same time axis."""
     how = gathered.resolution
     if how is None:
         return []
     span = how.window.end - how.window.begin
-    grid = trend.Grid(begin=how.window.begin, width=how.width, n=ceil(span / how.width))
-    points: dict[finding.Key, list[SliceSums]] = {}
+    grid = Grid(begin=how.window.begin, width=how.width, n=ceil(span / how.width))
+    # The axis begins and ends with the data: of a week that has begun an hour ago there is an hour to see.
+    begin = max(grid.begin, (figures.first_at or grid.begin) - grid.width)
+    end = min(grid.end, (figures.last_at or grid.end) + grid.width)
+    buckets: dict[finding.Key, list[SliceSums]] = {}
     for point in gathered.series:
-        points.setdefault((point.version_id, point.slice_id), []).append(point)
+        parts = [
+            part
+            for part in gathered.divided
+            if _is_of(part, point) and point.at <= part.at < point.at + how.width
+        ]
+        if not parts:
+            buckets.setdefault((point.version_id, point.slice_id), []).append(point)
+    for part in gathered.divided:
+        buckets[part.version_id, part.slice_id].append(part)
     drawings = []
     for version in figures.models:
-        cap = config.budget(version.model).cap
-        measure = MEASURES[version.task]
-        titles = {
-            Metric.FLIP: "flips, %",
-            Metric.DIVERGENCE: f"{measure.name}, {measure.unit}" if measure.unit else measure.name,
-        }
-        everything = version.aggregate.slice_id if version.aggregate else 0
-        chosen = [*gathered.drawn.get(version.version_id, ()), everything]
-
-        def trend_of(
-            metric: Metric, slice_id: int, version_id: int = version.version_id, cap: float = cap
-        ) -> trend.Trend:
-            key = version_id, slice_id
-            return trend.trend(metric, points.get(key, []), grid, gathered.facts.bins.get(key, ()), cap)
-
-        entries = {entry.slice_id: entry for entry in (*version.slices, version.aggregate) if entry}
-        panels: dict[int, list[trend.Panel]] = {slice_id: [] for slice_id in chosen if slice_id in entries}
-        for metric in (Metric.FLIP, Metric.DIVERGENCE):
-            trends = {slice_id: trend_of(metric, slice_id) for slice_id in panels}
-            budgets = {key: _budget(entries[key], metric) for key in panels}
-            for slice_id, panel in panels.items():
-                panel.append(
-                    trend.Panel(
-                        metric=metric,
-                        title=titles[metric],
-                        slice=trends[slice_id],
-                        aggregate=None if slice_id == everything else trends.get(everything),
-                        budget=budgets[slice_id],
-                        top=trend.axis_top(
-                            [trends[slice_id], *filter(None, [trends.get(everything)])], budgets[slice_id]
-                        ),
-                    )
-                )
-        for slice_id, panel in panels.items():
+        cap, whole = config.budget(version.model).cap, version.aggregate
+        entries = {entry.slice_id: entry for entry in (*version.slices, whole) if entry}
+        chosen = [*gathered.drawn.get(version.version_id, ()), *([whole.slice_id] if whole else [])]
+        marks = [
+            Mark(at=mark.at, kind=mark.kind, text=mark.what)
+            for mark in figures.marks
+            if mark.model in {"", version.model}
+        ]
+        for slice_id in chosen:
+            if slice_id not in entries:
+                continue
+            entry = entries[slice_id]
             alerts = [
                 episode
                 for episode in figures.episodes
                 if (episode.model, episode.version, episode.slice_id)
                 == (version.model, version.version, slice_id)
             ]
-            marks = [mark for mark in figures.marks if mark.model in {"", version.model}]
-            svg = trend.draw(panel, grid, alerts, marks=marks, salt=f"{version.version_id}-{slice_id}")
+            onsets = [episode.onset_at for episode in alerts]
+            charts = {}
+            for metric in (Metric.FLIP, Metric.DIVERGENCE):
+                own, others = (
+                    trend(
+                        metric,
+                        buckets.get((version.version_id, which), []),
+                        grid,
+                        gathered.facts.bins.get((version.version_id, which), ()),
+                        cap,
+                        onsets=onsets,
+                    )
+                    for which in (slice_id, whole.slice_id if whole else slice_id)
+                )
+                is_whole = whole is None or slice_id == whole.slice_id
+                charts[metric] = line(
+                    own.points,
+                    begin,
+                    end,
+                    title=f"{'Changed answers' if metric is Metric.FLIP else 'Mean divergence'} in {entry.name} over time",
+                    width=own.width,
+                    others=() if is_whole else others.points,
+                    budget=entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget,
+                    marks=[
+                        *marks,
+                        *(_mark_of(alert, kind) for alert in alerts for kind in ("onset", "alert")),
+                    ],
+                    alerts=[(alert.onset_at, alert.resolved_at or end) for alert in alerts],
+                    is_share=metric is Metric.FLIP,
+                    top=1.2 * max(own.top, 0.0 if is_whole else others.top),
+                    height=190,
+                )
             drawings.append(
                 Drawing(
                     version_id=version.version_id,
                     slice_id=slice_id,
-                    width_s=panel[0].slice.grid.width.total_seconds(),
-                    svg=svg,
+                    width=own.width,
+                    flips=charts[Metric.FLIP],
+                    divergence=charts[Metric.DIVERGENCE],
                 )
             )
     return drawings
 
 
-def _budget(entry: SliceFigures, metric: Metric) -> float | None:
-    return entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget
+def _is_of(part: SliceSums, point: SliceSums) -> bool:
+    return (part.version_id, part.slice_id) == (point.version_id, point.slice_id)
+
+
+def _mark_of(episode: EpisodeFigures, kind: str) -> Mark:
+    at = episode.onset_at if kind == "onset" else episode.opened_at
+    return Mark(at=at, kind=kind, text="onset (estimated)" if kind == "onset" else "alert")
 
 
 def _store(path: Path, text: str) -> None:

@@ -1,21 +1,20 @@
 """Rendering of the page: figures and drawings become one HTML file that loads nothing and runs no script."""
 
 from datetime import timedelta
-from importlib.resources import files
+from functools import cache
 
+import jinja2
 import msgspec
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.facts import status
-from quantdrift.facts.cost import money
 from quantdrift.facts.explanation import FEWEST_BEFORE
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
+from quantdrift.show import rendering
 
 # The meaning of each reason for a loss, a quarantine or a skip.
 REASONS = {
@@ -57,20 +56,21 @@ REASONS = {
 
 
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
-    """The trend of one slice.
+    """The plots of one slice.
 
     Parameters
     ----------
-    width_s
-        Seconds of one point: more than in other drawings where there is little data.
-    svg
-        An `svg` element made by `trend.draw`: it contains no text from outside.
+    width
+        Time of one point: more than in other drawings where there is little data.
+    flips, divergence
+        Made by `charts.line`.
     """
 
     version_id: int
     slice_id: int
-    width_s: float
-    svg: str
+    width: timedelta
+    flips: Markup
+    divergence: Markup
 
 
 def render(
@@ -94,55 +94,47 @@ def render(
         Largest number of rows of a version's table of slices, of its table of tails, and of the losses by model; the
         page says how many are left out.
     """
-    package = files("quantdrift.show.report")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        percent=percent,
-        number=number,
-        count=wording.count,
-        count_of=count_of,
-        moment=wording.moment,
-        duration=wording.duration,
-        detail=wording.detail,
-        money=money,
-        reason=lambda name: REASONS.get(name, ""),
-        tidy=lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
-    )
-    environment.globals.update(
-        ended=wording.ended,
-        amount=wording.amount,
-        interval=wording.interval,
-        measured=wording.measured,
-        signed=wording.signed,
-        compared_sentence=wording.compared_sentence,
-        labels_sentence=wording.labels_sentence,
-        points=wording.points,
-        Metric=Metric,
-        measures=MEASURES,
-        verdicts=Verdict,
-        said=status.said,
-        alert_kind=status.alert_kind,
-        statuses=status.STATUSES,
-        quantiles=QUANTILES,
-        shortfall=SHORTFALL,
-        fewest_before=FEWEST_BEFORE,
-        seconds=lambda s: timedelta(seconds=s),
-    )
-    template = environment.from_string(package.joinpath("page.html").read_text(encoding="utf-8"))
-    drawn: dict[int, list[tuple[Drawing, Markup]]] = {}
+    drawn: dict[int, dict[int, Drawing]] = {}
     for drawing in drawings:
-        drawn.setdefault(drawing.version_id, []).append(
-            (drawing, Markup(drawing.svg))  # noqa: S704 - made by `trend.draw` from numbers alone
+        drawn.setdefault(drawing.version_id, {})[drawing.slice_id] = drawing
+    by_subject = {(one.name, one.of.model, one.of.version, one.of.slice): one for one in figures.of_slices()}
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            title=title,
+            figures=figures,
+            drawn=drawn,
+            figure_of=lambda name, model, entry: by_subject.get(
+                (name, model.model, model.version, entry.name)
+            ),
+            style=Markup(rendering.style()),  # noqa: S704 - package data
+            most_table=most_table,
+            most_tail=most_tail,
+            most_losses=most_losses,
         )
-    style = Markup(package.joinpath("page.css").read_text(encoding="utf-8"))  # noqa: S704 - package data
-    return template.render(
-        title=title,
-        figures=figures,
-        drawn=drawn,
-        style=style,
-        most_table=most_table,
-        most_tail=most_tail,
-        most_losses=most_losses,
     )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = rendering.environment("report")
+    environment.filters |= {"detail": wording.detail, "reason": lambda name: REASONS.get(name, "")}
+    environment.globals |= {
+        "ended": wording.ended,
+        "amount": wording.amount,
+        "interval": wording.interval,
+        "measured": wording.measured,
+        "signed": wording.signed,
+        "compared_sentence": wording.compared_sentence,
+        "labels_sentence": wording.labels_sentence,
+        "points": wording.points,
+        "Metric": Metric,
+        "measures": MEASURES,
+        "verdicts": Verdict,
+        "alert_kind": status.alert_kind,
+        "quantiles": QUANTILES,
+        "shortfall": SHORTFALL,
+        "fewest_before": FEWEST_BEFORE,
+    }
+    return environment
