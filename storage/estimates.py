@@ -318,7 +318,9 @@ def roll_up_of(row: RowMapping) -> dict[str, ClusterSums]:
     people = row["people"] or ()
     found = {}
     for number, name in enumerate(MEASURES):
-        squares = {what: row[f"{name}_{what}"] or 0.0 for what in ("weight_sq", "total_sq", "cross")}
+        squares: dict[str, Any] = {
+            what: row[f"{name}_{what}"] or 0.0 for what in ("weight_sq", "total_sq", "cross")
+        }
         sums = ClusterSums(
             n=row["n_exchanges"],
             weight=row[f"{name}_weight"],

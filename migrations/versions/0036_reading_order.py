@@ -7,6 +7,8 @@ Revision ID: 0036
 Revises: 0034
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -15,7 +17,7 @@ down_revision = "0034"
 branch_labels = None
 depends_on = None
 
-_COLUMNS = (
+_COLUMNS: tuple[tuple[str, sa.types.TypeEngine[Any], str], ...] = (
     ("compared_model", sa.Text(), "Model of its comparisons; null where it has none."),
     (
         "read_after",

@@ -83,11 +83,11 @@ def _row(random: np.random.Generator, at: datetime, slice_id: int, *, people: bo
         row |= {name: y.sum(), f"{name}_weight": w.sum(), f"{name}_weight_sq": w @ w}
         row |= {f"{name}_sq": y @ y, f"{name}_cross": w @ y}
         sums += [
-            *np.bincount(groups, w, minlength=32),
-            *np.bincount(groups, y, minlength=32),
-            w @ w,
-            y @ y,
-            w @ y,
+            *np.bincount(groups, w, minlength=32).tolist(),
+            *np.bincount(groups, y, minlength=32).tolist(),
+            float(w @ w),
+            float(y @ y),
+            float(w @ y),
         ]
     row["people"] = [float(number) for number in sums] if people else None
     return {name: float(value) if isinstance(value, np.floating) else value for name, value in row.items()}

@@ -231,7 +231,7 @@ def test_groups_merge_over_hours_and_count_who_comes_back() -> None:
     group = random.integers(0, N_GROUPS, 500)
     w, y = (np.bincount(group, one, minlength=N_GROUPS) for one in (weight, total))
     of_hour = np.array([*w, *y, weight.sum(), total.sum(), total.sum()], dtype=float)
-    merged = sum(of_hour for _ in range(10))
+    merged = 10 * of_hour
     exchanges = float(10 * weight.sum())
     changed = float(10 * total.sum())
     sums = ClusterSums(

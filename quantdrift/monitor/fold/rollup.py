@@ -163,8 +163,8 @@ def _random_group(group_key: str) -> int:
 
 def _people(sums: FloatArray) -> Iterator[tuple[float, ...]]:
     """Yield the sums of people of each row; empty where nobody is named."""
-    for row, has_people in zip(sums, sums.any(axis=1).tolist(), strict=True):
-        yield tuple(row.tolist()) if has_people else ()
+    for row, n_people in zip(sums, np.count_nonzero(sums, axis=1).tolist(), strict=True):
+        yield tuple(row.tolist()) if n_people else ()
 
 
 def _tuples(bins: FloatArray) -> Iterator[tuple[float, ...]]:
