@@ -80,8 +80,8 @@ class IncidentAlert(msgspec.Struct, frozen=True, kw_only=True):
     incident
         The incident it belongs to; None: it has just been opened.
     explained_by, has_several_causes
-        The alert that explains it, or None, and whether it takes others besides. Such an alert joins no two causes: it stays in the
-        incident that it shares already, or goes to that of `explained_by`.
+        The alert that explains it, or None, and whether it takes others besides. Such an alert joins no two causes: it stays where a
+        cause is already, and else goes to the incident of `explained_by`.
     ended, ended_at
         Why and since when it is over: `recovered`, `replaced`, `retired` or `closed`, empty where that is not known; the time is None
         while it lasts.
@@ -179,13 +179,16 @@ def grouped(alerts: Iterable[IncidentAlert]) -> list[Grouping]:
         if alert.incident is not None:
             of_incident.setdefault(alert.incident, []).append(alert.id)
     links = [(numbers[0], number) for numbers in of_incident.values() for number in numbers]
-    links += [
-        (alert.id, alert.explained_by)
-        for alert in by_id.values()
-        if alert.explained_by in by_id
-        and not (alert.has_several_causes and len(of_incident.get(alert.incident or 0, ())) > 1)
-    ]
-    return [_grouping([by_id[number] for number in some]) for some in _joined(by_id, links)]
+    explained = [(alert, alert.explained_by) for alert in by_id.values() if alert.explained_by in by_id]
+    links += [(alert.id, by) for alert, by in explained if not alert.has_several_causes]
+    sets = {number: some for some in _joined(by_id, links) for number in some}
+    for alert, by in explained:
+        own = sets[alert.id]
+        if alert.has_several_causes and all(by_id[number].explained_by in by_id for number in own):
+            together = sorted({*own, *sets[by]})
+            sets |= dict.fromkeys(together, together)
+    different = {some[0]: some for some in sets.values()}
+    return [_grouping([by_id[number] for number in different[first]]) for first in sorted(different)]
 
 
 def _joined(numbers: Iterable[int], links: Iterable[tuple[int, int]]) -> list[list[int]]:

@@ -149,6 +149,19 @@ def test_an_alert_of_two_causes_does_not_join_them(at_once: bool) -> None:  # no
     assert store.incidents() == {frozenset({1, 2}), frozenset({3})}
 
 
+def test_alerts_of_two_causes_leave_no_incident_without_a_cause() -> None:
+    """A city and all traffic alert first, together; the two stores that explain both come later: each is the cause of one incident."""
+    store = Store()
+    store.put(1)
+    store.put(2, explained_by=1)
+    store.alerts |= {
+        number: IncidentAlert(id=number, incident=None, onset_at=AT, opened_at=AT) for number in (3, 4)
+    }
+    store.alerts[1] = msgspec.structs.replace(store.alerts[1], explained_by=3, has_several_causes=True)
+    store.put(2, explained_by=4, has_several_causes=True)
+    assert store.incidents() == {frozenset({1, 2, 3}), frozenset({4})}
+
+
 def _alert(number: int, ended: str = "", *, minutes: int | None = None, **values: object) -> IncidentAlert:
     ended_at = None if minutes is None else AT + timedelta(minutes=minutes)
     alert = IncidentAlert(id=number, incident=1, onset_at=AT, opened_at=AT, ended=ended, ended_at=ended_at)
