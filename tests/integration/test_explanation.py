@@ -312,7 +312,8 @@ async def test_the_same_record_gives_the_same_explanation_however_it_is_cut(
     await story(database, record, damage, at_once=40)
     once = await told(record)
     await record.execute(
-        "truncate fold, detector, verdict, outbox, transition, alert, rollup_hour, rollup_day, baseline cascade;"
+        "truncate fold, detector, verdict, outbox, transition, alert, incident, rollup_hour, rollup_day, baseline restart"
+        " identity cascade;"
         " update batch set fold_seq = null"
     )
     await fold_all(database, at_once=1)
