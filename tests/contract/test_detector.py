@@ -247,6 +247,27 @@ def test_a_baseline_comes_back_from_its_record_and_is_handed_on(kind: str) -> No
     assert detector.learned(after(detector, state[None], given(kind, mixed(9, 1), first=STEPS))[0]) == frozen
 
 
+@pytest.mark.parametrize("kind", sorted(DETECTORS))
+def test_evidence_of_a_version_that_ended_moves_and_none_is_made(kind: str) -> None:
+    """The sum is as before, in both copies; nothing moves while one of the two alerts."""
+    detector = DETECTORS[kind]
+    state, before = (
+        after(detector, EXAMPLES[kind].live()[None], given(kind, mixed(seed, 1)))[0] for seed in (1, 2)
+    )
+    evidence, mass = (figure(state) + figure(before) for figure in (detector.evidence, detector.page_mass))
+    alerting = before.copy()
+    detector.alarmed(alerting, page=False)
+    assert not detector.carry(state, alerting)
+    assert not detector.carry(alerting, before)
+    had = detector.evidence(before)
+    assert detector.carry(state, before)
+    assert detector.evidence(before) == pytest.approx(0.01 * had)
+    assert detector.page_mass(before) == 0.0
+    assert detector.evidence(state) + detector.evidence(before) == pytest.approx(evidence)
+    assert detector.page_mass(state) == pytest.approx(mass)
+    assert not before[[TICKET_MASS]].any()
+
+
 @pytest.mark.parametrize("kind", sorted({*LEARNERS} - {GROWTH.kind}))
 def test_nothing_is_learned_while_an_alert_lasts_and_keep_takes_it_back(kind: str) -> None:
     """What was set aside comes back when the alert is judged false, before or after its end; a latency's is frozen."""

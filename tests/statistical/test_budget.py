@@ -224,7 +224,8 @@ def test_a_breach_is_not_resolved_while_it_lasts_and_is_when_it_ends() -> None:
 def test_evidence_that_is_carried_over_versions_keeps_the_bound() -> None:
     """At the budget, with a new version every 64 groups: in all versions together E[evidence] stays below the mass given.
 
-    The evidence of 512 streams after 1,024 groups; what stays with each version counts as if that went on.
+    The evidence of 512 streams after 1,024 groups. It goes on eight groups after the new version began, which has evidence of
+    its own by then.
     """
     rng = np.random.default_rng(7)
     n, every = 512, 64
@@ -232,39 +233,45 @@ def test_evidence_that_is_carried_over_versions_keeps_the_bound() -> None:
     n_alarms, threshold = 0, 4000.0
     alarmed = np.zeros(n, dtype=bool)
     for version in range(16):
+        before, x = states, (rng.random((every, n)) < 0.01).astype(np.float64)
         if version:
-            following = fresh(n)
-            for state, before in zip(following, states, strict=True):
-                state[header.MASS] = before[header.MASS]
-                assert BUDGET.carry(state, before, 0.9)
-                assert state[fields.PAGE].sum() == pytest.approx(9 * before[fields.PAGE].sum())
-            left += BUDGET.evidences(states)
-            states = following
-        path = BUDGET.run(
-            states, block((rng.random((every, n)) < 0.01).astype(np.float64), first=version * every)
-        )
-        alarmed |= (path.page >= threshold).any(axis=0)
-        states = path.stopped(np.full(n, every - 1))
+            states = fresh(n)
+            states[:, header.MASS] = before[:, header.MASS]
+        for begin, end in ((0, 8), (8, every)):
+            if begin and version:
+                for state, ended in zip(states, before, strict=True):
+                    evidence = BUDGET.evidence(state) + BUDGET.evidence(ended)
+                    assert BUDGET.carry(state, ended)
+                    assert BUDGET.evidence(state) + BUDGET.evidence(ended) == pytest.approx(evidence)
+                    assert BUDGET.page_mass(ended) == 0.0
+                left += BUDGET.evidences(before)
+            path = BUDGET.run(states, block(x[begin:end], first=version * every + begin))
+            alarmed |= (path.page >= threshold).any(axis=0)
+            states = path.stopped(np.full(n, end - begin - 1))
     n_alarms = int(alarmed.sum())
     assert n_alarms <= binom.ppf(0.9999, n, 1024 / threshold)
     # Heavy tailed: a clipped mean is below the mean, which is at most the mass.
     assert np.minimum(BUDGET.evidences(states) + left, threshold).mean() <= 1024
 
 
-def test_a_drift_goes_on_under_a_new_version_and_another_null_begins_anew() -> None:
-    """The evidence, its mass and the onset are those of before; another budget, other bets or an alert carry nothing."""
+def test_a_drift_goes_on_under_a_new_version_and_an_alert_does_not() -> None:
+    """The evidence, its mass and the onset are those of before, also where noise was added or weights begin to differ."""
     path = BUDGET.run(fresh(1), block(np.ones((20, 1))))
     (before,) = path.stopped(np.array([19]))
     evidence = BUDGET.evidence(before)
+    moved = BUDGET.moved(before)
     for other in (fresh(1, m=0.02)[0], fresh(1, weighted=True)[0]):
-        assert not BUDGET.carry(other, before, 0.9)
+        ended = before.copy()
+        assert BUDGET.carry(other, ended)
+        assert BUDGET.evidence(other) == pytest.approx(0.99 * evidence)
+        assert BUDGET.evidence(ended) == pytest.approx(0.01 * evidence), "for its last sessions"
     alerting = before.copy()
     BUDGET.alarmed(alerting, page=True)
-    assert not BUDGET.carry(fresh(1)[0], alerting, 0.9)
+    assert not BUDGET.carry(fresh(1)[0], alerting)
+    assert not BUDGET.carry(alerting, before)
     state = fresh(1)[0]
-    assert BUDGET.carry(state, before, 0.9)
-    assert BUDGET.evidence(state) == pytest.approx(0.9 * evidence)
-    assert BUDGET.evidence(state) + BUDGET.evidence(before) == pytest.approx(evidence)
-    assert BUDGET.page_mass(state) == pytest.approx(0.9 * 20)
-    assert BUDGET.moved(state) == BUDGET.moved(before)
+    assert BUDGET.carry(state, before)
+    assert BUDGET.evidence(state) == pytest.approx(0.99 * evidence)
+    assert BUDGET.page_mass(state) == pytest.approx(20)
+    assert BUDGET.moved(state) == moved
     assert state[header.N_TOTAL] == 0, "the new version needs exchanges of its own before it can be ok"

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quantdrift.core.records import Side, Verdict
+from quantdrift.core.records import Metric, Side, Verdict
 from quantdrift.drift import noise
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.header import ALERTING, M
@@ -106,6 +106,36 @@ def test_noise_that_is_over_ends_with_an_event(monkeypatch: pytest.MonkeyPatch) 
     assert floor_of(outcome).added < 0.1
     assert held_against(outcome)[1] == floor_of(outcome).added
     assert not any("noise" in row.reason for row in fold.verdicts())
+
+
+@pytest.mark.parametrize(("digest", "goes_on"), [("", True), ("0" * 64, False)], ids=["same", "other"])
+def test_a_new_version_begins_with_the_noise_of_the_same_reference(digest: str, *, goes_on: bool) -> None:
+    """Its first exchange is tested with the allowance, and nothing is measured again from nothing; another reference is."""
+    stream = with_noise(batches(60, faint_flips=CALM), 0.04)
+    before = CATALOG.versions[1]
+    new = msgspec.structs.replace(
+        before, id=9, candidate_version="9", reference_digest=digest or before.reference_digest
+    )
+    catalog = msgspec.structs.replace(CATALOG, versions={**CATALOG.versions, 9: new})
+    fold = Fold(CONFIG, EMPTY)
+    fold.learn(catalog)
+    for rows in stream[:40]:
+        fold.batch(rows)
+    added = fold.noise_allowance((1, ALL_ID), Metric.FLIP)
+    assert added >= 0.04
+    later = [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(msgspec.structs.replace(row, model_version_id=9) for row in rows.comparisons),
+            noise=(),
+        )
+        for rows in stream[40:]
+    ]
+    for rows in later:
+        fold.batch(rows)
+    assert fold.noise_allowance((9, ALL_ID), Metric.FLIP) == (added if goes_on else 0.0)
+    outcome = fold.take()
+    assert goes_on is any(row.model_version_id == 9 and row.added == added for row in outcome.floors)
 
 
 def test_noise_lifts_a_budget_and_does_not_hide_drift() -> None:

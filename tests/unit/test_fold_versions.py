@@ -414,6 +414,30 @@ def test_a_version_that_another_replaced_gives_its_allowance_back_until_it_is_co
     assert WITH_REFERENCE in {row.model_version_id for row in fold.take().detectors}
 
 
+def test_a_canary_takes_nothing_from_the_version_that_goes_on() -> None:
+    """While both have exchanges each has evidence of its own; what the canary had goes back when it has ended."""
+    fold, stream = _begin(), batches(120, faint_flips=0.02)
+    for number, rows in enumerate(stream):
+        version = NEW if 60 <= number < 80 and number % 4 == 0 else WITH_REFERENCE
+        of = tuple(msgspec.structs.replace(row, model_version_id=version) for row in rows.comparisons)
+        before = _evidence(fold)
+        fold.batch(msgspec.structs.replace(rows, comparisons=of))
+        if version == NEW:
+            assert _evidence(fold).get(WITH_REFERENCE) == before[WITH_REFERENCE]
+            assert number > 60 or _evidence(fold)[NEW] < 0.1 * before[WITH_REFERENCE]
+    shown = _evidence(fold)
+    assert shown[NEW] < 0.05 * shown[WITH_REFERENCE]
+
+
+def _evidence(fold: Fold) -> dict[int, float]:
+    """Return the evidence of the faint slice by version."""
+    return {
+        version: entry.watch.evidence()
+        for (version, slice_id), entry in fold.state.slices.items()
+        if slice_id == FAINT_ID
+    }
+
+
 def test_a_drift_is_found_across_releases() -> None:
     """Each version has some 20 exchanges of the slice, none of which has the evidence alone."""
     versions = {

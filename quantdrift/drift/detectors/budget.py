@@ -32,11 +32,11 @@ from quantdrift.drift.evidence.header import (
     ALERTING,
     CREATED_AT,
     HEADER,
+    LAST_AT,
     N_TOTAL,
     PAGE_MASS,
     PAGING,
     SCALE,
-    TICKET_MASS,
     TICKETING,
     M,
     N,
@@ -123,35 +123,23 @@ class BudgetDetector:
         state[M] = budget
         state[RATES] = _rates(budget, state[RATES.start])
 
-    def carry(self, state: FloatArray, before: FloatArray, share: float) -> bool:
-        """Move a share of the evidence of the version before into that of a new one, both in place.
+    def carry(self, state: FloatArray, before: FloatArray) -> bool:
+        """Move the evidence of a version that ended to the one that serves instead, both in place; see `Detector.carry`.
 
-        The sum of their evidence stays the same, and with it the bound: the null, the mean and the bets are the same, so the
-        evidence goes on growing on the new version's groups as it would have on the old one's. The onset is copied.
-
-        Parameters
-        ----------
-        state
-            Of the new version, which has seen nothing yet.
-        before
-            Of the version before.
-        share
-            In (0, 1].
-
-        Returns
-        -------
-        Whether anything was moved: not for another null, nor while the version before alerts.
+        The means that they test may differ by what was added for noise, and so may the bets. The onset of each bet is that of the
+        version with more evidence for one.
         """
-        same = (
-            state[M] == before[M] and state[SCALE] == before[SCALE] and (state[RATES] == before[RATES]).all()
-        )
-        if not same or before[ALERTING]:
+        if not header.handed_over(state, before, (PAGE, TICKET)):
             return False
-        for part in (PAGE, TICKET, PAGE_MASS, TICKET_MASS):
-            state[part] = share * before[part]
-            before[part] -= state[part]
-        for part in (CUSUM, FLOOR_AT, FLOOR_N, FLOOR_W, FLOOR_X, N, W, X):
-            state[part] = before[part]
+        earlier = before[CUSUM] > state[CUSUM]
+        for floor, total in ((FLOOR_N, N), (FLOOR_W, W), (FLOOR_X, X)):
+            state[floor] = np.where(earlier, before[floor], state[floor] + before[total])
+            state[total] += before[total]
+            before[floor] = before[total] = 0.0
+        state[FLOOR_AT] = np.where(earlier, before[FLOOR_AT], state[FLOOR_AT])
+        state[CREATED_AT] = min(state[CREATED_AT], before[CREATED_AT])
+        state[CUSUM] = np.maximum(state[CUSUM], before[CUSUM])
+        before[CUSUM], before[FLOOR_AT] = 1.0, before[LAST_AT]
         return True
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:

@@ -136,14 +136,14 @@ class GrowthDetector:
         return state
 
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a new signal with the baseline in `state`; where that still learns, one that has learned nothing."""
-        if self.live(state):
-            return self.from_content(
-                self.content(state), scale=float(state[header.SCALE]), mass=mass, at_us=at_us
-            )
-        return self.fresh(
-            tau=float(state[GROWTH]) - 1.0, scale=float(state[header.SCALE]), mass=mass, at_us=at_us
+        """Return the state of a new signal with the baseline in `state`; where that still learns, it learns on."""
+        return self.from_content(
+            self.content(state), scale=float(state[header.SCALE]), mass=mass, at_us=at_us
         )
+
+    def carry(self, state: FloatArray, before: FloatArray) -> bool:
+        """Move the evidence of a version that ended to the one that serves instead, both in place; see `Detector.carry`."""
+        return self.live(state) and self.live(before) and self._budget.carry(state, before)
 
     def content(self, state: FloatArray) -> LatencyBaseline:
         """Return the baseline for storing."""

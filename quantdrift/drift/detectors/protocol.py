@@ -84,6 +84,24 @@ class Detector(Protocol):
         """Return the calendar mass given to the page copy since its reset."""
         ...
 
+    def carry(self, state: FloatArray, before: FloatArray) -> bool:
+        """Move the evidence of a version that ended to the one that serves instead, both in place.
+
+        The sum stays the same, and with it the bound (`quantdrift.drift.evidence.header.handed_over`).
+
+        Parameters
+        ----------
+        state
+            Of the version that serves.
+        before
+            Of the version that ended: its evidence is zero afterwards.
+
+        Returns
+        -------
+        Whether anything was moved: not while one of them alerts or learns.
+        """
+        ...
+
     def alarmed(self, state: FloatArray, *, page: bool) -> None:
         """Reset after an alarm and watch for recovery, in place."""
         ...
@@ -109,7 +127,7 @@ class Learner(Detector, Protocol):
         ...
 
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a new signal with the baseline in `state`; it is live at once."""
+        """Return the state of a new signal with the baseline in `state`: live at once, or learning on where that learns."""
         ...
 
     def freeze(self, state: FloatArray) -> None:

@@ -1,5 +1,7 @@
 """The header of a detector's state, the same for every kind of detector, and the record of an onset."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from quantdrift.drift.evidence.clock import DAY_US
@@ -24,6 +26,8 @@ from quantdrift.drift.evidence.observations import FloatArray
     POLICY,  # id of the policy of the last group; stored for the fold, never read by a detector
 ) = range(15)
 HEADER = 15
+HANDED_OVER = 0.99
+"""Share of the evidence of a version that ended that goes on. The rest stays for its last sessions, which close later."""
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +77,33 @@ def spend(state: FloatArray, mass: float, at_us: float, live: float) -> float:
     state[TICKET_MASS] = state[PAGE_MASS] * state[TICKETING]
     state[LAST_AT] = max(state[LAST_AT], at_us)
     return allowance
+
+
+def handed_over(state: FloatArray, before: FloatArray, parts: Sequence[slice]) -> bool:
+    """Move evidence of a version's signal that ended into that of one that serves instead, in place; return whether it was.
+
+    Why the bound stays: given the past, the sum of all evidence of the fleet grows on average by at most the allowance, and an
+    alarm takes 1 / q out of it. The sum is the same before and after the move, whatever the version's means, bets and
+    allowance, and when a version ends is read from arrivals, which say nothing about the divergence given the past. So
+    the expected number of false alarms of the fleet is bounded as without it. A version that begins brings no evidence: it is one
+    more detector of the clock, which gives each of them less, and the sum of what they get is the same.
+    Nothing is moved while one of them alerts: its evidence was spent.
+
+    Parameters
+    ----------
+    parts
+        Where in a state the evidence is; in both states it counts the same.
+    """
+    if state[SCALE] != before[SCALE] or state[ALERTING] or before[ALERTING]:
+        return False
+    for part in parts:
+        moved = HANDED_OVER * before[part]
+        state[part] += moved
+        before[part] -= moved
+    for mass in (PAGE_MASS, TICKET_MASS):
+        state[mass] += before[mass]
+        before[mass] = 0.0
+    return True
 
 
 def armed(state: FloatArray, *, mass: float) -> None:

@@ -128,6 +128,20 @@ class NoiseFloors:
                     touched[key] = before.seen(min(value.vx, value.v), value.v, window)
         return self._update(subject, touched, at_us=at_us, fold_seq=fold_seq)
 
+    def go_on(self, version_id: int, before: int) -> None:
+        """Let a new version begin with the noise of the reference that another version with the same reference has measured.
+
+        The reference's noise is its difference from itself, whatever the candidate. Windows go on, and with them their bounds.
+        """
+        for key in sorted(key for key in self._rows if key[0] == before and key[2] is Side.REFERENCE):
+            row = msgspec.structs.replace(self._rows[key], model_version_id=version_id)
+            self._rows[_key(row)] = row
+            self._dirty.add(_key(row))
+            if row.slice_id != _VERSION:
+                self._slices.setdefault(version_id, set()).add(row.slice_id)
+        self._reasons.pop(version_id, None)
+        self.generation += 1
+
     def added(self, key: tuple[int, int], metric: str, budget: float) -> float:
         """Return the allowance for a budget of a slice, over the cap; budget plus allowance stay below 1.
 

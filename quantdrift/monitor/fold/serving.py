@@ -21,6 +21,7 @@ from quantdrift.storage.monitor.rows import ServingRow
 
 GAPS: Final = 10.0
 LEAST_SILENCE_S: Final = 120.0
+_LEAST_PAUSE_S: Final = 5.0
 MEMORY_S: Final = 3600.0
 """Of the usual gap; also the longest pause that counts of a version that came back."""
 
@@ -125,6 +126,22 @@ class ServingVersions:
         ]
         found.sort(key=lambda row: (-row.last_us, row.model_version_id))
         return [row.model_version_id for row in found]
+
+    def heirs(self, version_id: int, counts: Callable[[int, int], bool]) -> list[int]:
+        """Return the versions that have exchanges although this one has been silent for `GAPS` of its gaps, the newest first.
+
+        That it was replaced is said after a longer silence, because people read it; where evidence is counted says nothing to
+        anybody, and may change again.
+        """
+        row = self._rows[version_id]
+        until_us = row.last_us + max(GAPS * row.gap_s, _LEAST_PAUSE_S) * MICROSECONDS
+        found = [
+            one
+            for one in self._rows.values()
+            if one.replaced_us is None and one.last_us > until_us and counts(one.model_version_id, version_id)
+        ]
+        found.sort(key=lambda one: (-one.last_us, one.model_version_id))
+        return [one.model_version_id for one in found]
 
     def forget(self, version_id: int) -> None:
         """Forget a version; what is stored of it stays."""

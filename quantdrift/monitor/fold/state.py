@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -51,10 +52,6 @@ from quantdrift.storage.monitor.rows import (
     TransitionRow,
     VerdictRow,
 )
-
-CARRIED = 0.9
-"""Share of a budget's evidence that goes on to a new version. The rest stays with the version before: where that goes on serving
-beside a canary, it is ln 10 = 2.3 nats behind; a release costs ln(1 / 0.9) = 0.1."""
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
 _SUPERSEDED = (
@@ -338,7 +335,25 @@ class FoldState:
             for version_id in rows.unreferenced:
                 times.setdefault(version_id, []).append(min(rows.captured_us, rows.stored_us))
         for version_id, of_version in sorted(times.items()):
+            if version_id not in self.serving:
+                self._begin_version(version_id)
             self.serving.seen(version_id, np.array(of_version))
+
+    def _begin_version(self, version_id: int) -> None:
+        """Let a version begin with the noise of its reference, if another version of the model was compared with the same."""
+        versions = self.catalog.versions
+        digest = versions[version_id].reference_digest if version_id in versions else ""
+        same = [
+            other
+            for other in self.serving.versions()
+            if digest
+            and other in versions
+            and self.model(other) == self.model(version_id)
+            and versions[other].reference_digest == digest
+            and self.is_verified(other) is self.is_verified(version_id)
+        ]
+        if same:
+            self.noise.go_on(version_id, max(same, key=lambda one: (self.serving.row(one).last_us, one)))
 
     def judge_versions(self) -> None:
         """Find which versions were replaced, and which serve again.
@@ -353,6 +368,23 @@ class FoldState:
             self.clock = self.clock.with_detectors(self.clock.n_detectors + (n_live if is_back else -n_live))
             if is_back:
                 self.withhold(version_id)
+        for version_id in self.serving.versions():
+            if version_id in self.catalog.versions and (
+                heirs := self.serving.heirs(version_id, self._replaces)
+            ):
+                self._hand_over(version_id, heirs)
+
+    def _hand_over(self, version_id: int, heirs: Sequence[int]) -> None:
+        """Move the evidence of a version that is silent to the first of its heirs that has the signal, slice by slice."""
+        table, (slices, rows) = self.table, self.sorted()
+        table.survey_all(rows)
+        has_some = (table.version_id[rows] == version_id) & (table.page_mass[rows] > 0.0)
+        for entry in itertools.compress(slices, has_some.tolist()):
+            for signal in sorted(entry.watch.states):
+                of_heirs = (self.slices.get((heir, entry.key[1])) for heir in heirs)
+                heir = next((one for one in of_heirs if one is not None and signal in one.watch.states), None)
+                if heir is not None:
+                    self._carry(heir, signal, entry)
 
     def withhold(self, version_id: int, slices: Iterable[SliceState] | None = None) -> None:
         """Let live detectors of a version go without the allowance of the time until now: all of them, or those of slices."""
@@ -670,17 +702,28 @@ class FoldState:
                 budget=m + wanted, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
             )
             state[header.N_TOTAL] = n_total
-            if is_new:
-                self._carry(key, signal, state)
             entry.watch.add(signal, state)
             self.table.noise[signal][entry.row] = wanted
+            if is_new:
+                self._take_over(key, signal)
 
-    def _carry(self, key: Key, signal: SignalKey, state: FloatArray) -> None:
-        """Move most of the budget's evidence of the version that was compared last to a new one of the same model."""
-        before = max(self._earlier(key, signal), key=_last_compared, default=None)
-        if before is not None and BUDGET.carry(state, before.watch.states[signal], CARRIED):
-            before.watch.touched()
-            self.table.dirty[before.row] = True
+    def _take_over(self, key: Key, signal: SignalKey) -> None:
+        """Move the evidence of versions that were silent before a slice of this one began to it."""
+        for before in list(self._earlier(key, signal)):
+            if key[0] in self.serving.heirs(before.key[0], self._replaces):
+                self._carry(self.slices[key], signal, before)
+
+    def _carry(self, entry: SliceState, signal: SignalKey, before: SliceState) -> None:
+        """Move the evidence of a signal of the same slice of a version that is silent; not where the budget was another."""
+        state, of_before = entry.watch.states[signal], before.watch.states[signal]
+        budgets = (state[header.M] - entry.noise(signal), of_before[header.M] - before.noise(signal))
+        if signal.kind == BUDGET.kind and not math.isclose(*budgets, rel_tol=1e-9):
+            return
+        _ = entry.verdict, before.verdict  # as their states show them now
+        if DETECTORS[signal.kind].carry(state, of_before):
+            for one in (entry, before):
+                one.watch.touched()
+                self.table.dirty[one.row] = True
 
     def _earlier(self, key: Key, signal: SignalKey) -> Iterator[SliceState]:
         """Yield the same slice of the other versions, where it has this signal.
@@ -701,7 +744,9 @@ class FoldState:
             return
         mass, at_us = self.clock.mass, self.now_us
         before = self._predecessor(key, signal)
-        if before is None:
+        if before is None and (learning := max(self._earlier(key, signal), key=_last_compared, default=None)):
+            state = learner.inherit(learning.watch.states[signal], mass=mass, at_us=at_us)
+        elif before is None:
             scale = scale_of(signal, budget)
             tau = budget.latency_growth - 1.0 if signal == LATENCY_GROWTH else self.limits.tolerance
             state = learner.fresh(tau=tau, scale=scale, mass=mass, at_us=at_us)
@@ -710,6 +755,7 @@ class FoldState:
             self._grow(key[0], 1)
             self._note(key, signal, state, Source.INHERITED, from_version_id=before)
         watch.add(signal, state)
+        self._take_over(key, signal)
 
     def _predecessor(self, key: Key, signal: SignalKey) -> int | None:
         """Return the version of the same model that was compared last and has a baseline for this signal."""

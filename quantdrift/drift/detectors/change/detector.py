@@ -143,21 +143,33 @@ class ChangeDetector:
         return baseline_state.read(state)
 
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
-        """Return a new signal, live at once, with another signal's baseline, strata and bounds: for a version's successor.
+        """Return a new signal with another signal's baseline, strata and bounds: for a version's successor.
 
-        Where the other alerts, with its baseline before the onset. Where it still learns there is nothing to inherit:
-        the new one learns from nothing, or its own groups would be compared with a mixture that holds them.
+        Where the other alerts, with its baseline before the onset. It is live at once; where the other still learns, it learns
+        on: where releases come faster than baselines, none would ever be ready. What versions do not have in common is in
+        such a baseline as in a mixture of them.
         """
-        scale, tau, delta = (
-            float(state[SCALE]),
-            float(state[baseline_state.TAU]),
-            float(state[baseline_state.DELTA]),
-        )
-        if not self.live(state):
-            return self.fresh(scale=scale, mass=mass, at_us=at_us, tau=tau, delta=delta)
         other = state.copy()
         baseline_state.go_back(other)
-        return self.from_content(baseline_state.read(other), scale=scale, mass=mass, at_us=at_us)
+        return self.from_content(
+            baseline_state.read(other), scale=float(state[SCALE]), mass=mass, at_us=at_us
+        )
+
+    def carry(self, state: FloatArray, before: FloatArray) -> bool:
+        """Move the evidence of a version that ended to the one that serves instead, both in place; see `Detector.carry`.
+
+        Where their strata differ, the evidence of bets that the other one does not make goes to all of its bets.
+        """
+        if not (self.live(state) and self.live(before)):
+            return False
+        theirs, own = bets.weights(np.stack((before, state)))
+        if (theirs != own).any():
+            used = own > 0.0
+            for part in (PAGE, TICKET):
+                weighted = theirs * before[part]
+                moved = np.divide(weighted, own, out=np.zeros_like(own), where=used)
+                before[part] = moved + weighted[~used].sum() / own.sum() * used
+        return header.handed_over(state, before, (PAGE, TICKET))
 
     def freeze(self, state: FloatArray) -> None:
         """Stop learning for good, in place: from now on only the frozen half is tested, and the evidence restarts.

@@ -198,13 +198,14 @@ class TailDetector:
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
         """Return a new signal with another signal's baseline and bounds: for a version's successor.
 
-        Where the other alerts, from its baseline before the onset. Where it still learns there is nothing to inherit:
-        the new one learns from nothing.
+        Where the other alerts, from its baseline before the onset. Where it still learns, the new one learns on.
         """
-        scale, content = float(state[SCALE]), pooled_histogram.read(state)
-        if not self.live(state):
-            return self.fresh(tau=content.tau, scale=scale, mass=mass, at_us=at_us, delta=content.delta)
-        return self.from_content(content, scale=scale, mass=mass, at_us=at_us)
+        content = pooled_histogram.read(state)
+        return self.from_content(content, scale=float(state[SCALE]), mass=mass, at_us=at_us)
+
+    def carry(self, state: FloatArray, before: FloatArray) -> bool:
+        """Move the evidence of a version that ended to the one that serves instead, both in place; see `Detector.carry`."""
+        return self.live(state) and self.live(before) and header.handed_over(state, before, (PAGE, TICKET))
 
     def from_content(self, content: TailBaseline, *, scale: float, mass: float, at_us: int) -> FloatArray:
         """Return a new signal with a stored baseline: live if that has bounds or is long enough, else it continues to learn."""
