@@ -1,6 +1,6 @@
 """What changed answers and replays cost: the figures of `quantdrift.facts.cost`, with what they need from the tables."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -43,6 +43,18 @@ _REPLAYS: Final = text("""
     ) one
     join model_version v on v.id = one.model_version_id
     where b.kind = 'comparison' and b.stored_at >= :begin and b.stored_at < :end and b.n_rows > 0 group by 1
+""")
+
+
+_MEAN_WORTH: Final = text("""
+    select sum(1 / (c.pi1 * c.pi2) * coalesce(price.worth, :per_request)) / nullif(sum(1 / (c.pi1 * c.pi2)), 0)
+    from comparison c
+    join unnest(cast(:begins as timestamptz[]), cast(:ends as timestamptz[])) as part (begin_at, end_at)
+        on c.captured_at >= part.begin_at and c.captured_at < part.end_at
+    left join unnest(cast(:names as text[]), cast(:worths as double precision[])) as price (name, worth)
+        on price.name = c.attributes ->> cast(:attribute as text)
+    where c.flip and c.model_version_id = :version and c.slice_ids @> array[cast(:slice as int)]
+        and c.captured_at >= :begin and c.captured_at < :end
 """)
 
 
@@ -118,6 +130,39 @@ async def changed_cost(
         mean = ratio(sums_of(row, _MEASURES).of[_WORTH], prices.most)
         return None if mean is None else cost_figure(share, mean, prices)
     return None
+
+
+async def mean_worth(
+    connection: AsyncConnection,
+    prices: Prices,
+    times: Sequence[tuple[datetime, datetime]],
+    *,
+    version_id: int,
+    slice_id: int,
+) -> float:
+    """Return what a request with a changed answer is worth on average, in some times; `per_request` where none was seen.
+
+    Raises
+    ------
+    RetryError, OperatorError
+        As `Database.begin`.
+    """
+    if not prices.by_value:
+        return prices.per_request
+    values = {
+        "names": list(prices.by_value),
+        "worths": list(prices.by_value.values()),
+        "attribute": prices.attribute,
+        "per_request": prices.per_request,
+        "begins": [begin for begin, _ in times],
+        "ends": [end for _, end in times],
+        "begin": min(begin for begin, _ in times),
+        "end": max(end for _, end in times),
+        "version": version_id,
+        "slice": slice_id,
+    }
+    worth = (await connection.execute(_MEAN_WORTH, values)).scalar_one()
+    return prices.per_request if worth is None else float(worth)
 
 
 async def replay_times(connection: AsyncConnection, begin: datetime, end: datetime) -> dict[str, ReplayTime]:

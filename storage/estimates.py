@@ -245,13 +245,22 @@ async def cluster_sums(
 
 
 async def pair_sums(
-    connection: AsyncConnection, old: Side, new: Side, *, slice_ids: Sequence[int] | None = None
+    connection: AsyncConnection,
+    old: Sequence[Side],
+    new: Sequence[Side],
+    *,
+    slice_ids: Sequence[int] | None = None,
 ) -> list[SliceClusters]:
-    """Return the sums of two versions by slice, with those over the people whom both have answered."""
+    """Return the sums of two versions by slice, with those over the people whom both have answered.
+
+    Parameters
+    ----------
+    old, new
+        One version each, with the times that are summed: at least one, and none that overlap.
+    """
     query = statement(MEASURES, _SIDES, at="cast(:begin as timestamptz)", is_pair=True)
-    return await _read(
-        connection, (old, new), query, MEASURES, slice_ids, old=old.version_id, new=new.version_id
-    )
+    ids = {"old": old[0].version_id, "new": new[0].version_id}
+    return await _read(connection, (*old, *new), query, MEASURES, slice_ids, **ids)
 
 
 async def _read(

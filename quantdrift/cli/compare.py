@@ -1,8 +1,11 @@
 """The command `quantdrift compare`."""
 
 import asyncio
+import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 from click.shell_completion import CompletionItem
@@ -10,7 +13,7 @@ from click.shell_completion import CompletionItem
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
-from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.errors import OperatorError, QuantdriftError
 
 if TYPE_CHECKING:
     from quantdrift.core.records import Metric
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from quantdrift.storage.report.facts import Version
 
 _DAYS = 7
+_TIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?$")
+"""What is a time and not the name of a version."""
 _MOST_ROWS = 20
 _COMPLETION_S = 3.0
 
@@ -34,7 +39,7 @@ def _names(context: click.Context, parameter: click.Parameter, begun: str) -> li
         versions = asyncio.run(asyncio.wait_for(_versions(secrets.dsn), _COMPLETION_S))
     except (QuantdriftError, TimeoutError):
         return []
-    if parameter.name == "model":
+    if parameter.name in {"model", "with_model"}:
         names = [version.model for version in versions]
     else:
         wanted = given.get("model")
@@ -53,40 +58,107 @@ async def _versions(dsn: str) -> "list[Version]":
 @click.command()
 @CONFIG
 @DATA
-@click.option("--from", "old", required=True, shell_complete=_names, help="The version to compare with.")
-@click.option("--to", "new", required=True, shell_complete=_names, help="The version that is judged.")
+@click.option(
+    "--from",
+    "begin",
+    default="",
+    shell_complete=_names,
+    help="The version to compare with; or, as a time, the begin of the period that is judged.",
+)
+@click.option(
+    "--to",
+    "end",
+    default="",
+    shell_complete=_names,
+    help="The version that is judged; or, as a time, the end of the period, exclusive.",
+)
+@click.option("--old-from", default="", help="Begin of the period to compare with.")
+@click.option("--old-to", default="", help="End of the period to compare with, exclusive.")
 @click.option(
     "--model",
     default="",
     shell_complete=_names,
-    help="Their model.  [default: the only one that has both versions]",
+    help="The model.  [default: the only one that has both versions]",
+)
+@click.option(
+    "--version",
+    "version_",
+    default="",
+    shell_complete=_names,
+    help="With times or two models: the version.  [default: the newest one that was compared]",
+)
+@click.option(
+    "--with-model",
+    default="",
+    shell_complete=_names,
+    help="The model that --model is compared with, in the same hours.",
+)
+@click.option("--with-version", default="", help="Its version.  [default: the newest one that was compared]")
+@click.option(
+    "--not-in",
+    multiple=True,
+    metavar="DATE|TIME/TIME",
+    help="Leave out this day, or this time, on both sides. Can be repeated.",
+)
+@click.option(
+    "--timezone", default="UTC", show_default=True, help="Time zone of all times, e.g. Europe/Berlin."
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 366),
     default=_DAYS,
     show_default=True,
-    help="Of each version, compare at most this many of its newest days.",
+    help="Without times: of each version compare at most this many of its newest days.",
 )
 @JSON
 def compare(
-    config_path: Path, data: Path | None, old: str, new: str, model: str, days: int, as_json: bool
+    config_path: Path,
+    *,
+    data: Path | None,
+    begin: str,
+    end: str,
+    old_from: str,
+    old_to: str,
+    model: str,
+    version_: str,
+    with_model: str,
+    with_version: str,
+    not_in: tuple[str, ...],
+    timezone: str,
+    days: int,
+    as_json: bool,
 ) -> None:
-    """Compare two versions of a model, slice by slice, worst first.
+    """Compare two versions, two periods or two models, slice by slice, worst first.
 
-    A difference is new minus old, with a 95 % interval in which the exchanges of a session count as one unit. An interval
-    above 0 says worse, one below 0 better. Of many slices, about one in twenty is named by chance.
+    A difference is new minus old, with a 95 % interval for one look in which the answers to one person count as correlated. A
+    slice is called worse or better where that allows for the number of slices (Holm): if nothing differs, a comparison names any
+    slice with a probability of at most 5 %.
 
     \b
     Examples:
       quantdrift compare --from int8-1 --to int8-2
-      quantdrift compare --model digits --from int8-1 --to int8-2 --days 2 --json
+      quantdrift compare --from int8-1 --to int8-2 --not-in 2026-11-11 --timezone Europe/Berlin
+      quantdrift compare --model digits --old-from 2026-11-02 --old-to 2026-11-09 --from 2026-11-09 --to 2026-11-16
+      quantdrift compare --model digits --with-model letters --days 2 --json
     """
-    from quantdrift.report.compare import compare as compared
+    from quantdrift.report.compare import Sides, compare_models, compare_periods
+    from quantdrift.report.compare import compare as compare_versions
     from quantdrift.storage.database import Database
     from quantdrift.storage.estimates import STATEMENT_S
     from quantdrift.storage.report.reading import reading
 
+    zone = _zone(timezone)
+    left_out = tuple(_left_out(text, zone) for text in not_in)
+    old = _span(("--old-from", old_from), ("--old-to", old_to), zone) if old_from or old_to else None
+    are_times = bool(old) or any(_TIME.match(text) for text in (begin, end))
+    new = _span(("--from", begin), ("--to", end), zone) if are_times else None
+    if with_model and (not model or old or bool(begin or end) is not are_times):
+        raise OperatorError("--with-model needs --model, and times for --from and --to if there are any")
+    if not with_model and not old and (are_times or not (begin and end)):
+        raise OperatorError(
+            "give two versions (--from OLD --to NEW), two periods (--old-from, --old-to, --from, --to), or two models"
+            " (--model, --with-model)"
+        )
     config, secrets = prepare(config_path, Role.REPORT, data)
 
     async def ask() -> "VersionComparison":
@@ -94,7 +166,17 @@ def compare(
             Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database,
             reading(database) as reader,
         ):
-            return await compared(reader, config, old=old, new=new, model=model, days=days)
+            if with_model:
+                within = Sides(begin=new and new[0], end=new and new[1], not_in=left_out)
+                pair = {"old": (with_model, with_version), "new": (model, version_)}
+                return await compare_models(reader, config, **pair, days=days, within=within)
+            if old and new:
+                return await compare_periods(
+                    reader, config, old=old, new=new, model=model, version=version_, not_in=left_out
+                )
+            return await compare_versions(
+                reader, config, old=begin, new=end, model=model, days=days, within=Sides(not_in=left_out)
+            )
 
     found = asyncio.run(ask())
     if as_json:
@@ -103,11 +185,52 @@ def compare(
         click.echo(text_of(found))
 
 
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise OperatorError(f"--timezone `{name[:64]}` is not a time zone such as Europe/Berlin") from error
+
+
+def _time(option: str, text: str, zone: ZoneInfo) -> datetime:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise OperatorError(
+            f"{option} `{text[:64]}` is not a time such as 2026-11-11 or 2026-11-11T08:00"
+        ) from None
+    return at if at.tzinfo else at.replace(tzinfo=zone)
+
+
+def _span(begin: tuple[str, str], end: tuple[str, str], zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """Return a period from two options, each with its name."""
+    for option, text in (begin, end):
+        if not text:
+            raise OperatorError(f"{option} is missing: a period has a begin and an end")
+    span = _time(*begin, zone).astimezone(UTC), _time(*end, zone).astimezone(UTC)
+    if span[0] >= span[1]:
+        raise OperatorError(f"{begin[0]} is not before {end[0]}")
+    return span
+
+
+def _left_out(text: str, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    """Return a day or a time to leave out; a day of the time zone may have 23 or 25 hours."""
+    begin, slash, end = text.partition("/")
+    if slash:
+        return _span(("--not-in", begin), ("--not-in", end), zone)
+    day = _time("--not-in", begin, zone)
+    return day.astimezone(UTC), (day + timedelta(days=1)).astimezone(UTC)
+
+
 def text_of(found: "VersionComparison") -> str:
     """Return the comparison for the terminal: a sentence, the table, and what only one version has."""
-    from quantdrift.report.wording import compared_sentence
+    from quantdrift.facts.cost import money_of
+    from quantdrift.report.wording import compared_sentence, moment
 
     lines = [compared_sentence(found), _window(found.old), _window(found.new)]
+    lines += [f"left out: {moment(one.begin)} to {moment(one.end)}" for one in found.not_in]
+    if found.cost is not None:
+        lines.append(f"cost of the difference in the window of the new side: {money_of(found.cost)}")
     if found.warning:
         lines.append(f"Careful: {found.warning}.")
     entries = [entry for entry in (found.aggregate, *found.slices) if entry is not None]
@@ -118,14 +241,19 @@ def text_of(found: "VersionComparison") -> str:
     for version, names in ((found.old, found.only_old), (found.new, found.only_new)):
         if names:
             more = f" and {len(names) - _MOST_ROWS} more" if len(names) > _MOST_ROWS else ""
-            lines.append(f"only in {version.version}: {', '.join(names[:_MOST_ROWS])}{more}")
+            lines.append(f"only in {version.label or version.version}: {', '.join(names[:_MOST_ROWS])}{more}")
     return "\n".join(lines)
 
 
 def _window(version: "ComparedVersion") -> str:
-    from quantdrift.report.wording import moment
+    from quantdrift.report.wording import count, moment
 
-    return f"{version.version}: {moment(version.begin)} to {moment(version.end)}, from {version.source.value}"
+    people = "" if version.n_people is None else f" of {count(version.n_people)} people"
+    name = version.version if version.label in {"", version.version} else f"{version.model} {version.version}"
+    return (
+        f"{name}: {moment(version.begin)} to {moment(version.end)}, {count(version.n_answers)} answers{people},"
+        f" from {version.source.value}"
+    )
 
 
 def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
@@ -150,8 +278,8 @@ def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
     head = (
         "slice",
         "change",
-        f"flips {found.old.version}",
-        f"flips {found.new.version}",
+        f"flips {found.old.label or found.old.version}",
+        f"flips {found.new.label or found.new.version}",
         "difference, points",
         f"difference of {measure.name}{unit}",
         "exchanges",

@@ -4,22 +4,32 @@ A cluster is a person, where `sampling.sticky_header` says who sends a request, 
 correlated, so clusters are the independent units, whatever happens inside them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from math import exp, log, sqrt
 from typing import Final
 
 import msgspec
+from scipy.special import betaincinv, ndtri, stdtrit
 
 LEVEL: Final = 0.95
+FAMILY: Final = 0.05
+"""Largest probability that any of many differences is named where nothing differs."""
 N_GROUPS: Final = 32
 """Groups of people in a roll-up, by a hash of the person: 32 make an interval 2 to 6 % wider, and 64 would make it 1 to 4 % wider."""
 _LOWER: Final = 0.025  # (1 - LEVEL) / 2, as the database has it
 _Z: Final = 1.959963984540054  # the normal quantile of the same level
 FEW: Final = 10.0
 """Below so many effective events the upper end allows for an event that was not seen, at the largest weight there is."""
+LEAST_P: Final = 1e-9
+"""No p-value is smaller."""
+_P_TOLERANCE: Final = 1.01
 _MANY: Final = 20.0  # from here on it does not; in between the allowance fades, so that no interval jumps
 _LEAST_VARIANCE: Final = 1e-24  # relative to the square of the range: less is rounding
+
+
+Interval = Callable[[float], "Estimate | None"]
+"""Gives the estimate of one side with its interval at a level."""
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +40,23 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
 
 
+class Difference(Estimate, frozen=True, kw_only=True):
+    """New minus old, with its 95 % interval and how surprising it is where nothing differs.
+
+    Parameters
+    ----------
+    p
+        Of this difference alone (`difference_with_p`); None where there is too little data for an interval.
+    p_adjusted
+        The same among all differences that were looked at (`holm`).
+    """
+
+    p: float | None = None
+    p_adjusted: float | None = None
+
+
 class Change(StrEnum):
-    """What the interval of a difference shows; in the order worst first."""
+    """What a difference shows, among all that were looked at; in the order worst first."""
 
     WORSE = "worse"
     UNCLEAR = "no clear difference"
@@ -150,7 +175,9 @@ class SharedSums(msgspec.Struct, frozen=True, kw_only=True):
     totals: float = 0.0
 
 
-def ratio(sums: ClusterSums, cap: float = 1.0) -> Estimate | None:
+def ratio(
+    sums: ClusterSums, cap: float = 1.0, level: float = LEVEL, *, alike: float | None = None
+) -> Estimate | None:
     """Return the weighted mean of values in [0, cap], such as a share of changed answers, with its interval.
 
     Assumption: clusters are independent, sampling probabilities are known. Inside a cluster any dependence is allowed.
@@ -171,6 +198,10 @@ def ratio(sums: ClusterSums, cap: float = 1.0) -> Estimate | None:
     ----------
     cap
         The largest possible value: 1 for flips, ln 2 for Jensen-Shannon, `budget.cap` for the divergence.
+    level
+        Probability with which the interval holds the truth.
+    alike
+        Of a comparison (`compared`): how alike the events of a cluster are at least, as `likeness` of more data says.
 
     Returns
     -------
@@ -191,10 +222,10 @@ def ratio(sums: ClusterSums, cap: float = 1.0) -> Estimate | None:
     mean = min(share.total / share.weight, 1.0)
     # Rare events are what the interval is made for: above one half they are those that did not happen.
     if mean > 0.5:
-        low, high = _interval(_complement(share))
+        low, high = _interval(_complement(share), level, alike)
         low, high = 1.0 - high, 1.0 - low
     else:
-        low, high = _interval(share)
+        low, high = _interval(share, level, alike)
     return Estimate(mean=cap * mean, low=cap * min(low, mean), high=cap * max(high, mean))
 
 
@@ -263,13 +294,139 @@ def product(share: Estimate | None, effect: Estimate | None) -> Estimate | None:
     )
 
 
-def change_of(estimate: Estimate | None) -> Change:
-    """Return what the interval of a difference shows: worse above 0, better below 0, else nothing clear."""
-    if estimate is None or estimate.low is None or estimate.high is None:
+def compared(
+    old: ClusterSums,
+    new: ClusterSums,
+    shared: SharedSums | None = None,
+    cap: float = 1.0,
+    *,
+    flips: tuple[ClusterSums, ClusterSums] | None = None,
+) -> Difference | None:
+    """Return new minus old with its interval and its p-value; None where one side has no weight.
+
+    Assumption: as `ratio` and `difference`; and where nothing differs, people are as alike on one side as on the other.
+
+    Bound: as `difference`. The unseen event of each side is as heavy as both sides together say that the events of one person are
+    alike: a side with three changed answers of three people cannot say that those of one person come by the dozen, and the other
+    side does. It is allowed for until twenty large values were seen, which squares count: a thousand values of 0.05 say nothing of one
+    at the cap. Large divergences come by the dozen as changed answers do, which small ones hide. With the likeness of each side alone, 10
+    to 19 % of comparisons of ten unchanged slices name one of them where the changed answers of a few people make the share
+    (`tests/statistical/test_difference.py`).
+
+    Parameters
+    ----------
+    shared
+        Over the clusters that both sides have; None: they have none.
+    flips
+        The sums of the changed answers of both sides, where the sums are of divergences.
+    """
+    if old.weight <= 0 or new.weight <= 0:
+        return None
+    alike = likeness(_scaled(added(old, new), cap))
+    if flips is not None:
+        alike = max(alike, likeness(added(*flips)))
+    together = correlation(old, new, shared) if shared else 0.0
+    return difference_with_p(
+        lambda level: ratio(old, cap, level, alike=alike),
+        lambda level: ratio(new, cap, level, alike=alike),
+        together,
+    )
+
+
+def difference_with_p(old: Interval, new: Interval, correlation: float = 0.0) -> Difference | None:
+    """Return new minus old with its interval and its p-value; None where one of the two is missing.
+
+    The p-value is the smallest alpha at which the interval of `difference` at the level 1 - alpha leaves out 0. So it fits the
+    interval: it is below .05 exactly where that of 95 % leaves out 0, but for 1 % of its own value.
+
+    Assumption: as `difference`, at every level.
+
+    Bound: where nothing differs, it is at most alpha with a probability of alpha, as far as the intervals keep their levels. It is not
+    below `LEAST_P`, where no normal theory is trusted.
+
+    Parameters
+    ----------
+    old, new
+        Give the estimate of each side with its interval at a level.
+    """
+
+    def at(level: float) -> Estimate | None:
+        return difference(old(level), new(level), correlation)
+
+    usual = at(LEVEL)
+    if usual is None or usual.low is None or usual.high is None:
+        return None if usual is None else Difference(mean=usual.mean, low=None, high=None)
+    # Just below .05 where the interval leaves out 0: 1 - LEVEL is a little more in floating point.
+    inside, outside = (1.0 - LEVEL, 1.0) if _has_zero(usual) else (LEAST_P, FAMILY)
+    if not _has_zero(at(1.0 - LEAST_P)):
+        outside = LEAST_P
+    while outside > inside * _P_TOLERANCE:
+        middle = sqrt(inside * outside)
+        if _has_zero(at(1.0 - middle)):
+            inside = middle
+        else:
+            outside = middle
+    return Difference(mean=usual.mean, low=usual.low, high=usual.high, p=outside)
+
+
+def scaled(estimate: Estimate | None) -> Interval:
+    """Return what gives an estimate whose ends of 95 % are known at other levels: their distances grow as the normal quantile."""
+
+    def at(level: float) -> Estimate | None:
+        if estimate is None or estimate.low is None or estimate.high is None:
+            return estimate
+        factor = float(ndtri((1.0 + level) / 2.0)) / _Z
+        return Estimate(
+            mean=estimate.mean,
+            low=estimate.mean - factor * (estimate.mean - estimate.low),
+            high=estimate.mean + factor * (estimate.high - estimate.mean),
+        )
+
+    return at
+
+
+def _has_zero(estimate: Estimate | None) -> bool:
+    return (
+        estimate is None
+        or estimate.low is None
+        or estimate.high is None
+        or estimate.low <= 0.0 <= estimate.high
+    )
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return each p-value adjusted for how many there are, in the same order; None stays None, and counts as none.
+
+    Bound: whoever names what has an adjusted value of at most alpha names anything that does not differ with a probability of at
+    most alpha, whatever the dependence.
+
+    References
+    ----------
+    Holm (1979), A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6.
+    """
+    order = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        adjusted[place] = largest
+    return adjusted
+
+
+def adjusted(differences: Sequence[Difference | None]) -> list[Difference | None]:
+    """Return differences with the p-values that `holm` adjusts, in the same order."""
+    p_values = holm([None if one is None else one.p for one in differences])
+    return [
+        None if one is None else msgspec.structs.replace(one, p_adjusted=p)
+        for one, p in zip(differences, p_values, strict=True)
+    ]
+
+
+def change_of(difference: Difference | None) -> Change:
+    """Return what a difference shows among all that were looked at: worse or better where its adjusted p-value says so."""
+    if difference is None or difference.p_adjusted is None or difference.p_adjusted > FAMILY:
         return Change.UNCLEAR
-    if estimate.low > 0:
-        return Change.WORSE
-    return Change.BETTER if estimate.high < 0 else Change.UNCLEAR
+    return Change.WORSE if difference.mean > 0 else Change.BETTER
 
 
 def correlation(old: ClusterSums, new: ClusterSums, shared: SharedSums) -> float:
@@ -295,43 +452,68 @@ def _residual_sq(sums: ClusterSums) -> float:
     return max(sums.total_sq - 2 * p * sums.cross + p * p * sums.weight_sq, 0.0)
 
 
-def _interval(sums: ClusterSums) -> tuple[float, float]:
-    """Return the interval of a mean in [0, 1/2] of values in [0, 1]."""
+def _interval(sums: ClusterSums, level: float, alike: float | None) -> tuple[float, float]:
+    """Return the interval of a mean in [0, 1/2] of values in [0, 1].
+
+    At `LEVEL` it has the closed quantiles that the database has, else, and with `alike`, the exact ones.
+    """
+    is_plain = level == LEVEL and alike is None
+    lower, z = (_LOWER, _Z) if is_plain else ((1.0 - level) / 2.0, float(ndtri((1.0 + level) / 2.0)))
     p, n = sums.total / sums.weight, sums.n_effective
     variance = _residual_sq(sums) / sums.weight**2
     if sums.n > 1 and p > 0.0 and variance > _LEAST_VARIANCE:
         variance *= sums.n / (sums.n - 1)
-        t = _student(min(n, float(sums.n_groups or n)) - 1.0)
-        n = p * (1.0 - p) / variance * (_Z / t) ** 2
+        degrees = min(n, float(sums.n_groups or n)) - 1.0
+        t = _student(degrees) if is_plain else float(stdtrit(max(degrees, 1.0), (1.0 + level) / 2.0))
+        n = p * (1.0 - p) / variance * (z / t) ** 2
     if p <= 0.0:
-        return 0.0, 1.0 - _LOWER ** (1.0 / n)
+        return 0.0, 1.0 - lower ** (1.0 / (min(n, sums.weight / _heaviest(sums, p, alike)) if alike else n))
     events = n * p
     rest = n - events + 1.0
-    low = max(_beta(events, rest, -_Z), _beta_of_few(events, rest))
+    low = (
+        max(_beta(events, rest, -_Z), _beta_of_few(events, rest))
+        if is_plain
+        else float(betaincinv(events, rest, lower))
+    )
     usual = sums.total / events  # the mean weight of an event
-    heaviest = _heaviest(sums, p)
+    heaviest = _heaviest(sums, p, alike)
     few = min(events, sums.total / heaviest)
+    if alike is not None:
+        # Many small values are no event that could have been seen: the squares of what departs from the mean count the large ones alone.
+        few = min(few, _residual_sq(sums) / heaviest**2)
     allowance = min(max((_MANY - few) / (_MANY - FEW), 0.0), 1.0)
-    return low, _upper(sums, events, usual + allowance * max(heaviest - usual, 0.0))
+    total = sums.total + (added := usual + allowance * max(heaviest - usual, 0.0))
+    # Fay and Feuer's upper end with one event more; with the mean weight it is Clopper and Pearson's.
+    spread = sums.total**2 / events + added * added
+    mean, events = total / (sums.weight + added), total * total / spread
+    if mean >= 1.0:
+        return low, 1.0
+    rest = events / mean - events
+    return low, _beta(events, rest, _Z) if is_plain else float(betaincinv(events, rest, 1.0 - lower))
 
 
-def _heaviest(sums: ClusterSums, p: float) -> float:
+def likeness(sums: ClusterSums) -> float:
+    """Return how alike the events of a cluster are: the correlation of two of its exchanges, from 0 to 1, as if all had the largest weight."""
+    if sums.total <= 0.0:
+        return 0.0
+    p, each = sums.total / sums.weight, sums.heaviest
+    possible = (1.0 - p) * (sums.cross - each * sums.total)
+    together = sums.total_sq - p * sums.cross - (1.0 - p) * each * sums.total
+    return min(max(together / possible, 0.0), 1.0) if possible > 0.0 else 0.0
+
+
+def _heaviest(sums: ClusterSums, p: float, alike: float | None) -> float:
     """Return the largest weight of an event: of one exchange, or of a cluster as far as its exchanges are alike.
 
     They are alike in the share phi: 1 where a cluster flips whole or not at all, 1 / size where its exchanges are independent.
     """
+    largest = sums.largest or sums.weight_sq / sums.weight
+    together = sums.heaviest + (alike or 0.0) * max(largest - sums.heaviest, 0.0)
+    if p <= 0.0:
+        return together or largest
     # Squares that are estimated from groups can be nothing, or less.
     phi = (sums.total_sq - p * sums.cross) / ((1.0 - p) * sums.cross) if sums.cross > 0 else 1.0
-    mean = sums.weight_sq / sums.weight
-    return max(sums.heaviest, min(max(phi, 0.0), 1.0) * (sums.largest or mean))
-
-
-def _upper(sums: ClusterSums, events: float, added: float) -> float:
-    """Return Fay and Feuer's upper end with one event of weight `added`; with the mean weight it is Clopper and Pearson's."""
-    total = sums.total + added
-    spread = sums.total**2 / events + added * added
-    p, events = total / (sums.weight + added), total * total / spread
-    return _beta(events, events / p - events, _Z) if p < 1.0 else 1.0
+    return max(together, min(max(phi, 0.0), 1.0) * largest)
 
 
 def _student(n: float) -> float:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 
 import msgspec
+from scipy.special import ndtri
 
-from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.estimate import LEVEL, Estimate
 
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 LOWEST, HIGHEST, N_BINS = 1e-6, 10.0, 64
@@ -28,7 +29,7 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
     above: bool = False
 
 
-def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate | None:
+def share(mean: float | None, n_effective: float, top: float = 1.0, level: float = LEVEL) -> Estimate | None:
     """Return a mean of values in [0, top] with Wilson's score interval.
 
     Exact in its use for 0/1 values; for others, and for means over the items of an exchange, it is conservative,
@@ -42,6 +43,8 @@ def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate 
         Kish's effective sample size, weight^2 / weight_sq.
     top
         The largest possible value: 1 for flips, ln 2 for Jensen-Shannon.
+    level
+        Probability with which the interval holds the truth.
 
     Returns
     -------
@@ -54,16 +57,16 @@ def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate 
     """
     if mean is None or n_effective <= 0:
         return None
-    p, n = min(mean / top, 1.0), n_effective
-    middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    p, n, z = min(mean / top, 1.0), n_effective, _z(level)
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     # At 0 and 1 the bound is exact; rounding must not move it past the mean.
     low, high = min(max(0.0, middle - half), p), max(min(1.0, middle + half), p)
     return Estimate(mean=mean, low=top * low, high=max(top * high, mean))
 
 
 def mean_of_bins(
-    mean: float | None, bins: Sequence[float], n_effective: float, cap: float
+    mean: float | None, bins: Sequence[float], n_effective: float, cap: float, level: float = LEVEL
 ) -> Estimate | None:
     """Return a mean of a divergence with its interval, the variance taken from the histogram.
 
@@ -78,6 +81,8 @@ def mean_of_bins(
         Effective number of exchanges.
     cap
         The cap of single values.
+    level
+        Probability with which the interval holds the truth.
 
     Returns
     -------
@@ -94,7 +99,7 @@ def mean_of_bins(
     first = sum(weight * value for weight, value in zip(bins, values, strict=True)) / total
     second = sum(weight * value * value for weight, value in zip(bins, values, strict=True)) / total
     deviation = sqrt(max(second - first * first, 0.0))
-    spread = min(Z * deviation / (first * sqrt(n_effective)), 20.0)
+    spread = min(_z(level) * deviation / (first * sqrt(n_effective)), 20.0)
     return Estimate(mean=mean, low=mean * exp(-spread), high=min(mean * exp(spread), max(cap, mean)))
 
 
@@ -182,6 +187,10 @@ def excess(estimate: Estimate | None, budget: float | None) -> float:
     if estimate is None or not budget:
         return -inf
     return (estimate.mean if estimate.low is None else estimate.low) / budget
+
+
+def _z(level: float) -> float:
+    return Z if level == LEVEL else float(ndtri((1.0 + level) / 2.0))
 
 
 def _middle(begin: float, end: float) -> float:

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from quantdrift.facts.arrays import Codes, Sample, cluster_sums, shared_sums
-from quantdrift.facts.estimate import ClusterSums, Estimate, correlation, ratio
-from quantdrift.facts.estimate import difference as difference_of
+from quantdrift.facts.estimate import ClusterSums, Estimate, compared, holm, ratio
 from quantdrift.frames.weights import floats
 
 FrameT = TypeVar("FrameT")
-_EXCHANGE = "exchange_id"
+_EXCHANGE, _FLIP = "exchange_id", "flip"
 _Names = str | Sequence[str]
 
 
@@ -80,7 +79,8 @@ def difference(
 ) -> FrameT:
     """Return the mean where `column` is `new` minus the mean where it is `old`, with its 95 % interval, for each group of rows.
 
-    A person who is on both sides makes the two means correlated, and counts so. Parameters and errors are those of `estimate`.
+    A person who is on both sides makes the two means correlated, and counts so. A column `flip` is used, too, where there is one: it
+    says how alike the large values of a person are. Parameters and errors are those of `estimate`.
 
     Parameters
     ----------
@@ -89,8 +89,10 @@ def difference(
 
     Returns
     -------
-    The columns of `by`, `n_old`, `n_new`, `n_shared` clusters on both sides, the means `old` and `new`, and `difference`, `low` and
-    `high`; groups that lack a side are left out.
+    The columns of `by`, `n_old`, `n_new`, `n_shared` clusters on both sides, the means `old` and `new`, `difference`, `low` and
+    `high`, its p-value `p`, and `p_adjusted`, which allows for the number of groups (`quantdrift.facts.estimate.holm`): who names the
+    groups where it is at most .05 names any that does not differ with a probability of at most 5 %. Groups that lack a side are left
+    out.
     """
     names = _listed(by)
     items = _Items(frame, [*names, column], value=value, clusters=clusters, weight=weight, cap=cap)
@@ -100,10 +102,9 @@ def difference(
         sides = [items.sample(place & side) for side in of_side]
         sums = [cluster_sums(side) for side in sides]
         means = [ratio(one, cap) for one in sums]
-        if means[0] is None or means[1] is None:
+        found = compared(*sums, shared_sums(*sides), cap, flips=items.flips(place, of_side))
+        if means[0] is None or means[1] is None or found is None:
             continue
-        found = difference_of(means[0], means[1], _correlation(sums, sides))
-        assert found is not None
         rows.append(
             {
                 **group,
@@ -115,14 +116,16 @@ def difference(
                 "difference": found.mean,
                 "low": found.low,
                 "high": found.high,
+                "p": found.p,
             }
         )
-    columns = ("n_old", "n_new", "n_shared", "old", "new", "difference", "low", "high")
+    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_adjusted"] = p
+    columns = (
+        *("n_old", "n_new", "n_shared", "old", "new"),
+        *("difference", "low", "high", "p", "p_adjusted"),
+    )
     return cast("FrameT", items.made(rows, names, columns))
-
-
-def _correlation(sums: Sequence[ClusterSums], sides: Sequence[Sample]) -> float:
-    return correlation(sums[0], sums[1], shared_sums(sides[0], sides[1]))
 
 
 def _row(sample: Sample, found: Estimate | None) -> dict[str, Any]:
@@ -158,6 +161,7 @@ class _Items:
         exchange = _codes(frame[_EXCHANGE]) if _EXCHANGE in has else np.arange(len(values))
         named = _codes(frame[clusters], missing=-1)
         self._known = ~np.isnan(values) & (weights > 0)
+        self._flips = floats(frame[_FLIP]) if _FLIP in has else None
         self._all = Sample(
             value=np.minimum(values, cap),
             weight=weights,
@@ -192,6 +196,15 @@ class _Items:
     def sample(self, place: Any) -> Sample:
         """Return the rows at some places that have a value."""
         return Sample(*(column[place & self._known] for column in self._all))
+
+    def flips(self, place: Any, sides: Sequence[Any]) -> tuple[ClusterSums, ClusterSums] | None:
+        """Return the sums of the changed answers at some places of both sides; None where the frame does not have them."""
+        if self._flips is None:
+            return None
+        whole = self._all._replace(value=self._flips)
+        known = ~np.isnan(self._flips) & (whole.weight > 0) & place
+        old, new = (cluster_sums(Sample(*(column[known & side] for column in whole))) for side in sides)
+        return old, new
 
     def made(self, rows: list[dict[str, Any]], by: list[str], names: Sequence[str]) -> Any:
         """Return rows as a frame of the kind that was given."""

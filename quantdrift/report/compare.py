@@ -1,26 +1,64 @@
-"""The comparison of two candidate versions of a model, slice by slice: read, computed, and put in order, worst first."""
+"""The comparison of two versions, periods or models, slice by slice: read, computed, and put in order, worst first."""
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.facts.estimate import Change, Estimate, change_of, correlation, difference, ratio
-from quantdrift.report.figures import ComparedSlice, ComparedVersion, SideFigures, VersionComparison
+from quantdrift.facts import figures
+from quantdrift.facts.cost import cost_figure
+from quantdrift.facts.estimate import (
+    LEVEL,
+    Change,
+    Difference,
+    Estimate,
+    adjusted,
+    change_of,
+    compared,
+    difference_with_p,
+    ratio,
+)
+from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject
+from quantdrift.report.figures import ComparedSlice, ComparedVersion, Gap, SideFigures, VersionComparison
 from quantdrift.report.finding import bins_by_key, by_key, task_of
-from quantdrift.report.period import ceiling
+from quantdrift.report.period import ceiling, floor
+from quantdrift.report.wording import moment
+from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.estimates import MOST_ROWS, Side, SliceClusters, cluster_sums, pair_sums
-from quantdrift.storage.report.facts import Grain, SliceName, Version, VersionSpan, Window
+from quantdrift.storage.report.facts import Grain, SliceName, Sums, Version, VersionSpan, Window
 from quantdrift.storage.report.reading import Reader
 
 DAYS: Final = 7
 """Of each version, this many of its newest days are compared."""
+Span = tuple[datetime, datetime]
 _NAMED: Final = 12  # versions that an error names
+
+
+class Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """What two sides are compared over.
+
+    Parameters
+    ----------
+    begin, end
+        Only what was captured in [begin, end); None: no limit.
+    not_in
+        Times that are left out on both sides, such as a holiday.
+    """
+
+    begin: datetime | None = None
+    end: datetime | None = None
+    not_in: tuple[Span, ...] = ()
+
+
+EVERYWHERE: Final = Sides()
 
 
 async def compare(
@@ -31,7 +69,7 @@ async def compare(
     new: str,
     model: str = "",
     days: int = DAYS,
-    end: datetime | None = None,
+    within: Sides = EVERYWHERE,
 ) -> VersionComparison:
     """Compare two versions that are named as requests name them.
 
@@ -43,8 +81,8 @@ async def compare(
         Their model; empty: the only model that has both.
     days
         Of each version its newest days are compared.
-    end
-        Nothing captured from this time on is compared; None: no limit.
+    within
+        The limits of both.
 
     Raises
     ------
@@ -52,17 +90,138 @@ async def compare(
         The model or a version is not known, or nothing of it was compared; the message names the known ones.
     """
     if old == new:
-        raise OperatorError(f"--from and --to are both `{old}`: give two versions")
+        raise OperatorError(f"--from and --to are both `{old}`: give two versions, or two periods")
     versions = await reader.versions()
     pair = find(versions, old=old, new=new, model=model)
-    spans = await reader.versions_read.spans([version.id for version in pair], timedelta(days=days), end)
+    spans = await reader.versions_read.spans(
+        [version.id for version in pair], timedelta(days=days), within.end
+    )
     for version in pair:
-        if version.id not in spans:
-            raise OperatorError(
-                f"nothing of {version.model} {version.candidate_version} is compared yet:"
-                " see `quantdrift status`, or `quantdrift report` for the versions that have comparisons"
-            )
-    return await compare_pair(reader, config, pair[0], pair[1], spans=spans, end=end)
+        _require(version, version.id in spans)
+    return await compare_pair(reader, config, pair[0], pair[1], spans=spans, within=within)
+
+
+async def compare_periods(
+    reader: Reader,
+    config: Config,
+    *,
+    old: Span,
+    new: Span,
+    model: str = "",
+    version: str = "",
+    not_in: tuple[Span, ...] = (),
+) -> VersionComparison:
+    """Compare two periods of one version.
+
+    Parameters
+    ----------
+    model, version
+        Empty: the only model, and its newest version with a comparison in both periods.
+
+    Raises
+    ------
+    OperatorError
+        The model or the version is not known, the periods overlap, or nothing was compared in one.
+    """
+    if old[0] < new[1] and new[0] < old[1]:
+        raise OperatorError("the two periods overlap: an answer would be on both sides")
+    for wanted in await _candidates(reader, model, version):
+        sides = [await _side(reader, wanted, cut(span, not_in), label=_label(span)) for span in (old, new)]
+        if all(side.n for side in sides):
+            return await _compare_sides(reader, config, sides[0], sides[1], not_in)
+    raise OperatorError(
+        f"no version of {model or 'the model'} has comparisons in both periods: compare two versions with --from OLD --to NEW"
+    )
+
+
+async def compare_models(
+    reader: Reader,
+    config: Config,
+    *,
+    old: tuple[str, str],
+    new: tuple[str, str],
+    days: int = DAYS,
+    within: Sides = EVERYWHERE,
+) -> VersionComparison:
+    """Compare two models over the same hours, by the predicates of their slices.
+
+    Parameters
+    ----------
+    old, new
+        Model and version; an empty version is the newest one with a comparison.
+    days
+        The newest days that both have.
+
+    Raises
+    ------
+    OperatorError
+        A model or version is not known, or they have no time in common.
+    """
+    pair = []
+    for model, name in (old, new):
+        candidates = await _candidates(reader, model, name)
+        spans = await reader.versions_read.spans(
+            [version.id for version in candidates], timedelta(days=366), within.end
+        )
+        version = next((version for version in candidates if version.id in spans), candidates[0])
+        _require(version, version.id in spans)
+        pair.append((version, spans[version.id]))
+    begin = max([span.first for _, span in pair] + ([within.begin] if within.begin else []))
+    end = min([span.last for _, span in pair] + ([within.end] if within.end else []))
+    if within.begin is None:
+        begin = max(begin, end - timedelta(days=days))
+    if begin >= end:
+        raise OperatorError(
+            f"{old[0]} and {new[0]} were not compared in the same hours: give --from and --to of a time in which both served"
+        )
+    parts = cut((begin, end), within.not_in)
+    sides = [
+        await _side(reader, version, parts, label=f"{version.model} {version.candidate_version}")
+        for version, _ in pair
+    ]
+    return await _compare_sides(reader, config, sides[0], sides[1], within.not_in)
+
+
+def cut(span: Span, not_in: Sequence[Span]) -> tuple[Span, ...]:
+    """Return what is left of a time without some others, in order."""
+    parts = [span]
+    for begin, end in not_in:
+        parts = [
+            part
+            for first, last in parts
+            for part in ((first, min(last, begin)), (max(first, end), last))
+            if part[0] < part[1]
+        ]
+    return tuple(parts)
+
+
+def _label(span: Span) -> str:
+    return f"{moment(span[0])} to {moment(span[1])}"
+
+
+def _require(version: Version, is_compared: bool) -> None:  # noqa: FBT001 - a condition
+    if not is_compared:
+        raise OperatorError(
+            f"nothing of {version.model} {version.candidate_version} is compared yet:"
+            " see `quantdrift status`, or `quantdrift report` for the versions that have comparisons"
+        )
+
+
+async def _candidates(reader: Reader, model: str, version: str) -> list[Version]:
+    """Return the versions of a model, the newest first; of one name, where one is asked for."""
+    versions = await reader.versions()
+    models = sorted({one.model for one in versions})
+    if model not in models and (model or len(models) != 1):
+        raise OperatorError(
+            f"no version of a model `{model}` is known: {nearest(model, models)}"
+            if model
+            else f"several models are known: give --model, one of {', '.join(models)}"
+        )
+    wanted = [one for one in versions if model in {"", one.model} and version in {"", one.candidate_version}]
+    if not wanted:
+        names = list(dict.fromkeys(one.candidate_version for one in versions if model in {"", one.model}))
+        raise OperatorError(f"no version `{version}` is known: {nearest(version, names)}")
+    return sorted(wanted, key=lambda one: (bool(one.reference_digest), one.id), reverse=True)
 
 
 def find(versions: Sequence[Version], *, old: str, new: str, model: str = "") -> tuple[Version, Version]:
@@ -106,112 +265,276 @@ async def compare_pair(
     new: Version,
     *,
     spans: Mapping[int, VersionSpan],
-    end: datetime | None = None,
+    within: Sides = EVERYWHERE,
 ) -> VersionComparison:
-    """Compare two versions of one model over the windows in `spans`, as far as they lie before `end`."""
-    names = {name.id: name for name in await reader.slices(old.model)}
-    cap = config.budget(old.model).cap
-    windows = [await _window(reader, spans[version.id], end) for version in (old, new)]
-    if all(window.grain is Grain.ITEM for window in windows):
-        pair = await pair_sums(
-            reader.connection, _side(old, windows[0], cap), _side(new, windows[1], cap), slice_ids=list(names)
+    """Compare two versions of one model over the windows in `spans`, as far as they lie within the limits."""
+    sides = []
+    for version in (old, new):
+        span = spans[version.id]
+        begin = span.first if within.begin is None else max(span.first, within.begin)
+        end = span.last if within.end is None else min(span.last, within.end)
+        sides.append(
+            await _side(reader, version, cut((begin, end), within.not_in), label=version.candidate_version)
         )
-        of_old, of_new = (
-            {one.slice_id: one for one in pair if one.version_id == id_} for id_ in (old.id, new.id)
-        )
-        correlations = {key: _correlations(of_old[key], of_new[key]) for key in of_old if key in of_new}
-        old_side, new_side = (
-            {key: _figures(one, cap) for key, one in side.items()} for side in (of_old, of_new)
-        )
-    else:
-        correlations = {}
-        old_side, new_side = [
-            await _apart(reader, version, window, cap, list(names))
-            for version, window in zip((old, new), windows, strict=True)
-        ]
-    entries = [
-        _compared(names[key], old_side[key], new_side[key], correlations.get(key, {}))
-        for key in old_side
-        if key in new_side
-    ]
+    return await _compare_sides(reader, config, sides[0], sides[1], within.not_in)
+
+
+class _Chosen(NamedTuple):
+    """One side of a comparison: a version, the times of it, and how many comparisons they hold, counted up to `MOST_ROWS`."""
+
+    version: Version
+    parts: tuple[Span, ...]
+    window: Window
+    n: int
+    label: str
+
+
+async def _side(reader: Reader, version: Version, parts: tuple[Span, ...], *, label: str) -> _Chosen:
+    """Return a side, with its window from the first comparison to the last one where they are few enough to be read."""
+    n, ends = 0, list[datetime]()
+    for begin, end in parts:
+        window = Window(begin=begin, end=end, grain=Grain.ITEM)
+        more, first, last = await reader.versions_read.extent(window, version.id, MOST_ROWS + 1)
+        n += more
+        ends += [at for at in (first, last) if at is not None]
+    if not n:
+        at = parts[0][0] if parts else datetime.now(UTC)
+        return _Chosen(version, parts, Window(begin=at, end=at, grain=Grain.ITEM), 0, label)
+    if n <= MOST_ROWS:
+        # From the first to the last one, and not to the end of an hour that has only begun.
+        window = Window(begin=min(ends), end=max(ends) + timedelta(microseconds=1), grain=Grain.ITEM)
+        return _Chosen(version, parts, window, n, label)
+    hour = timedelta(hours=1)
+    hours = tuple((floor(begin, hour), ceiling(end, hour)) for begin, end in parts)
+    return _Chosen(version, hours, Window(begin=hours[0][0], end=hours[-1][1], grain=Grain.HOUR), n, label)
+
+
+async def _compare_sides(
+    reader: Reader, config: Config, old: _Chosen, new: _Chosen, not_in: Sequence[Span]
+) -> VersionComparison:
+    for side in (old, new):
+        if not side.n:
+            version = side.version
+            raise OperatorError(
+                f"nothing of {version.model} {version.candidate_version} was compared in the time that is asked about ({side.label})"
+            )
+    names = {model: list(await reader.slices(model)) for model in {old.version.model, new.version.model}}
+    of_old, of_new = await _read_sides(reader, config, old, new, names)
+    known = {name.predicate: name for name in [*names[old.version.model], *names[new.version.model]]}
+    cap = max(config.budget(side.version.model).cap for side in (old, new))
+    has_same_unit = task_of(config, old.version.model) is task_of(config, new.version.model)
+    entries = _entries(known, of_old, of_new, cap, has_same_unit=has_same_unit)
+    aggregate = next((entry for entry in entries if entry.predicate == EVERYTHING), None)
+    comparison = VersionComparison(
+        model=old.version.model,
+        task=task_of(config, new.version.model),
+        old=_version(config, old, aggregate and aggregate.old),
+        new=_version(config, new, aggregate and aggregate.new),
+        aggregate=aggregate,
+        slices=tuple(sorted((entry for entry in entries if entry.predicate != EVERYTHING), key=_order)),
+        only_old=_names(known, of_old, of_new),
+        only_new=_names(known, of_new, of_old),
+        warning=_warning(old.version, new.version),
+        not_in=tuple(Gap(begin=begin, end=end) for begin, end in not_in),
+    )
+    return msgspec.structs.replace(
+        comparison,
+        model="" if old.version.model != new.version.model else old.version.model,
+        cost=await _cost(reader, config, new, aggregate),
+    )
+
+
+def _warning(old: Version, new: Version) -> str:
+    if old.model != new.model:
+        return ""
     different = bool(old.reference_digest and new.reference_digest) and (
         old.reference_digest != new.reference_digest
     )
-    return VersionComparison(
-        model=old.model,
-        task=task_of(config, old.model),
-        old=_version(old, windows[0]),
-        new=_version(new, windows[1]),
-        aggregate=next((entry for entry in entries if entry.predicate == EVERYTHING), None),
-        slices=tuple(sorted((entry for entry in entries if entry.predicate != EVERYTHING), key=_order)),
-        only_old=_names(names, old_side, new_side),
-        only_new=_names(names, new_side, old_side),
-        warning=(
-            "the two versions were compared with different references: the difference may be one of the references"
-            if different
-            else ""
-        ),
+    return (
+        "the two versions were compared with different references: the difference may be one of the references"
+        if different
+        else ""
     )
 
 
-async def _window(reader: Reader, span: VersionSpan, end: datetime | None) -> Window:
-    until = span.last if end is None else min(span.last, end)
-    window = Window(begin=span.first, end=until, grain=Grain.ITEM)
-    n, first, last = await reader.versions_read.extent(window, span.version_id, MOST_ROWS + 1)
-    if first is not None and last is not None and n <= MOST_ROWS:
-        # From the first to the last one, and not to the end of an hour that has only begun.
-        return Window(begin=first, end=last + timedelta(microseconds=1), grain=Grain.ITEM)
-    return Window(begin=span.first, end=ceiling(until, timedelta(hours=1)), grain=Grain.HOUR)
+async def _cost(
+    reader: Reader, config: Config, new: _Chosen, aggregate: ComparedSlice | None
+) -> Figure | None:
+    """Return what the difference over all traffic costs in the window of the new side; None without a price."""
+    prices = prices_of(config, new.version.model)
+    if not prices.most or aggregate is None or aggregate.flip is None or new.window.grain is not Grain.ITEM:
+        return None
+    of = Subject(model=new.version.model, version=new.version.candidate_version, slice=aggregate.name)
+    share = figures.estimate_figure(
+        FigureName.CHANGED_SHARE,
+        Scope(window=figures.period(new.window.begin, new.window.end), of=of, as_of=new.window.end),
+        Counted(n=aggregate.new.n_items, requests=aggregate.new.weight),
+        aggregate.flip,
+    )
+    assert share is not None
+    worth = await mean_worth(
+        reader.connection,
+        prices,
+        new.parts,
+        version_id=new.version.id,
+        slice_id=aggregate.slice_id,
+    )
+    return cost_figure(share, aggregate.flip, prices, worth)
 
 
-def _side(version: Version, window: Window, cap: float) -> Side:
-    return Side(version_id=version.id, begin=window.begin, end=window.end, cap=cap)
+def _sides(side: _Chosen, cap: float) -> list[Side]:
+    """Return the parts of a side as far as it has comparisons."""
+    window = side.window
+    parts = [(max(begin, window.begin), min(end, window.end)) for begin, end in side.parts]
+    return [
+        Side(version_id=side.version.id, begin=begin, end=end, cap=cap) for begin, end in parts if begin < end
+    ]
+
+
+async def _read_sides(
+    reader: Reader,
+    config: Config,
+    old: _Chosen,
+    new: _Chosen,
+    names: Mapping[str, Sequence[SliceName]],
+) -> "tuple[dict[str, _SliceSide], dict[str, _SliceSide]]":
+    """Return each slice of both sides that has data, by its predicate."""
+    caps = [config.budget(side.version.model).cap for side in (old, new)]
+    is_pair = old.version.model == new.version.model and old.version.id != new.version.id
+    if is_pair and all(side.window.grain is Grain.ITEM for side in (old, new)):
+        of_model = {name.id: name.predicate for name in names[old.version.model]}
+        pair = await pair_sums(
+            reader.connection, _sides(old, caps[0]), _sides(new, caps[1]), slice_ids=list(of_model)
+        )
+        of_old, of_new = (
+            {
+                of_model[one.slice_id]: _of_clusters(one, cap)
+                for one in pair
+                if one.version_id == side.version.id
+            }
+            for side, cap in zip((old, new), caps, strict=True)
+        )
+        return of_old, of_new
+    first, second = [
+        await _apart(reader, side, cap, {name.id: name.predicate for name in names[side.version.model]})
+        for side, cap in zip((old, new), caps, strict=True)
+    ]
+    return first, second
+
+
+class _SliceSide(NamedTuple):
+    """One slice of one side: its figures, and what its interval at any level is made of."""
+
+    figures: SideFigures
+    clusters: SliceClusters | None
+    interval: Callable[[Metric, float], Estimate | None]
 
 
 async def _apart(
-    reader: Reader, version: Version, window: Window, cap: float, slice_ids: Sequence[int]
-) -> dict[int, SideFigures]:
-    """Return each slice of a version that has data in the window, of versions that are not read in one pass.
+    reader: Reader, side: _Chosen, cap: float, predicates: Mapping[int, str]
+) -> dict[str, _SliceSide]:
+    """Return each slice of one side that has data, of sides that are not read in one pass.
 
     Roll-ups know no person. There a session counts as one unit in each hour, with the variance that values which are all
     alike would have.
     """
-    if window.grain is Grain.ITEM:
-        found = await cluster_sums(reader.connection, [_side(version, window, cap)], slice_ids=slice_ids)
-        return {one.slice_id: _figures(one, cap) for one in found}
-    caps = {version.id: cap}
-    totals = by_key(await reader.divergence.sums(window, window.end - window.begin, caps, slice_ids))
-    bins = bins_by_key(await reader.divergence.bins(window, caps, slice_ids))
+    if side.window.grain is Grain.ITEM:
+        clusters = await cluster_sums(reader.connection, _sides(side, cap), slice_ids=list(predicates))
+        return {predicates[one.slice_id]: _of_clusters(one, cap) for one in clusters}
+    caps = {side.version.id: cap}
+    totals, bins = dict[int, Sums](), dict[int, tuple[float, ...]]()
+    for begin, end in side.parts:
+        window = Window(begin=begin, end=end, grain=Grain.HOUR)
+        sums = by_key(await reader.divergence.sums(window, end - begin, caps, list(predicates)))
+        for (_, slice_id), more in sums.items():
+            totals[slice_id] = totals.get(slice_id, Sums()) + more
+        found = bins_by_key(await reader.divergence.bins(window, caps, list(predicates)))
+        for (_, slice_id), weights in found.items():
+            known = bins.get(slice_id, (0.0,) * len(weights))
+            bins[slice_id] = tuple(a + b for a, b in zip(known, weights, strict=True))
     return {
-        key[1]: SideFigures(
-            n_exchanges=sums.n_groups,
-            n_clusters=None,
-            flip=sums.estimate(Metric.FLIP, cap),
-            divergence=sums.estimate(Metric.DIVERGENCE, cap, bins.get(key, ())),
-        )
-        for key, sums in totals.items()
+        predicates[slice_id]: _of_sums(sums, cap, bins.get(slice_id, ())) for slice_id, sums in totals.items()
     }
 
 
-def _figures(clusters: SliceClusters, cap: float) -> SideFigures:
-    return SideFigures(
+def _of_clusters(clusters: SliceClusters, cap: float) -> _SliceSide:
+    caps = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}
+
+    def interval(metric: Metric, level: float) -> Estimate | None:
+        return ratio(clusters.of[metric], caps[metric], level)
+
+    of_side = SideFigures(
+        n_items=clusters.n_items,
         n_exchanges=clusters.n_exchanges,
         n_clusters=clusters.n_clusters,
-        flip=ratio(clusters.of[Metric.FLIP]),
-        divergence=ratio(clusters.of[Metric.DIVERGENCE], cap),
+        weight=clusters.weight,
+        flip=interval(Metric.FLIP, LEVEL),
+        divergence=interval(Metric.DIVERGENCE, LEVEL),
+    )
+    return _SliceSide(of_side, clusters, interval)
+
+
+def _of_sums(sums: Sums, cap: float, bins: Sequence[float]) -> _SliceSide:
+    def interval(metric: Metric, level: float) -> Estimate | None:
+        return sums.estimate(metric, cap, bins, level)
+
+    of_side = SideFigures(
+        n_items=sums.n_items,
+        n_exchanges=sums.n_groups,
+        n_clusters=None,
+        weight=sums.weight,
+        flip=interval(Metric.FLIP, LEVEL),
+        divergence=interval(Metric.DIVERGENCE, LEVEL),
+    )
+    return _SliceSide(of_side, None, interval)
+
+
+def _entries(
+    names: Mapping[str, SliceName],
+    old: Mapping[str, _SliceSide],
+    new: Mapping[str, _SliceSide],
+    cap: float,
+    *,
+    has_same_unit: bool,
+) -> list[ComparedSlice]:
+    """Return the slices of both sides; the p-values of all their differences are adjusted together."""
+    keys = [key for key in old if key in new]
+    caps = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}
+    differences = adjusted(
+        [
+            _difference(metric, old[key], new[key], caps[metric])
+            if has_same_unit or metric is Metric.FLIP
+            else None
+            for metric in caps
+            for key in keys
+        ]
+    )
+    flips, divergences = differences[: len(keys)], differences[len(keys) :]
+    return [
+        _compared(names[key], old[key].figures, new[key].figures, flip, divergence)
+        for key, flip, divergence in zip(keys, flips, divergences, strict=True)
+    ]
+
+
+def _difference(metric: Metric, old: _SliceSide, new: _SliceSide, cap: float) -> Difference | None:
+    if old.clusters is None or new.clusters is None:
+        return difference_with_p(partial(old.interval, metric), partial(new.interval, metric))
+    sides = old.clusters.of, new.clusters.of
+    return compared(
+        *(of[metric] for of in sides),
+        new.clusters.shared.get(metric),
+        cap,
+        flips=(sides[0][Metric.FLIP], sides[1][Metric.FLIP]),
     )
 
 
-def _correlations(old: SliceClusters, new: SliceClusters) -> dict[str, float]:
-    """Return the correlation of the two means by measure: of people whom both versions have answered."""
-    return {name: correlation(old.of[name], new.of[name], sums) for name, sums in new.shared.items()}
-
-
 def _compared(
-    name: SliceName, old: SideFigures, new: SideFigures, correlations: Mapping[str, float]
+    name: SliceName,
+    old: SideFigures,
+    new: SideFigures,
+    flip: Difference | None,
+    divergence: Difference | None,
 ) -> ComparedSlice:
-    flip = difference(old.flip, new.flip, correlations.get(Metric.FLIP, 0.0))
-    divergence = difference(old.divergence, new.divergence, correlations.get(Metric.DIVERGENCE, 0.0))
     changes = {change_of(flip), change_of(divergence)}
     return ComparedSlice(
         slice_id=name.id,
@@ -236,16 +559,20 @@ def _order(entry: ComparedSlice) -> tuple[int, float, float, str]:
     return list(Change).index(entry.change), low(entry.flip), low(entry.divergence), entry.name
 
 
-def _names(
-    names: Mapping[int, SliceName], side: Mapping[int, SideFigures], other: Mapping[int, SideFigures]
-) -> tuple[str, ...]:
+def _names(names: Mapping[str, SliceName], side: Collection[str], other: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(names[key].name for key in side if key not in other))
 
 
-def _version(version: Version, window: Window) -> ComparedVersion:
+def _version(config: Config, side: _Chosen, everything: SideFigures | None) -> ComparedVersion:
+    version, window = side.version, side.window
+    has_people = bool(config.sampling.sticky_header) and everything is not None
     return ComparedVersion(
         version_id=version.id,
+        model=version.model,
         version=version.candidate_version,
+        label=side.label,
+        n_answers=everything.n_items if everything else side.n,
+        n_people=everything.n_clusters if has_people and everything else None,
         reference_digest=version.reference_digest,
         first_seen_at=version.first_seen_at,
         begin=window.begin,

@@ -8,7 +8,7 @@ import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES, Task
-from quantdrift.facts.estimate import Change, Estimate, change_of
+from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
 from quantdrift.facts.events import AggregateEvidence
 from quantdrift.facts.figures import (
     Counted,
@@ -351,15 +351,19 @@ class SideFigures(_Figures, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    n_exchanges, n_clusters
-        Exchanges compared, and the people that they belong to; an exchange without a person is one of its own. None:
+    n_items, n_exchanges, n_clusters
+        Answers and exchanges compared, and the people that they belong to; an exchange without a person is one of its own. None:
         the roll-ups do not hold it.
+    weight
+        Estimated requests that they stand for.
     flip, divergence
         Means with 95 % intervals (`quantdrift.facts.estimate.ratio`); None where nothing was measured.
     """
 
+    n_items: int = 0
     n_exchanges: int
     n_clusters: int | None
+    weight: float = 0.0
     flip: Estimate | None
     divergence: Estimate | None
 
@@ -370,9 +374,10 @@ class ComparedSlice(_Figures, frozen=True, kw_only=True):
     Parameters
     ----------
     change
-        Worse where the interval of one of the two differences lies above 0, better where none does and one lies below.
+        Worse where one of the two differences is above 0 with an adjusted p-value of at most .05, better where none is and one is
+        below. Where nothing differs, any of all slices is named with a probability of at most 5 %.
     flip, divergence
-        New minus old, with a 95 % interval for one look.
+        New minus old, with a 95 % interval for one look, and the p-value among the differences of all slices.
     """
 
     slice_id: int
@@ -381,8 +386,8 @@ class ComparedSlice(_Figures, frozen=True, kw_only=True):
     change: Change
     old: SideFigures
     new: SideFigures
-    flip: Estimate | None
-    divergence: Estimate | None
+    flip: Difference | None
+    divergence: Difference | None
 
     @property
     def shown(self) -> str:
@@ -393,10 +398,22 @@ class ComparedSlice(_Figures, frozen=True, kw_only=True):
 
 
 class ComparedVersion(_Figures, frozen=True, kw_only=True):
-    """A version, the window that is compared, and the table that it was read from."""
+    """A version, the window that is compared, and the table that it was read from.
+
+    Parameters
+    ----------
+    label
+        What tells it from the other side: the version, else the model or the period.
+    n_answers, n_people
+        Compared in the window; people only where requests say who sends them.
+    """
 
     version_id: int
+    model: str = ""
     version: str
+    label: str = ""
+    n_answers: int = 0
+    n_people: int | None = None
     reference_digest: str
     first_seen_at: datetime
     begin: datetime
@@ -417,6 +434,11 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
         Names of the slices with data in one of the two alone.
     warning
         Why the two may not be comparable; empty if nothing is known.
+    not_in
+        Times that were left out on both sides.
+    cost
+        What the difference over all traffic costs in the window of the new side: its requests times the difference times what a request
+        with a changed answer is worth; None without a price.
     """
 
     model: str
@@ -428,6 +450,8 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
     only_old: tuple[str, ...]
     only_new: tuple[str, ...]
     warning: str = ""
+    not_in: tuple[Gap, ...] = ()
+    cost: Figure | None = None
 
     def n_of(self, change: Change) -> int:
         """Return how many slices, the aggregate left out, changed so."""

@@ -11,7 +11,7 @@ from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.figures import DAY, Counted, Figure, FigureName, Scope, Served, Subject
 from quantdrift.facts.incidents import Incident
-from quantdrift.report.compare import DAYS, compare_pair
+from quantdrift.report.compare import DAYS, Sides, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,
     Gap,
@@ -351,7 +351,9 @@ async def _comparisons(
         spans = await reader.versions_read.spans(ids, length, period.end)
         old = next((version for version in reversed(before) if version.id in spans), None)
         if old is not None and new.id in spans:
-            found.append(await compare_pair(reader, config, old, new, spans=spans, end=period.end))
+            found.append(
+                await compare_pair(reader, config, old, new, spans=spans, within=Sides(end=period.end))
+            )
     return tuple(found)
 
 

@@ -86,27 +86,28 @@ def speed_sentence(
 
 def compared_sentence(found: VersionComparison) -> str:
     """Return what a comparison of two versions shows, in one or two sentences without a unit of divergence."""
-    title = f"{found.model} {found.new.version}"
+    old = found.old.label or found.old.version
+    title = f"{found.model} {found.new.label or found.new.version}"
     n_slices, n_worse, n_better = len(found.slices), found.n_of(Change.WORSE), found.n_of(Change.BETTER)
     if found.aggregate is None:
-        return f"{title} and {found.old.version} have no traffic in common that was compared."
+        return f"{title} and {old} have no traffic in common that was compared."
     changed = ""
     if found.aggregate.old.flip and found.aggregate.new.flip:
         changed = (
             f" Over all traffic {percent(found.aggregate.new.flip.mean)} of its answers changed; with"
-            f" {found.old.version} it was {percent(found.aggregate.old.flip.mean)}."
+            f" {old} it was {percent(found.aggregate.old.flip.mean)}."
         )
     if n_worse:
         names = _listed([entry.name for entry in found.slices if entry.change is Change.WORSE])
         also = f", and better in {n_better:,}" if n_better else ""
-        text = f"{title} is worse than {found.old.version} in {n_worse:,} of {count_of(n_slices, 'slice')}: {names}{also}."
+        text = f"{title} is worse than {old} in {n_worse:,} of {count_of(n_slices, 'slice')}: {names}{also}."
     elif found.aggregate.change is Change.WORSE:
-        text = f"{title} is worse than {found.old.version} over all traffic; no single slice shows it."
+        text = f"{title} is worse than {old} over all traffic; no single slice shows it."
     elif n_better or found.aggregate.change is Change.BETTER:
         where = f"in {n_better:,} of {count_of(n_slices, 'slice')}" if n_better else "over all traffic"
-        text = f"{title} is better than {found.old.version} {where}, and worse in none."
+        text = f"{title} is better than {old} {where}, and worse in none."
     else:
-        text = f"{title} shows no clear difference from {found.old.version} in any of {count_of(n_slices, 'slice')}."
+        text = f"{title} shows no clear difference from {old} in any of {count_of(n_slices, 'slice')}."
     return text + changed
 
 

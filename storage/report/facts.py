@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.facts.estimate import ClusterSums, Estimate, added, ratio
+from quantdrift.facts.estimate import LEVEL, ClusterSums, Estimate, added, ratio
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.interval import mean_of_bins, share
 from quantdrift.facts.words.text import AlertText
@@ -145,7 +145,9 @@ class Sums(_Fact, frozen=True, kw_only=True):
         """Return the part of `n_effective` with that metric: flip, js or divergence."""
         return self.n_effective * self._of(metric)[1] / self.weight if self.weight else 0.0
 
-    def estimate(self, metric: Metric, cap: float, bins: Sequence[float] = ()) -> Estimate | None:
+    def estimate(
+        self, metric: Metric, cap: float, bins: Sequence[float] = (), level: float = LEVEL
+    ) -> Estimate | None:
         """Return the mean of flip, js or divergence with its interval; None where no item has that metric.
 
         Of what `of` lacks only Kish's number is known, in which all exchanges of a session count as one: the interval is wider.
@@ -156,13 +158,17 @@ class Sums(_Fact, frozen=True, kw_only=True):
             Of a single divergence.
         bins
             Histogram of the divergence, for the interval of a roll-up's.
+        level
+            Probability with which the interval holds the truth.
         """
         top = {Metric.FLIP: 1.0, Metric.JS: log(2.0), Metric.DIVERGENCE: cap}[metric]
         sums = self.of.get(metric.value)
         if sums is not None and sums.weight_sq > 0:
-            return ratio(sums, top)
+            return ratio(sums, top, level)
         mean, n = self.mean(metric), self.n_effective_of(metric)
-        return mean_of_bins(mean, bins, n, cap) if metric is Metric.DIVERGENCE else share(mean, n, top)
+        if metric is Metric.DIVERGENCE:
+            return mean_of_bins(mean, bins, n, cap, level)
+        return share(mean, n, top, level)
 
     def _of(self, metric: Metric) -> tuple[float, float]:
         return {

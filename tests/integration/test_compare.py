@@ -26,6 +26,7 @@ from quantdrift.facts.estimate import Change, Estimate
 from quantdrift.report.compare import compare
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
+from quantdrift.storage.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import Grain
 from quantdrift.storage.report.reading import Reader, reading
 from tests.support.commands import invoked
@@ -46,7 +47,10 @@ async def week(postgres_dsn: str) -> ReleaseWeek:
 async def reader(postgres_dsn: str, week: ReleaseWeek) -> AsyncIterator[Reader]:
     """Return a snapshot of that week."""
     del week
-    async with Database(postgres_dsn) as database, reading(database) as found:
+    async with (
+        Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
+        reading(database) as found,
+    ):
         yield found
 
 
@@ -162,7 +166,10 @@ async def test_different_references_are_told(
     await record.execute(
         "update model_version set reference_digest = $1 where candidate_version = $2", "a" * 64, NEW
     )
-    async with Database(postgres_dsn) as database, reading(database) as fresh:
+    async with (
+        Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
+        reading(database) as fresh,
+    ):
         found = await compare(fresh, CONFIG, old=OLD, new=NEW)
     assert "different references" in found.warning
 
@@ -230,13 +237,19 @@ async def test_a_version_that_no_fold_has_reached_is_compared_and_folded_ones_ar
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        async with Database(postgres_dsn) as database, reading(database) as first:
+        async with (
+            Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
+            reading(database) as first,
+        ):
             known = await compare(first, CONFIG, old=OLD, new=NEW)
         assert not any("min(c.captured_at)" in statement for statement in statements)
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     await record.execute("delete from verdict where model_version_id = $1", week.version_ids[1])
-    async with Database(postgres_dsn) as database, reading(database) as second:
+    async with (
+        Database(postgres_dsn, statement_timeout_s=STATEMENT_S) as database,
+        reading(database) as second,
+    ):
         found = await compare(second, CONFIG, old=OLD, new=NEW)
     assert found.new.end == known.new.end
     assert [entry.name for entry in found.slices] == [entry.name for entry in known.slices]

@@ -2,15 +2,15 @@
 
 import pytest
 
-from quantdrift.facts.estimate import Change, Estimate
+from quantdrift.facts.estimate import Change, Difference
 from quantdrift.report.figures import ComparedSlice, SideFigures
 
 pytestmark = pytest.mark.unit
 
 SIDE = SideFigures(n_exchanges=900, n_clusters=900, flip=None, divergence=None)
-NONE = Estimate(mean=0.0, low=-0.004, high=0.004)
-LESS = Estimate(mean=-0.1, low=-0.2, high=-0.05)
-MORE = Estimate(mean=0.1, low=0.05, high=0.2)
+NONE = Difference(mean=0.0, low=-0.004, high=0.004, p=0.9, p_adjusted=1.0)
+LESS = Difference(mean=-0.1, low=-0.2, high=-0.05, p=1e-4, p_adjusted=1e-3)
+MORE = Difference(mean=0.1, low=0.05, high=0.2, p=1e-4, p_adjusted=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ MORE = Estimate(mean=0.1, low=0.05, high=0.2)
     ],
 )
 def test_a_slice_whose_answers_are_the_same_is_not_called_better_without_saying_why(
-    change: Change, flip: Estimate | None, divergence: Estimate, words: str
+    change: Change, flip: Difference | None, divergence: Difference, words: str
 ) -> None:
     """From 0 % to 0 % changed answers nothing got better but the outputs behind them."""
     compared = ComparedSlice(

@@ -18,7 +18,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts import status
-from quantdrift.facts.estimate import difference
+from quantdrift.facts.estimate import Difference, adjusted, change_of, difference_with_p, scaled
 from quantdrift.facts.figures import Window, WindowName
 from quantdrift.facts.incidents import (
     commands_of_incident,
@@ -750,21 +750,19 @@ def _sites(findings: Sequence[Finding]) -> list[NotedSite]:
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice under two versions: shares of changed answers, and their difference with its 95 % interval."""
+    """A slice under two versions: shares of changed answers, and their difference, whose p-value allows for all slices."""
 
     pair: past.Pair
     old: float | None
     new: float | None
-    difference: float | None
-    low: float | None
-    high: float | None
+    difference: Difference | None
 
     @property
     def finding(self) -> str:
         """`worse`, `better`, `no clear difference` or `not known`."""
-        if self.low is None or self.high is None:
+        if self.difference is None or self.difference.p is None:
             return "not known"
-        return "worse" if self.low > 0 else "better" if self.high < 0 else "no clear difference"
+        return change_of(self.difference).value
 
 
 async def compare(request: web.Request) -> web.Response:
@@ -790,7 +788,7 @@ async def compare(request: web.Request) -> web.Response:
         versions=versions,
         old=old,
         new=new,
-        rows=[_compared(pair) for pair in pairs[:1000]],
+        rows=_compared(pairs[:1000]),
         sql=queries.filled(queries.COMPARED, old=old.id, new=new.id, begin=begin) if new and old else "",
     )
 
@@ -939,17 +937,18 @@ def _points(
     return points
 
 
-def _compared(pair: past.Pair) -> Compared:
-    """Compare a slice by the sums of days."""
-    found = difference(pair.old, pair.new)
-    return Compared(
-        pair=pair,
-        old=pair.old.mean if pair.old else None,
-        new=pair.new.mean if pair.new else None,
-        difference=found.mean if found else None,
-        low=found.low if found else None,
-        high=found.high if found else None,
-    )
+def _compared(pairs: list[past.Pair]) -> list[Compared]:
+    """Compare slices by the sums of days."""
+    differences = adjusted([difference_with_p(scaled(pair.old), scaled(pair.new)) for pair in pairs])
+    return [
+        Compared(
+            pair=pair,
+            old=pair.old.mean if pair.old else None,
+            new=pair.new.mean if pair.new else None,
+            difference=found,
+        )
+        for pair, found in zip(pairs, differences, strict=True)
+    ]
 
 
 def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:
