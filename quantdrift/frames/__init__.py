@@ -8,12 +8,13 @@ with frames.pandas("postgresql://reader:password@localhost/quantdrift?sslmode=di
 
 from quantdrift.frames.estimates import difference, estimate
 from quantdrift.frames.tables import Tables, arrow, pandas, polars
-from quantdrift.frames.weights import weighted_mean, weighted_quantile
+from quantdrift.frames.weights import divergence_edges, weighted_mean, weighted_quantile
 
 __all__ = [
     "Tables",
     "arrow",
     "difference",
+    "divergence_edges",
     "estimate",
     "pandas",
     "polars",

@@ -1,12 +1,14 @@
 """The tables that data scientists read, each as one function."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pyarrow as pa
 
 from quantdrift.frames.connection import Connection
+from quantdrift.frames.estimates import estimate
 from quantdrift.storage.worst import worst_keys
 
 if TYPE_CHECKING:
@@ -88,6 +90,7 @@ class Tables(Generic[FrameT]):
         start: datetime | None = None,
         end: datetime | None = None,
         columns: Sequence[str] = (),
+        attributes: Sequence[str] = (),
     ) -> FrameT:
         """Return every compared item of a slice with its weight in it (view `item`).
 
@@ -97,9 +100,110 @@ class Tables(Generic[FrameT]):
         ----------
         columns
             All, or these alone: a week of a busy model has millions of rows.
+        attributes
+            Recorded attributes, such as `header.x-user`: each becomes a column of texts with its name; None where a request had none.
         """
         where = {"model": model, "slice": slice, "candidate_version": version}
-        return self._select("item", where, "captured_at", ("captured_at", start, end), columns=columns)
+        texts = [f"attributes ->> {_literal(name)} as {_quoted(name)}" for name in attributes]
+        return self._select(
+            "item", where, "captured_at", ("captured_at", start, end), columns=columns, more=texts
+        )
+
+    def trend(
+        self,
+        model: str,
+        *,
+        slices: Sequence[str] = ("all",),
+        version: str = "",
+        step: Literal["day", "week"] = "day",
+        timezone: str = "UTC",
+        not_in: Sequence[date | tuple[datetime, datetime]] = (),
+        value: Literal["flip", "divergence"] = "flip",
+        cap: float = 1.0,
+        start: datetime | None = None,
+        end: datetime | None = None,
+    ) -> FrameT:
+        """Return the mean of each slice by local day or week with its 95 % interval, as `estimate` makes it of the items.
+
+        It reads the items, some seconds for a million of them; `history` reads hours and days of UTC from the roll-ups at once.
+
+        Parameters
+        ----------
+        slices
+            Their names, such as all customers.
+        timezone
+            Whose days and weeks they are; a time without a zone is of this one. Weeks begin on Monday.
+        not_in
+            Local days, or times [begin, end), that are left out, such as a holiday.
+        cap
+            Of a single divergence: the model's `budget.cap`.
+
+        Returns
+        -------
+        The columns `candidate_version`, `slice`, `day` (the first of a week), `n` items, `n_clusters` people, `mean`, `low`, `high`.
+
+        Raises
+        ------
+        ValueError
+            There is no such time zone, step or value.
+        """
+        if step not in {"day", "week"} or value not in {"flip", "divergence"}:
+            raise ValueError("step is day or week, and value is flip or divergence")
+        try:
+            zone = ZoneInfo(timezone)
+        except (ZoneInfoNotFoundError, OSError) as error:
+            raise ValueError(f"there is no time zone `{timezone}`") from error
+        begin, until = _range(_zoned(start, zone) if start else None, _zoned(end, zone) if end else None)
+        parameters: list[Any] = [model, begin, until, timezone, version, *slices]
+        named = ", ".join(f"${number}" for number in range(6, 6 + len(slices)))
+        local = "(captured_at at time zone $4)"
+        conditions = [
+            f"model = $1 and captured_at >= $2 and captured_at < $3 and ($5 = '' or candidate_version = $5) and slice in ({named})"
+        ]
+        for one in not_in:
+            if isinstance(one, tuple):
+                parameters += [_zoned(one[0], zone), _zoned(one[1], zone)]
+                first = len(parameters) - 1
+                conditions.append(f"not (captured_at >= ${first} and captured_at < ${first + 1})")
+            else:
+                conditions.append(f"{local}::date <> {_literal(f'{one:%Y-%m-%d}')}::date")
+        items = self._connection.table(
+            f"select candidate_version, slice, date_trunc('{step}', {local})::date as day, {value}, weight, group_key, exchange_id"  # noqa: S608 -- numbers, quoted dates and constants
+            f" from item where {' and '.join(conditions)}",
+            parameters,
+        )
+        return self._convert(estimate(items, value=value, by=["candidate_version", "slice", "day"], cap=cap))
+
+    def labelled_items(
+        self,
+        model: str,
+        *,
+        slice: str = "all",  # noqa: A002
+        version: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+    ) -> FrameT:
+        """Return the items of a slice that have a true label, with what the quantised model did to each (view `item`, table `label`).
+
+        The column `did` is `hurt`: only the reference was right; `helped`: only the candidate was; `did not matter`: the answer
+        changed, and both or none were right; `wrong`: the answer did not change, and it is wrong; `right`.
+        """
+        begin, until = _range(start, end)
+        return self.sql(
+            "select i.*, l.label, l.reference_right, l.candidate_right, l.drawn_for, case"
+            " when l.reference_right and not l.candidate_right then 'hurt'"
+            " when l.candidate_right and not l.reference_right then 'helped'"
+            " when i.flip then 'did not matter' when l.candidate_right then 'right' else 'wrong' end as did"
+            " from label l join item i using (captured_at, exchange_id, item)"
+            " where i.model = $1 and i.slice = $2 and ($3 = '' or i.candidate_version = $3)"
+            " and l.captured_at >= $4 and l.captured_at < $5 and i.captured_at >= $4 and i.captured_at < $5"
+            " order by i.captured_at, i.exchange_id, i.item",
+            model,
+            slice,
+            version,
+            begin,
+            until,
+        )
 
     def worst(
         self,
@@ -233,6 +337,7 @@ class Tables(Generic[FrameT]):
         span: tuple[str, datetime | None, datetime | None] | None = None,
         *,
         columns: Sequence[str] = (),
+        more: Sequence[str] = (),
     ) -> FrameT:
         """Return rows of a view: those whose columns equal what is given (an empty text: any)."""
         conditions, parameters = [], list[Any]()
@@ -244,7 +349,7 @@ class Tables(Generic[FrameT]):
             column, start, end = span
             parameters += _range(start, end)
             conditions += [f"{column} >= ${len(parameters) - 1}", f"{column} < ${len(parameters)}"]
-        names = ", ".join(_quoted(name) for name in columns) or "*"
+        names = ", ".join([*(map(_quoted, columns) if columns else "*"), *more])
         query = f"select {names} from {view}"  # noqa: S608 -- names are quoted, values are parameters
         query += f" where {' and '.join(conditions)}" if conditions else ""
         query += f" order by {order}" if order else ""
@@ -297,8 +402,8 @@ def _range(start: datetime | None, end: datetime | None) -> tuple[datetime, date
     return begin, until
 
 
-def _zoned(time: datetime) -> datetime:
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+def _zoned(time: datetime, zone: tzinfo = UTC) -> datetime:
+    return time if time.tzinfo else time.replace(tzinfo=zone)
 
 
 def _literal(value: str) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from quantdrift.facts.interval import HIGHEST, LOWEST, N_BINS
+
 
 def weighted_mean(values: ArrayLike, weights: ArrayLike) -> float:
     """Return sum(w x) / sum(w) over the items that have a value (the ratio estimator of Hajek, 1971).
@@ -56,6 +58,16 @@ def weighted_quantile(values: ArrayLike, weights: ArrayLike, p: float) -> float:
     cumulated = np.cumsum(w[order])
     index = np.searchsorted(cumulated, p * cumulated[-1] * (1.0 - 1e-12), side="left")
     return float(x[order][min(int(index), len(x) - 1)])
+
+
+def divergence_edges() -> NDArray[np.float64]:
+    """Return the edges of the bins in `divergence_bins` of the views, (65,): log-spaced from 1e-6 to 10, the first 0, the last infinite.
+
+    `numpy.histogram(items["divergence"], divergence_edges(), weights=items["weight"])` counts in the same bins.
+    """
+    edges = np.geomspace(LOWEST, HIGHEST, N_BINS + 1)
+    edges[0], edges[-1] = 0.0, np.inf
+    return edges
 
 
 def _known(values: ArrayLike, weights: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,14 +1,17 @@
 """The drift tables as frames, and their export, against a real database as a reader."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import asyncpg
 import duckdb
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -273,3 +276,61 @@ def test_the_days_of_a_time_are_those_that_it_touches() -> None:
     """In UTC; the end does not belong to it."""
     assert days_of(NOON, NOON + timedelta(hours=12)) == [date(2031, 6, 15)]
     assert days_of(NOON, NOON + timedelta(hours=13)) == [date(2031, 6, 15), date(2031, 6, 16)]
+
+
+async def test_attributes_become_columns_and_labels_say_what_each_item_did(
+    record: asyncpg.Connection, dsn: str
+) -> None:
+    """A recorded attribute is a column of texts; a labelled item was hurt, helped, right, wrong, or changed without harm."""
+    await record.execute(
+        "insert into label (captured_at, exchange_id, item, model_version_id, label, candidate_right, reference_right)"
+        " select captured_at, exchange_id, item, model_version_id, 'x',"
+        " right(exchange_id::text, 1) in ('1', '2'), right(exchange_id::text, 1) = '2' from comparison"
+    )
+    with frames.arrow(dsn) as drift:
+        items = drift.items(
+            "digits", columns=["flip"], attributes=["header.x-request-id", "header.x-absent"], **RANGE
+        )
+        everything = drift.items("digits", attributes=["header.x-request-id"], **RANGE)
+        labelled = drift.labelled_items("digits", **RANGE)
+        of_slice = drift.labelled_items("digits", slice="scanner=faint", version="int8", **RANGE)
+    assert sorted(items["header.x-request-id"].to_pylist()) == ["r0", "r1", "r2", "r3"]
+    assert items.column_names == ["flip", "header.x-request-id", "header.x-absent"]
+    assert set(items["header.x-absent"].to_pylist()) == {None}
+    assert {"captured_at", "attributes", "header.x-request-id"} <= set(everything.column_names)
+    did = dict(zip(labelled["request_id"].to_pylist(), labelled["did"].to_pylist(), strict=True))
+    assert did == {"r0": "did not matter", "r1": "helped", "r2": "right", "r3": "wrong"}
+    assert sorted(of_slice["did"].to_pylist()) == ["did not matter", "helped"]
+
+
+async def test_a_trend_is_by_local_day_with_intervals_and_without_what_is_left_out(dsn: str) -> None:
+    """Near midnight a local day is another one than in UTC; a mean is that of `estimate` over the items of that day."""
+    with frames.arrow(dsn) as drift:
+        days = drift.trend("digits", slices=["all", "scanner=faint"], timezone="Pacific/Auckland", **RANGE)
+        utc = drift.trend("digits", slices=["all"], **RANGE)
+        fewer = drift.trend("digits", not_in=[DAYS[0]], **RANGE)
+        without = drift.trend(
+            "digits", not_in=[(NOON - timedelta(hours=1), NOON + timedelta(hours=1))], step="week", **RANGE
+        )
+        items = drift.items("digits", **RANGE)
+        with pytest.raises(ValueError, match="no time zone"):
+            drift.trend("digits", timezone="Mars")
+    assert set(days["slice"].to_pylist()) == {"all", "scanner=faint"}
+    assert set(days["day"].to_pylist()) == {
+        at.astimezone(ZoneInfo("Pacific/Auckland")).date() for at in items["captured_at"].to_pylist()
+    }
+    assert utc["day"].to_pylist() == DAYS
+    assert fewer["day"].to_pylist() == [DAYS[1]]
+    assert sum(without["n"].to_pylist()) == sum(row["n"] for row in utc.to_pylist() if row["day"] == DAYS[0])
+    whole = frames.estimate(items)
+    total = sum(utc["n"].to_pylist())
+    assert total == whole["n"].to_pylist()[0]
+
+
+def test_the_edges_are_those_of_the_bins() -> None:
+    """The smallest, the largest and a value in the middle fall into the bins that the monitor counts them in."""
+    edges = frames.divergence_edges()
+    assert (len(edges), edges[0], edges[-1]) == (65, 0.0, float("inf"))
+    for value in (0.0, 1e-7, 3e-4, 0.02, 1.0, 9.9, 50.0):
+        expected = min(max(math.floor(64 * math.log(max(value, 1e-12) / 1e-6) / math.log(1e7)), 0), 63)
+        assert int(np.histogram([value], edges)[0].argmax()) == expected
