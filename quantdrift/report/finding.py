@@ -26,7 +26,7 @@ from quantdrift.facts.interval import (
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.facts.words.details import DECIDED
 from quantdrift.facts.words.ending import AFTER
-from quantdrift.facts.words.text import AlertText
+from quantdrift.facts.words.text import AlertText, Step
 from quantdrift.report.figures import (
     EpisodeFigures,
     ExampleFigures,
@@ -356,7 +356,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     aggregate_verdict = all_traffic.verdict if all_traffic else Verdict.UNKNOWN
     aggregate_accepted = _accepted(all_traffic, episode.metric, default)
     event = episode.event
-    words = episode.words or AlertText(headline="")
+    words = episode.words or AlertText(headline="", do_now=(Step(text="Look at its examples."),))
     figures = [line for line in words.details if line.startswith(DECIDED)]
     return EpisodeFigures(
         alert_id=episode.id,
