@@ -258,7 +258,7 @@ async def test_a_configuration_warning_is_in_the_explanation(
     await fold_all(database, at_once=16)
     dark = (await alerts(record))[DARK]
     assert dark.doubt == "they are probabilities"
-    assert "Configuration in doubt: they are probabilities." in (await texts(record))[DARK]
+    assert "Doubt about the configuration: they are probabilities." in (await texts(record))[DARK]
 
 
 async def test_the_advice_fits_what_the_shadow_has_seen_the_reference_to_be_made_of(

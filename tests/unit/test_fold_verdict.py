@@ -110,7 +110,7 @@ def test_undeclared_sessions_make_a_sound_slice_unknown_and_the_alert_of_a_drift
         sound.batch(batch)
     verdict, reason = verdict_of(sound, FAINT_ID)
     assert verdict is Verdict.UNKNOWN
-    assert reason.startswith("looks like sessions: requests with the same header.x-user")
+    assert reason.startswith("looks like sessions: requests that share header.x-user are correlated")
     assert reason.endswith('set sampling.sticky_header = "x-user"')
 
 
