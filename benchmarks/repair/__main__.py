@@ -18,6 +18,8 @@ spoiled until at least 5 % of the answers change. Then, as `quantdrift diagnose`
   take `archive_restored` of its changed answers away. `residual_s`: of one diagnosis of the residual network, without a start.
 - `transformer_restored`: of a sentence transformer's damage, the share that the first six of its 132 sites restore, and `transformer_s`
   how long the diagnosis took; `transformer_ort_restored`: the six with the smallest ratios of signal to noise. Not with `--quick`.
+- `refused_ordinary`, `culprit_first_shapes`, `false_cause`, `moved_damage_unsaid`, `sound_repairs_passing`, `routed_false_pass`: other networks,
+  other checkpoints, and what a repair must not do; see `strangers`.
 - `gate_*`: the false passes of `quantdrift gate`, and how many samples it needs; see `gates`.
 """
 
@@ -38,6 +40,8 @@ from benchmarks.repair.faults import Fault, Patient
 from benchmarks.repair.gates import gate_figures
 from benchmarks.repair.network import INPUT, OUTPUT, Images, drawn, pages, quantise, write
 from benchmarks.repair.peers import best_group, groups, ratios
+from benchmarks.repair.strangers import QUICK as QUICK_STRANGERS
+from benchmarks.repair.strangers import Strangers, stranger_figures
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
@@ -195,6 +199,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(QUICK if given.quick else Scale(), Path(folder))
+        figures |= stranger_figures(QUICK_STRANGERS if given.quick else Strangers(), Path(folder))
     if not given.quick:
         from benchmarks.repair.transformer import transformer_figures  # noqa: PLC0415 - torch takes seconds
 
@@ -209,7 +214,12 @@ def main() -> None:
             ("culprit_first", 1.0, "share", False),
             ("culprit_first_digits", 1.0, "share", False),
             ("culprit_first_decoy", 1.0, "share", False),
+            ("culprit_first_shapes", 1.0, "share", False),
             ("both_of_two", 1.0, "share", False),
+            ("false_cause", 0.0, "share", True),
+            ("refused_ordinary", 0.0, "share", True),
+            ("moved_damage_unsaid", 0.0, "share", True),
+            ("sound_repairs_passing", 0.8, "share", False),
             ("healthy_accused", 0.05, "share", True),
             ("diagnose_s", 30.0, "s", True),
             ("transformer_restored", 0.8, "share", False),

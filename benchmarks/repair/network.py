@@ -155,7 +155,7 @@ def write(path: Path, learnt: Pages, seed: int) -> None:
     product = made.values[x] @ dense
     x = made.node("MatMul", [x, made.store("dense.weight", dense)], "dense", product)
     x = made.relu(x, "dense_relu")
-    last, bias = _ridge(made.values[x], labels)
+    last, bias = ridge(made.values[x], labels)
     made.nodes.append(
         helper.make_node(
             "Gemm",
@@ -176,7 +176,8 @@ def write(path: Path, learnt: Pages, seed: int) -> None:
     onnx.save(model, path)
 
 
-def _ridge(x: Images, labels: npt.NDArray[np.int64]) -> tuple[Images, Images]:
+def ridge(x: Images, labels: npt.NDArray[np.int64]) -> tuple[Images, Images]:
+    """Return weight and bias of the last layer, for what the layers before it compute : (n, width)."""
     wide = np.concatenate([x, np.ones((len(x), 1), np.float32)], axis=1).astype(np.float64)
     truth = np.eye(10)[labels] * _SHARPNESS
     solved = np.linalg.solve(wide.T @ wide + _RIDGE * np.eye(wide.shape[1]), wide.T @ truth)

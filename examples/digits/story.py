@@ -394,6 +394,7 @@ async def _repair(options: Options, screen: Screen, running: Services, run_: _Ru
             str(candidate),
             "--live",
             f"--wait={options.plan.gate_s:g}s",
+            "--any-hour",  # the story is shorter than a day
             f"--note={alert}",
             *routed,
             codes=(0, 3, 4),

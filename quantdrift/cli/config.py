@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -35,9 +36,21 @@ def config_() -> None:
     default=None,
     help="Open every reference, also those of 1 GiB or more and those at servers; or open none.  [default: open the smaller files that are here]",
 )
+@click.option(
+    "--candidate",
+    "candidates",
+    multiple=True,
+    metavar="[MODEL=]FILE",
+    help="An ONNX file in QDQ form that serves, or is to serve: its weights are compared with those of the references. Repeatable.",
+)
 @JSON
 def config_check(
-    config_path: Path, requests_per_s: float | None, *, references: bool | None, as_json: bool
+    config_path: Path,
+    requests_per_s: float | None,
+    *,
+    references: bool | None,
+    candidates: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Check the configuration and show its effects: references, slices, sampling rates, memory.
 
@@ -51,6 +64,7 @@ def config_check(
     Examples:
       quantdrift config check --requests-per-s 300
       quantdrift config check --references
+      quantdrift config check --references --candidate models/digits-int8.onnx
     """
     from quantdrift.cli.config_summary import explain
     from quantdrift.cli.reference_check import CheckedReferences, check_references
@@ -81,19 +95,41 @@ def config_check(
     checked = (
         CheckedReferences() if references is False else check_references(config, everything=bool(references))
     )
+    origins = _origins(config, candidates)
     if checked.problems:
         listed = "\n".join(f"  - {problem}" for problem in checked.problems)
         raise OperatorError(f"the configuration does not fit its references:\n{listed}")
     explanation = msgspec.structs.replace(
         explanation,
         missing=missing,
-        notes=[*missing, *checked.notes, *explanation.notes],
+        notes=[*missing, *checked.notes, *origins, *explanation.notes],
         checked=checked.artefacts,
     )
     if as_json:
         emit(explanation)
     else:
         click.echo(explained(explanation, config_path))
+
+
+def _origins(config: Config, candidates: Sequence[str]) -> list[str]:
+    """Return notes about faulty weights of candidates; one of another checkpoint raises `OperatorError`."""
+    from quantdrift.cli.candidate_origin import check_origin
+
+    notes: list[str] = []
+    for candidate in candidates:
+        named, _, file = ("", "", candidate) if Path(candidate).is_file() else candidate.partition("=")
+        models = [model for model in config.models if named in ("", model.name)]
+        if not Path(file).is_file() or not models:
+            raise OperatorError(
+                f"--candidate {candidate}: write FILE or MODEL=FILE, with a file that is there and a model of the configuration"
+            )
+        if len(models) > 1:
+            raise OperatorError(
+                f"--candidate {candidate}: the configuration has {len(models)} models: write MODEL={file}"
+            )
+        for reference in models[0].references:
+            notes += check_origin(Path(file), reference)
+    return notes
 
 
 def _with_nats_address(config: Config) -> tuple[Config, list[str]]:

@@ -18,6 +18,7 @@ from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.reference import REFERENCE
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import part
 from quantdrift.core.slices import SliceKey
 from quantdrift.core.text import plain
 
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 _EXIT: Final = {"named": 0, "no cause found": 3, "too few exemplars": 4}
 _PICTURES: Final = (".svg", ".png")
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-_TINY: Final = 5e-5  # a share below it is shown as 0
 _MOST_CLIPPED: Final = 5  # ranges that clip, in the text
 
 _KINDS: Final = {"A": "activation ranges", "W": "weights", "L": "layers"}
+_RECALIBRATE: Final = "Calibrate this range again, with inputs of every slice"
 # What each cause means, and what to do about it.
 _MEANING: Final = {
     "saturation": (
@@ -43,28 +44,20 @@ _MEANING: Final = {
     "resolution": (
         "Values of this slice use a small part of a range, so few distinct levels are left for them.",
         (
-            "Calibrating again seldom helps enough: other slices need the wide range. Leave the named sites unquantised, or serve the slice by a"
-            " copy that is calibrated on it."
+            "Calibrating again seldom helps enough where other slices need the wide range. Leave the named sites unquantised, or serve the slice"
+            " by a copy that is calibrated on it."
         ),
-    ),
-    "weights": (
-        "The rounding of weights changes the answers.",
-        "Quantise these weights by channel, or leave them unquantised.",
     ),
     "layer": (
         "The layer computes something else than the reference's; its weights and what goes into it cannot be told apart.",
         "Leave the named layers unquantised, or quantise them by channel.",
     ),
     "spread": ("No single site is the cause: several sites together do the damage.", ""),
-    "not this slice": (
-        "Other slices are damaged, too: the quantisation as a whole is too coarse.",
-        "A route for this slice alone does not help. Quantise again by another method, or leave the named sites unquantised.",
-    ),
     "input": (
         "No site restores more than chance does.",
         (
             "Look at the inputs: answers at a small margin change with any rounding. Compare the preparation of inputs on both sides, too."
-            " If activation ranges restore most together, `quantdrift repair` measures whether new ones help."
+            " If all activation ranges together heal most, `quantdrift repair` measures whether new ones help."
         ),
     ),
     "clipping": (
@@ -78,6 +71,35 @@ _MEANING: Final = {
     "within budget": (
         "On these inputs the slice is within its budget: there is no damage to explain.",
         "If an alert is open, these inputs do not show its damage: record newer ones.",
+    ),
+}
+_AGAIN: Final = "Quantise it again from the reference, or leave it unquantised."
+_OF_WEIGHTS: Final = {
+    "channels": ("Some channels of the weight of {site} are not the reference's, rounded.", _AGAIN),
+    "bias": (
+        "The bias of {site} is not the reference's, rounded.",
+        "Write the bias again from the reference, with the scale of the layer's input times that of its weight.",
+    ),
+    "zero point": ("All values of the weight of {site} are shifted alike: its zero point is wrong.", _AGAIN),
+    "values": (
+        "The weight of {site} is not the reference's, rounded: something else was done to it.",
+        _AGAIN,
+    ),
+    "moved": (
+        "The weight of {site} was moved by whole steps, as methods such as GPTQ do on purpose; here that changes answers.",
+        "Leave it unquantised, or let the method see inputs of this slice.",
+    ),
+    "rounded by channel": (
+        "The rounding of the weight of {site} changes the answers, though each channel has a scale of its own.",
+        "Leave it unquantised, or give it more bits.",
+    ),
+    "rounded": (
+        "The rounding of the weight of {site} changes the answers: all channels share one scale.",
+        "Quantise it by channel, or leave it unquantised.",
+    ),
+    "unknown": (
+        "The weight of {site} in the candidate changes the answers.",
+        "Quantise it again from the reference, by channel, or leave it unquantised.",
     ),
 }
 
@@ -219,26 +241,29 @@ def diagnose(
 
 def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
     """Return the diagnosis for the terminal."""
-    others = f", elsewhere {_share(found.elsewhere)}" if found.elsewhere is not None else ""
-    damage = f"{_share(found.flips)} of {found.n_items:,} answers change"
+    others = f", elsewhere {part(found.elsewhere)}" if found.elsewhere is not None else ""
+    damage = f"{part(found.flips)} of {found.n_items:,} answers change"
     lines = [
-        f"{plain(model)}, {plain(slice_name)}: {damage}; the budget is {_share(found.budget)}{others}.",
-        f"The copy of the candidate reproduces {found.reproduced:.1%} of its answers.",
+        f"{plain(model)}, {plain(slice_name)}: {damage}; the budget is {part(found.budget)}{others}.",
+        f"The copy of the candidate reproduces {part(found.reproduced)} of its answers.",
     ]
     if found.rounding:
-        lines[-1] += f" Rounding alone changes {found.rounding:.1%}: this candidate is very coarse."
+        lines[-1] += (
+            f" The rest is rounding: scales that differ by a ten-thousandth change {part(found.rounding)}."
+        )
     if found.one_off:
         lines[-1] += (
             f" {found.n_sites} sites were tried on {found.n_damaged} inputs whose answer changes and {found.n_random} others."
         )
+    lines += _of_files(found)
     lines.append("")
     if found.verdict.value == "too few exemplars":
         return "\n".join([*lines, _too_few(found)])
     lines.append(f"Cause: {cause_of(found)}.")
-    lines += [f"  {_MEANING[word][0]}" for word in _words(found)]
+    lines += [f"  {meaning}" for meaning, _ in _meanings(found) if meaning]
     if found.together:
-        parts = [f"all {_KINDS[kind]} {_share(max(share, 0.0))}" for kind, share in found.together.items()]
-        lines.append(f"  Together in FP32 they restore: {', '.join(parts)} of the damage.")
+        parts = [f"all {_KINDS[kind]} {part(max(share, 0.0))}" for kind, share in found.together.items()]
+        lines.append(f"  Together in FP32 they heal: {', '.join(parts)} of the changed answers.")
     if found.clipping is not None:
         lines += [
             f"  {_clipping(found.clipping, is_beside=bool(found.blamed))}",
@@ -246,14 +271,20 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
             _clipped(found.clipping),
         ]
     if found.blamed:
-        head = ("site", "restores", "by chance", "changed answers left", "why", "multiplications in FP32")
-        lines += ["", columns(head, [_row(one) for one in found.blamed]), ""]
-        lines.append(
-            "restores: share of the damage that goes away when the site is in FP32, beside the sites above it."
+        head = ("site", "heals", "changed answers left", "why", "multiplications in FP32")
+        lines += ["", columns(head, [_row(blamed) for blamed in found.blamed]), ""]
+        measured_on = (
+            "measured on the inputs that found the cause, for lack of others"
+            if found.fresh_flips is None
+            else "measured on inputs that nothing was chosen by"
         )
-        lines.append("by chance: the most that went away when ranges were changed at random.")
-        if all(one.used is not None for one in found.blamed):
+        lines += [
+            f"heals: share of the changed answers that heal when the site is in FP32, beside the sites above it; {measured_on}.",
+            "Each site restores more than random changes of the ranges do, on inputs on which it was not chosen.",
+        ]
+        if all(blamed.used is not None for blamed in found.blamed):
             lines.append("No weight is named.")
+    lines += _left(found)
     if found.one_off and not any(site.startswith("A:") for site in found.one_off):
         lines.append("The candidate has no activation range that can be switched, so none can be named.")
     if found.unmatched:
@@ -264,9 +295,36 @@ def text_of(found: "Diagnosis", *, model: str, slice_name: str) -> str:
     return "\n".join(lines)
 
 
+def _of_files(found: "Diagnosis") -> list[str]:
+    """Return what the two files alone say of the weights."""
+    from quantdrift.shadow.repair.origin import fault_words
+
+    lines = [f"By the files alone, {off.site}: {fault_words(off.tensor)}." for off in found.off]
+    if found.origin.value == "moved by whole steps":
+        lines.append(
+            f"{found.n_moved} of {found.n_tensors} weights were moved by whole steps, as methods such as GPTQ do on purpose: their answers judge"
+            " them."
+        )
+    return lines
+
+
+def _left(found: "Diagnosis") -> list[str]:
+    """Return whether what is named is all of the damage."""
+    if found.left is None:
+        return []
+    if found.left > found.budget:
+        is_left = f"{part(found.left)} of the answers still change (budget: {part(found.budget)})"
+        return [
+            f"Another cause is left: with all that is named in FP32 {is_left}. Mend what is named, and diagnose again."
+        ]
+    return [
+        f"With all that is named in FP32 {part(found.left)} of the answers change, which is within the budget."
+    ]
+
+
 def sentence_of(found: "Diagnosis") -> str:
     """Return the cause and what to do, for a person who reads the alert."""
-    sites = f" at {', '.join(one.site for one in found.blamed)}" if found.blamed else ""
+    sites = f" at {', '.join(blamed.site for blamed in found.blamed)}" if found.blamed else ""
     clips = (
         f"{_clipping(found.clipping, is_beside=bool(found.blamed))} " if found.clipping is not None else ""
     )
@@ -275,7 +333,7 @@ def sentence_of(found: "Diagnosis") -> str:
 
 def details_of(found: "Diagnosis", candidate: str) -> dict[str, Any]:
     """Return the figures of a diagnosis that an alert keeps."""
-    names = ("causes", "flips", "budget", "elsewhere", "n_items", "n_sites", "fresh_flips")
+    names = ("causes", "flips", "budget", "elsewhere", "n_items", "n_sites", "fresh_flips", "left")
     return {
         "candidate": candidate,
         **msgspec.to_builtins({name: getattr(found, name) for name in names}),
@@ -285,10 +343,67 @@ def details_of(found: "Diagnosis", candidate: str) -> dict[str, Any]:
 
 
 def _to_do(found: "Diagnosis") -> str:
-    words = _words(found)
+    meanings = dict(zip(_words(found), _meanings(found), strict=True))
+    words = list(meanings)
     first = words[-1] if words[-1] == "not this slice" else words[0]
-    advice = [first, *(word for word in words if word == "clipping" and word != first)]
-    return " ".join(_MEANING[word][1] for word in advice)
+    chosen = [first, *(word for word in words if word == "clipping" and word != first)]
+    return " ".join(meanings[word][1] for word in chosen)
+
+
+def _meanings(found: "Diagnosis") -> list[tuple[str, str]]:
+    """Return what each of the causes means, and what to do about it, in the order of `_words`."""
+    return [
+        _of_weight(found)
+        if word == "weights"
+        else _of_others(found)
+        if word == "not this slice"
+        else _MEANING[word]
+        for word in _words(found)
+    ]
+
+
+def _of_weight(found: "Diagnosis") -> tuple[str, str]:
+    """Return what is wrong with the first weight that is named."""
+    first = next(blamed for blamed in found.blamed if blamed.cause.value == "weights")
+    if found.origin.value == "moved by whole steps" and first.off:
+        word = "moved"
+    elif first.off:
+        word = max(first.off, key=lambda tensor: tensor.share).fault.value
+    elif not found.n_tensors:
+        word = "unknown"
+    else:
+        word = "rounded by channel" if first.is_by_channel else "rounded"
+    meaning, remedy = _OF_WEIGHTS[word]
+    return meaning.format(site=first.site), remedy
+
+
+def _of_others(found: "Diagnosis") -> tuple[str, str]:
+    """Return what the damage of other slices means, measured with the named sites in FP32."""
+    first, last = found.blamed[0], found.blamed[-1]
+    elsewhere = part(found.elsewhere or 0.0)
+    if found.is_of_every_slice:
+        remedy = (
+            _of_weight(found)[1]
+            if first.cause.value == "weights"
+            else f"{_RECALIBRATE}, or leave it unquantised."
+        )
+        healed = (
+            f"{first.site} is the cause for every slice: elsewhere {elsewhere} of the answers change, and"
+            f" {part(first.elsewhere_left or 0.0)} with this site in FP32."
+        )
+        return healed, f"{remedy} A route for one slice does not help the others."
+    left = (
+        ""
+        if last.elsewhere_left is None
+        else f", and {part(last.elsewhere_left)} with the named sites in FP32"
+    )
+    return (
+        f"Other slices are damaged, too: elsewhere {elsewhere} of the answers change{left}.",
+        (
+            "A route for this slice alone does not help the others. Leave the named sites unquantised, and diagnose a slice that stays"
+            " damaged."
+        ),
+    )
 
 
 def _words(found: "Diagnosis") -> list[str]:
@@ -305,17 +420,15 @@ def _words(found: "Diagnosis") -> list[str]:
 def _clipping(clipping: "Clipping", *, is_beside: bool) -> str:
     """Return which ranges clip, in a sentence or two."""
     worst = clipping.ranges[0]
-    elsewhere = "" if worst.elsewhere is None else f", and {_share(worst.elsewhere)} elsewhere"
+    elsewhere = "" if worst.elsewhere is None else f", and {part(worst.elsewhere)} elsewhere"
     n, more = len(clipping.ranges), " more" if is_beside else ""
     left = (
-        f"; {_share(clipping.flips_left)} of the answers then change"
-        if clipping.flips_left is not None
-        else ""
+        f"; {part(clipping.flips_left)} of the answers then change" if clipping.flips_left is not None else ""
     )
     return (
-        f"{n}{more} of {clipping.n_ranges} activation ranges cut values off. The worst, {worst.site}, cuts off {_share(worst.outside)} of the"
-        f" values of inputs whose answer changes{elsewhere}. Together in FP32 these {n} restore {_percent(clipping.restores)} of the damage"
-        f" (by chance at most {_percent(max(clipping.placebo, 0.0))}){left}."
+        f"{n}{more} of {clipping.n_ranges} activation ranges cut values off. The worst, {worst.site}, cuts off {part(worst.outside)} of the"
+        f" values of inputs whose answer changes{elsewhere}. Together in FP32 these {n} heal {part(max(clipping.heals, 0.0))} of the changed"
+        f" answers, and restore more than random changes of the ranges do{left}."
     )
 
 
@@ -324,8 +437,8 @@ def _clipped(clipping: "Clipping") -> str:
     rows = [
         (
             clipped.site,
-            _share(clipped.outside),
-            "unknown" if clipped.elsewhere is None else _share(clipped.elsewhere),
+            part(clipped.outside),
+            "unknown" if clipped.elsewhere is None else part(clipped.elsewhere),
             f"[{clipped.low:.3g}, {clipped.high:.3g}]" if clipped.low is not None else "by channel",
         )
         for clipped in clipping.ranges[:_MOST_CLIPPED]
@@ -363,7 +476,7 @@ def cause_of(found: "Diagnosis") -> str:
     first, *others = (cause.value for cause in found.causes)
     words = {
         "spread": f"spread over {len(found.blamed)} of {found.n_sites} sites",
-        "not this slice": "not only on this slice",
+        "not this slice": "for every slice" if found.is_of_every_slice else "not only on this slice",
         "input": "none of the sites",
     }
     if found.clipping is not None and not found.blamed:
@@ -372,37 +485,32 @@ def cause_of(found: "Diagnosis") -> str:
     return ", ".join([words.get(first, first), *(words.get(other, other) for other in others)])
 
 
-def _row(one: "Blamed") -> tuple[str, ...]:
+def _row(blamed: "Blamed") -> tuple[str, ...]:
     return (
-        one.site,
-        _percent(one.restores),
-        f"at most {_percent(one.placebo)}",
-        "unknown" if one.flips_left is None else _share(one.flips_left),
-        _why(one),
-        "unknown" if one.cost is None else _share(one.cost),
+        blamed.site,
+        part(blamed.heals),
+        "unknown" if blamed.flips_left is None else part(blamed.flips_left),
+        _why(blamed),
+        "unknown" if blamed.cost is None else part(blamed.cost),
     )
 
 
-def _why(one: "Blamed") -> str:
-    if one.weight_error is not None:
-        return f"weights are off by {_share(one.weight_error)}"
-    if one.used is None or one.levels is None:
+def _why(blamed: "Blamed") -> str:
+    from quantdrift.shadow.repair.origin import fault_words
+
+    if blamed.off:
+        return fault_words(max(blamed.off, key=lambda tensor: tensor.share))
+    if blamed.weight_error is not None:
+        return f"weights are off by {part(blamed.weight_error)}"
+    if blamed.used is None or blamed.levels is None:
         return "weights and what goes in together"
-    of = f" of [{one.low:.3g}, {one.high:.3g}]" if one.low is not None else ""
-    if one.cause.value == "saturation":
-        return f"{_share(one.outside or 0.0)} of the values are outside{of}"
+    of = f" of [{blamed.low:.3g}, {blamed.high:.3g}]" if blamed.low is not None else ""
+    if blamed.cause.value == "saturation":
+        return f"{part(blamed.outside or 0.0)} of the values are outside{of}"
     elsewhere = ""
-    if one.elsewhere_used is not None:
-        elsewhere = f" (elsewhere {_share(one.elsewhere_used)}, {one.elsewhere_levels:.0f})"
-    return f"uses {_share(one.used)}{of}, {one.levels:.0f} levels{elsewhere}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.3g} %" if abs(value) >= _TINY else "0 %"
+    if blamed.elsewhere_used is not None:
+        elsewhere = f" (elsewhere {part(blamed.elsewhere_used)}, {blamed.elsewhere_levels:.0f})"
+    return f"uses {part(blamed.used)}{of}, {blamed.levels:.0f} levels{elsewhere}"
 
 
 def _kept(case: Damaged, data: Path | None, copy: "Copy", *, quiet: bool) -> "Samples":

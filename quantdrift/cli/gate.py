@@ -15,6 +15,7 @@ import click
 import msgspec
 
 from quantdrift.cli.alerts import NO_NOTE, add_note
+from quantdrift.cli.calibration import calibration_of
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, span_of
 from quantdrift.cli.output import Steps, columns
@@ -54,7 +55,12 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Recorded inputs: a .npz or .safetensors file, or a folder of them.",
 )
 @click.option("--live", is_flag=True, help="Judge on the live traffic from now on, in place of --inputs.")
-@click.option("--wait", default="1h", show_default=True, help="With --live: longest time: 30m, 2h, 1d.")
+@click.option("--wait", default="1d", show_default=True, help="With --live: longest time: 30m, 2h, 1d.")
+@click.option(
+    "--any-hour",
+    is_flag=True,
+    help="With --live: pass without having seen every hour of the day, of which the traffic may differ.",
+)
 @click.option(
     "--route",
     "routes",
@@ -63,7 +69,21 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="FILE serves this slice, and CANDIDATE the rest. Repeatable.",
 )
 @DATA
-@click.option("--against", type=_FILE, help="The model that is serving: the candidate must not be worse.")
+@click.option(
+    "--against",
+    type=_FILE,
+    help="The model that is serving: the candidate must not be worse. With --route it may be CANDIDATE itself, with --live it must be: then the"
+    " routes alone change answers, and of the slices that they do not serve only harm is asked.",
+)
+@click.option(
+    "--calibration",
+    "calibration",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE",
+    help="What the candidate was calibrated on: recorded inputs, or repairs.json. Such rows do not count. Repeatable. The repairs.json beside a"
+    " file is read without it.",
+)
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -137,6 +157,11 @@ _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--junit", type=click.Path(dir_okay=False, path_type=Path), help="Write the answers as JUnit XML, too."
 )
+@click.option(
+    "--other-weights",
+    is_flag=True,
+    help="The weights are not those of the reference, rounded, on purpose: of a model that was trained further. Its answers judge it.",
+)
 @NO_NOTE
 @JSON
 def gate(
@@ -146,9 +171,11 @@ def gate(
     inputs: Path | None,
     live: bool,
     wait: str,
+    any_hour: bool,
     routes: tuple[str, ...],
     data: Path | None,
     against: Path | None,
+    calibration: tuple[Path, ...],
     margin: float | None,
     mlperf: str | None,
     labels: str,
@@ -163,6 +190,7 @@ def gate(
     number: int | None,
     alpha: float,
     junit: Path | None,
+    other_weights: bool,
     no_note: bool,
     as_json: bool,
 ) -> None:
@@ -184,7 +212,7 @@ def gate(
       quantdrift gate repaired.onnx --inputs recorded/ --against digits-int8.onnx --junit gate.xml
       quantdrift gate digits-int8.onnx --inputs recorded.npz --mlperf 99.9 --labels class
       quantdrift gate repaired.onnx --inputs recorded.npz --alert 7
-      quantdrift gate repaired.onnx --live --wait 2h --route scanner=archive=archive-int8.onnx
+      quantdrift gate repaired.onnx --live --route scanner=archive=archive-int8.onnx
     """
     from quantdrift.shadow.gate.judge import judge, n_questions, observed
     from quantdrift.shadow.gate.load import Budget
@@ -200,7 +228,8 @@ def gate(
     name = _model_of(noted, name) if noted else name
     note = None if no_note or noted is None else noted.id
     if live:
-        given = {"--against": against, "--slice": chosen, "--reference": number}
+        other = None if _is_same(against, candidate, routes) else against
+        given = {"--against": other, "--slice": chosen, "--reference": number, "--calibration": calibration}
         if unused := [option for option, value in given.items() if value]:
             raise OperatorError(
                 f"{unused[0]} is for --inputs: live traffic is judged on all watched slices, against what serves"
@@ -222,11 +251,14 @@ def gate(
                 accuracy=reference_accuracy,
                 divergence=divergence,
                 routes=routes,
+                against=against,
                 margin=margin,
                 alpha=alpha,
                 wait=wait,
+                any_hour=any_hour,
                 junit=junit,
                 note=note,
+                other_weights=other_weights,
                 as_json=as_json,
             )
         )
@@ -246,6 +278,7 @@ def gate(
         accuracy=reference_accuracy,
         divergence=divergence,
     )
+    _check_origins(candidate, routes, model, number, other_weights=other_weights)
     sides = _sides(config, model, rules, routes, number=number, candidate=candidate, against=against)
     try:
         more = _found_slices(
@@ -254,11 +287,13 @@ def gate(
         found = _compared(config, model, sides, inputs, rules, more, labels, quiet=as_json)
         _check_attributes(inputs, rules, found)
         more = more.told_by({key for one in found for key in one.items.attributes})
-        sliced = msgspec.structs.replace(config, slices=tuple(rules))
-        items = observed(sliced, model.name, found, more)
-        if fact:
-            items = _of_alert(items, fact, inputs, more.left_out)
-        _note(inputs, rules, found)
+        known = calibration_of(calibration, [candidate, *(file for _, file in _routes(routes))], sides.inputs)
+        items = observed(
+            msgspec.structs.replace(config, slices=tuple(rules)), model.name, found, more, calibration=known
+        )
+        items = _of_alert(items, fact, inputs, more.left_out) if fact else items
+        asked = _with_routes(asked, routes, candidate, against)
+        _note(inputs, rules, found, items)
         beside = 0 if run else budget.n * (1 + len(routes))
         if beside:
             fail_level = alpha / (n_questions(asked, items) + beside)
@@ -275,10 +310,25 @@ def gate(
         run=run,
         beside=beside,
     )
-    made = msgspec.structs.replace(made, not_judged=more.left_out)
-    _add_note(config_path, data, note, made)
+    _add_note(config_path, data, note, made := msgspec.structs.replace(made, not_judged=more.left_out))
     _tell(made, junit, as_json=as_json)
     sys.exit(_EXIT[made.verdict.value])
+
+
+def _check_origins(
+    candidate: Path, routes: Sequence[str], model: Model, number: int | None, *, other_weights: bool
+) -> None:
+    """Refuse a candidate that was made from another checkpoint, before anything runs; say which weights are faulty."""
+    from quantdrift.cli.candidate_origin import check_origin
+
+    if other_weights or not model.references:
+        return
+    _, reference = chosen_reference(model, number)
+    for file in (candidate, *(file for _, file in _routes(routes))):
+        for note in check_origin(
+            file, reference, remedy=" For a model that was trained further: --other-weights"
+        ):
+            click.echo(f"quantdrift: {note}", err=True)
 
 
 def _tell(made: "Decision", junit: Path | None, *, as_json: bool) -> None:
@@ -302,11 +352,14 @@ def _live(
     accuracy: float | None,
     divergence: bool,
     routes: Sequence[str],
+    against: Path | None,
     margin: float | None,
     alpha: float,
     wait: str,
+    any_hour: bool,
     junit: Path | None,
     note: int | None,
+    other_weights: bool,
     as_json: bool,
 ) -> int:
     """Judge a candidate on live traffic, and return the exit code."""
@@ -323,6 +376,8 @@ def _live(
     config, secrets = prepare(config_path, Role.REPORT, data)
     config = at_data(config, data, NatsRole.SHADOW)
     model = _model(config, name)
+    if len(model.references) == 1:
+        _check_origins(candidate, routes, model, None, other_weights=other_weights)
     labels = _LOADED if mlperf is not None and accuracy is None else ""
     _check_options(model, against=candidate, margin=margin, mlperf=mlperf, labels=labels, accuracy=accuracy)
     if labels:
@@ -349,8 +404,8 @@ def _live(
             (of, open_candidate(file, what="candidate", provider=provider, threads=threads))
             for of, file in files
         ),
-        questions=asked.slices,
-        together=asked.all,
+        asked=_with_routes(asked, routes, candidate, against),
+        every_hour=not any_hour,
         alpha=alpha,
         wait=longest,
     )
@@ -398,11 +453,14 @@ def _show(found: "Followed", *, as_json: bool) -> None:
                 "unlabelled": found.unlabelled,
                 "forgotten": found.forgotten,
                 "interrupted": found.interrupted,
+                "hours": found.hours,
                 **msgspec.structs.asdict(found.decision),
             }
         )
     else:
-        click.echo(f"gate {found.id}: {found.seen:,} exchanges in {_span(found.elapsed_s)}")
+        click.echo(
+            f"gate {found.id}: {found.seen:,} exchanges in {_span(found.elapsed_s)}{_seen_hours(found)}"
+        )
         if found.refused:
             click.echo(
                 f"{found.refused:,} of them the candidate could not answer; they count as flips ({found.problem})"
@@ -421,6 +479,10 @@ def _show(found: "Followed", *, as_json: bool) -> None:
             click.echo(f"In a rollout: POST /gate/{found.id}/promote?{asked}")
         if found.interrupted:
             click.echo(f"Interrupted: gate {found.id} has ended without a verdict.")
+
+
+def _seen_hours(found: "Followed") -> str:
+    return f", of the hours {_hours(found.hours)} of the day" if found.hours else ""
 
 
 def _add_note(config_path: Path, data: Path | None, alert: int | None, made: "Decision") -> None:
@@ -759,8 +821,24 @@ def _sentence(made: "Decision") -> str:
         parts = [f"above the limit in {named['fail']}"] if named["fail"] else []
         parts += [f"the load run does not keep its budget: {', '.join(failed)}"] if failed else []
         return f"fail: {'; '.join(parts)}"
+    if made.missing_hours:
+        return (
+            f"insufficient evidence: every question passes, but the traffic of these hours was not seen: {_hours(made.missing_hours)}. Let it run on,"
+            " or give --any-hour"
+        )
     more = "more than anybody can wait for" if made.more is None else f"about {made.more:,} more"
     return f"insufficient evidence: {named['insufficient']}; the slice that lacks most needs {more}"
+
+
+def _hours(hours: Sequence[int]) -> str:
+    """Return hours of the day as spans: `0-6, 9, 22-23`."""
+    spans: list[list[int]] = []
+    for hour in hours:
+        if spans and hour == spans[-1][-1] + 1:
+            spans[-1].append(hour)
+        else:
+            spans.append([hour])
+    return ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
 
 
 def _named(made: "Decision", verdict: str) -> str:
@@ -896,6 +974,21 @@ def _asked(
             Question.accuracy(ratio) if labels else Question.accuracy_by_flips(ratio, accuracy or 0.0)
         )
     return Asked(slices=tuple(questions), all=tuple(together))
+
+
+def _is_same(against: Path | None, candidate: Path, routes: Sequence[str]) -> bool:
+    """Return whether what serves is the candidate itself, so that its routes alone change answers."""
+    if against is None or not routes:
+        return False
+    return against.samefile(candidate) or against.read_bytes() == candidate.read_bytes()
+
+
+def _with_routes(asked: "Asked", routes: Sequence[str], candidate: Path, against: Path | None) -> "Asked":
+    """Return what is asked where routes alone change answers: everything of the slices that they serve, and harm of the others."""
+    if not _is_same(against, candidate, routes):
+        return asked
+    harm = tuple(question for question in asked.slices if question.kind.value == "harm")
+    return msgspec.structs.replace(asked, routed=frozenset(of for of, _ in _routes(routes)), unrouted=harm)
 
 
 def _divergence(model: Model) -> "Question":
@@ -1038,11 +1131,11 @@ def _check_attributes(inputs: Path, rules: Sequence[Slice], found: "Sequence[Com
         )
 
 
-def _note(inputs: Path, rules: Sequence[Slice], found: "Sequence[Compared]") -> None:
+def _note(inputs: Path, rules: Sequence[Slice], found: "Sequence[Compared]", items: "Observed") -> None:
     """Say what people should know of the recording, beside the verdict."""
-    from quantdrift.shadow.gate.judge import notes_of
+    from quantdrift.shadow.gate.judge import notes_of, said_of
 
-    for note in notes_of(rules, found):
+    for note in (*notes_of(rules, found), *said_of(items)):
         click.echo(f"quantdrift: --inputs {inputs}: {note}", err=True)
 
 

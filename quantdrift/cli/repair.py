@@ -19,6 +19,7 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, emit
 from quantdrift.cli.output import Steps, columns
 from quantdrift.cli.reference import REFERENCE
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import part
 from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _KINDS: Final = ("recalibrate", "own-copy", "fp32-sites", "reference", "roll-back")
 _FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-_TINY: Final = 5e-5  # a share below it is shown as 0
 _FORMAT: Final = 1
 _MOST_NOTED: Final = 10  # repairs in the note of an alert
 _WORKS: Final = ("passes", "restores")
@@ -358,6 +358,8 @@ def _record(
     recording: "Recording",
 ) -> dict[str, Any]:
     """Return what `repairs.json` has."""
+    from quantdrift.shadow.gate.observations import digests_of
+
     return {
         "format": _FORMAT,
         "made_at": datetime.now(UTC),
@@ -379,6 +381,12 @@ def _record(
                 "route": case.slice.name if one.repair.is_routed else None,
                 "sites": one.repair.sites,
                 "calibrated_on": [recording.names[row] for row in one.repair.calibrated_on],
+                "calibration": digests_of(
+                    {name: array[[*one.repair.calibrated_on]] for name, array in recording.inputs.items()}
+                )
+                if one.repair.calibrated_on
+                else [],
+                "cut": msgspec.to_builtins(one.cut),
                 "ranges": {"hold": one.repair.kept, "tried": one.repair.tried},
                 "worse": one.worse,
                 "flips": msgspec.to_builtins(one.flips),
@@ -397,14 +405,14 @@ def _sentence(measured: "Sequence[Measured]", name: str, n_bytes: int, source: s
     best = next((one for one in measured if _is_written(one)), measured[0])
     words = _row(0, best, name, n_bytes)
     return (
-        f"Repair: {words[1]}. Changed answers {words[2]}, of all traffic {words[3]}; processor time {best.time_ratio:.2f} times the"
+        f"Repair: {words[1]}. Changed answers {words[2]}, of all traffic {words[5]}; worst other slice {words[3]}; processor time {best.time_ratio:.2f} times the"
         f" candidate's. Gate on {source}: {words[-1]}."
     )
 
 
 def _details(measured: "Sequence[Measured]", name: str, digest: str, n_bytes: int) -> dict[str, Any]:
     """Return the table of repairs that an alert keeps."""
-    head = ("repair", "changed", "all", "time", "files", "gate")
+    head = ("repair", "changed", "worst", "cut", "all", "time", "files", "gate")
     rows = [
         _row(number, one, name, n_bytes)[1:] for number, one in enumerate(measured[:_MOST_NOTED], start=1)
     ]
@@ -439,7 +447,17 @@ def _text(
             " drawn for it at random."
         )
     lines.append("")
-    head = ("", "repair", "changed answers", "all traffic", "processor time", "model files", "gate")
+    head = (
+        "",
+        "repair",
+        "changed answers",
+        "worst other slice",
+        "cut off by new ranges",
+        "all traffic",
+        "processor time",
+        "model files",
+        "gate",
+    )
     lines += [
         columns(
             head,
@@ -451,6 +469,12 @@ def _text(
         "",
         f"changed answers: of {plain(name)}. Processor time and files: relative to the candidate, on this machine's processor.",
     ]
+    if any(one.cut for one in measured):
+        lines.append(
+            "cut off by new ranges: inputs with values outside of a new range that were inside of the old one, or of these the tenth or hundredth"
+            " that is cut most, where more answers change."
+        )
+    lines += _copies(recording)
     lines += [f"{_KIND_WORDS[one.kind.value]}: not built, {one.why}." for one in skipped]
     lines += ["", *_advice(case, candidate, out, measured, recording, gate_options)]
     return "\n".join(lines)
@@ -463,15 +487,21 @@ def _head(
     n_change, before = (0, 0.0) if change is None else (change.n, change.before)
     n = found.n_items + n_change
     share = (found.flips * found.n_items + before * n_change) / n if n else 0.0
-    measured_on = "" if change is None else f", {n_change:,} of the slice ({_share(before)} change)"
+    measured_on = "" if change is None else f", {n_change:,} of the slice ({part(before)} change)"
     return [
-        f"{plain(case.model.name)}, {plain(case.slice.name)}: {_share(share)} of {n:,} answers change; the budget is {_share(found.budget)}.",
+        f"{plain(case.model.name)}, {plain(case.slice.name)}: {part(share)} of {n:,} answers change; the budget is {part(found.budget)}.",
         f"Cause: {cause_of(found)}.",
         (
-            f"Found and calibrated on {n_items[0]:,} {source}, {found.n_items:,} of the slice ({_share(found.flips)} change);"
+            f"Found and calibrated on {n_items[0]:,} {source}, {found.n_items:,} of the slice ({part(found.flips)} change);"
             f" measured on {n_items[1]:,} others{measured_on}."
         ),
     ]
+
+
+def _copies(recording: "Recording") -> list[str]:
+    from quantdrift.shadow.gate.judge import said_of
+
+    return [f"{note[0].upper()}{note[1:]}." for note in said_of(recording.items)]
 
 
 _KIND_WORDS: Final = {
@@ -490,11 +520,13 @@ def _row(number: int, one: "Measured", name: str, n_bytes: int) -> tuple[str, ..
     elif one.repair.calibrated_on:
         words += f", {len(one.repair.calibrated_on)} items"
         if one.repair.kept < 1.0:
-            words += f", {_share(one.repair.kept)} of the values"
+            words += f", {part(one.repair.kept)} of the values"
     return (
         str(number),
         words,
         _change(one, name),
+        _worst(one, name),
+        _cut(one),
         _change(one, "all"),
         f"{one.time_ratio:.2f} x",
         f"{one.n_bytes / n_bytes:.1f} x",
@@ -504,7 +536,26 @@ def _row(number: int, one: "Measured", name: str, n_bytes: int) -> tuple[str, ..
 
 def _change(one: "Measured", name: str) -> str:
     change = one.flips.get(name)
-    return "-" if change is None else f"{_share(change.before)} -> {_share(change.after)}"
+    return "-" if change is None else f"{part(change.before)} -> {part(change.after)}"
+
+
+def _worst(one: "Measured", name: str) -> str:
+    """Return the other slice in which most answers change that did not before."""
+    others = {other: change for other, change in one.flips.items() if other not in {name, "all"}}
+    if not others:
+        return "-"
+    worst = max(others, key=lambda other: (others[other].after - others[other].before, others[other].after))
+    return f"{plain(worst)} {part(others[worst].before)} -> {part(others[worst].after)}"
+
+
+def _cut(one: "Measured") -> str:
+    """Return the group of inputs that new ranges cut off in which most answers change that did not before, with its size."""
+    if not one.repair.ranges:
+        return "-"
+    if not one.cut:
+        return "none"
+    worst = max(one.cut.values(), key=lambda change: (change.after - change.before, change.n))
+    return f"{worst.n:,} inputs {part(worst.before)} -> {part(worst.after)}"
 
 
 def _gate_options(config_path: Path, data: Path | None, case: Damaged, note: int | None) -> list[str]:
@@ -534,7 +585,8 @@ def _advice(
         file = out / _file(number, one)
         words = _KIND_WORDS[one.repair.kind.value]
         lines.append(f"{words[0].upper()}{words[1:]}: {file}")
-        served = [candidate, f"--route={case.slice.name}={file}"] if one.repair.is_routed else [file]
+        routed = [candidate, f"--route={case.slice.name}={file}", f"--against={candidate}"]
+        served = routed if one.repair.is_routed else [file]
         command = shlex.join(map(str, ["quantdrift", "gate", *served, "--live", *gate_options]))
         lines.append(f"Next, judge it on live traffic: {command}")
         if one.result.value == "more items needed" and one.decision:
@@ -567,7 +619,3 @@ def _missing(decision: "Decision", recording: "Recording") -> str:
         f"To decide it, about {worst.more:,} more inputs of {plain(worst.slice)} to judge by are needed. Record twice as many: one half finds"
         " the cause, the other judges."
     )
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.3g} %" if abs(value) >= _TINY else "0 %"

@@ -7,6 +7,7 @@ from math import floor, isfinite, log10
 _MOST_DECIMALS = 9  # smaller numbers are shown as 0
 _MOST_DIGITS = 6
 _LARGEST = 1e15
+_LEAST_PART = 1e-4
 _UNITS = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 
 
@@ -41,6 +42,16 @@ def estimated(n: float) -> int:
 def percent(ratio: float, digits: int = 2) -> str:
     """Return a share as a percentage with `digits` significant digits: 0.0523 is `5.2 %`."""
     return f"{number(100 * ratio, digits)} %"
+
+
+def part(ratio: float, digits: int = 3) -> str:
+    """Return a share as a percentage that reaches 0 and 100 % only where it is that: 0.99996 is `99.99 %`, 0.00001 `below 0.01 %`."""
+    if 0 < ratio < _LEAST_PART:
+        return f"below {number(100 * _LEAST_PART, 1)} %"
+    text = number(100 * ratio, digits)
+    if ratio < 1 and float(text.replace(",", "")) >= 100:
+        text = f"{floor(min(ratio, 1 - _LEAST_PART) * 10_000) / 100:.2f}"
+    return f"{text} %"
 
 
 def from_to(before: float, after: float, digits: int = 3) -> tuple[str, str] | None:

@@ -433,6 +433,12 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Those of the routes' load runs.
     not_judged
         Slices that were left out, and why, in words.
+    n_copies, n_calibrated
+        Recorded items that are copies of others, which count once, and that do not count because the candidate was calibrated on them.
+    burst
+        How many items in a row are one observation, because neighbours are alike.
+    missing_hours
+        Hours of the day whose traffic was not seen and that hold up a pass; empty: none do.
     """
 
     verdict: Outcome
@@ -444,6 +450,17 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None = None
     routes: tuple[Load, ...] = ()
     not_judged: tuple[str, ...] = ()
+    n_copies: int = 0
+    n_calibrated: int = 0
+    burst: int = 1
+    missing_hours: tuple[int, ...] = ()
+
+    def without_hours(self, hours: Iterable[int]) -> "Decision":
+        """Return the decision where the traffic of some hours of the day was not seen: a pass waits for them."""
+        missing = tuple(sorted(hours))
+        if self.verdict is not Outcome.PASS or not missing:
+            return self
+        return msgspec.structs.replace(self, verdict=Outcome.INSUFFICIENT, missing_hours=missing)
 
 
 def decision(

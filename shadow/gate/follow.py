@@ -19,8 +19,9 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.sealing import is_sealed, unseal
 from quantdrift.core.slices import ALL
 from quantdrift.core.stream.connection import Copies, Queue
-from quantdrift.drift.gate import Decision, LoadRun, Outcome, Question, decision, outcome_of
+from quantdrift.drift.gate import Decision, LoadRun, Outcome, decision, outcome_of
 from quantdrift.shadow.gate.found import clusterings_of, is_learned
+from quantdrift.shadow.gate.judge import Asked
 from quantdrift.shadow.gate.live import LiveGate
 from quantdrift.shadow.gate.offline import Route, route_slice
 from quantdrift.shadow.pipeline.classify import classify
@@ -34,6 +35,7 @@ from quantdrift.storage.shadow.rows import Quarantined
 
 _LOOK_S: Final = 5.0
 _LONGEST_FETCH_S: Final = 0.5
+_HOURS: Final = 24
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,8 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
         Exchanges that wait for a label, and that were forgotten meanwhile, where labels are asked for.
     interrupted
         Somebody stopped it before there was a verdict.
+    hours
+        Hours of the day of which exchanges were counted.
     """
 
     id: int
@@ -65,6 +69,7 @@ class Followed(msgspec.Struct, frozen=True, kw_only=True):
     unlabelled: int = 0
     forgotten: int = 0
     interrupted: bool = False
+    hours: tuple[int, ...] = ()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,16 +87,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         The candidate.
     routes
         Names of slices, each with the model that serves it.
-    questions
-        To each slice.
-    together
-        Further questions, to all traffic together.
+    asked
+        The questions.
     alpha
         Probability of a false pass, and of a false failure, at most.
     wait
         Longest time to follow the traffic.
     run
         A finished load run with its answers; None: not asked for.
+    every_hour
+        Whether a pass waits until the traffic of each hour of the day was seen.
     """
 
     config: Config
@@ -99,12 +104,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     references: References
     candidate: ReferenceRuntime
     routes: tuple[tuple[str, ReferenceRuntime], ...]
-    questions: tuple[Question, ...]
+    asked: Asked
     alpha: float
     wait: timedelta
     only: str = ""
     run: LoadRun | None = None
-    together: tuple[Question, ...] = ()
+    every_hour: bool = True
 
 
 async def follow(
@@ -143,7 +148,7 @@ async def follow(
             f"no slice of model `{job.model.name}` had traffic within the last day: the gate judges the slices that are watched."
             " Check `quantdrift status`, or judge recorded inputs with --inputs"
         )
-    if job.together and all(key.name != ALL for key in slices):
+    if job.asked.all and all(key.name != ALL for key in slices):
         raise OperatorError(
             f"--mlperf asks all traffic of model `{job.model.name}`, of which nothing was compared within the last day: check"
             " `quantdrift status`"
@@ -168,8 +173,7 @@ async def follow(
             job.config,
             job.model,
             slices=slices,
-            questions=job.questions,
-            together=job.together,
+            asked=job.asked,
             candidate=job.candidate,
             routes=routes,
             begun_at=begun.at,
@@ -256,7 +260,14 @@ class _Follower:
 
     def _outcome(self) -> Outcome:
         run = self._job.run
-        return outcome_of([self._gate.outcome, *(answer.verdict for answer in (run.answers if run else ()))])
+        outcome = outcome_of(
+            [self._gate.outcome, *(answer.verdict for answer in (run.answers if run else ()))]
+        )
+        return Outcome.INSUFFICIENT if outcome is Outcome.PASS and self._missing_hours() else outcome
+
+    def _missing_hours(self) -> set[int]:
+        """Return the hours of the day that a pass waits for."""
+        return set(range(_HOURS)) - self._gate.hours if self._job.every_hour else set()
 
     def _see(self, data: bytes) -> None:
         envelope = Envelope(model=self._job.model.name, streamed_at=datetime.now(UTC))
@@ -268,7 +279,7 @@ class _Follower:
 
     async def _take_labels(self, *, is_end: bool = False) -> None:
         """Count the exchanges that were labelled meanwhile."""
-        if not any(question.is_labelled for question in self._job.together):
+        if not any(question.is_labelled for question in self._job.asked.all):
             return
         try:
             labels, self._labels_since = await stored.labels_of(
@@ -295,7 +306,7 @@ class _Follower:
             candidate=self._candidate,
             at=datetime.now(UTC),
             run=self._job.run,
-        )
+        ).without_hours(self._missing_hours())
         return Followed(
             id=self._begun.id,
             decision=made,
@@ -306,6 +317,7 @@ class _Follower:
             elapsed_s=self._clock.monotonic_s() - self._began_s,
             unlabelled=len(self._gate.expected),
             forgotten=self._gate.expected.forgotten,
+            hours=tuple(sorted(self._gate.hours)),
         )
 
     async def _record(self, found: Followed) -> None:

@@ -1,7 +1,7 @@
 """The judgement of what was compared: the slices of the items, the questions to each, and the decision."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -12,9 +12,28 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.slices import ALL, SliceAssigner, SliceKey, ValueRules, attribute_key
 from quantdrift.core.text import plain
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
-from quantdrift.drift.gate import ALPHA, Decision, Kind, LoadRun, Question, Trial, decision, trials
+from quantdrift.drift.gate import (
+    ALPHA,
+    Decision,
+    Kind,
+    LoadRun,
+    Outcome,
+    Question,
+    SliceAnswer,
+    Trial,
+    decision,
+    trials,
+)
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.gate.found import NONE_FOUND, FoundSlices
+from quantdrift.shadow.gate.observations import (
+    blocks,
+    burst_of,
+    digests_of,
+    is_calibrated,
+    n_copies,
+    numbered,
+)
 from quantdrift.shadow.gate.offline import Compared
 from quantdrift.shadow.tensors.arrays import Array
 
@@ -30,10 +49,29 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         Questions to every slice.
     all
         Further questions, to all items together.
+    routed
+        Names of the slices that a route serves, where the rest stays as it is served: `slices` are asked of these, `unrouted` of all
+        others; empty: there are none, and `slices` are asked of every slice.
+    unrouted
+        Questions to the slices that no route serves as a whole.
     """
 
     slices: tuple[Question, ...]
     all: tuple[Question, ...] = ()
+    routed: frozenset[str] = frozenset()
+    unrouted: tuple[Question, ...] = ()
+
+    def is_untouched(self, name: str) -> bool:
+        """Return whether no item of a slice can be served by a route: it is of another value of the rule of the only one."""
+        rules = {routed.partition("=")[0] for routed in self.routed}
+        return name not in self.routed and rules == {name.partition("=")[0]} and "=" in name
+
+    def of(self, name: str) -> tuple[Question, ...]:
+        """Return the questions to a slice."""
+        if self.is_untouched(name):
+            return ()
+        each = self.unrouted if self.routed and name not in self.routed else self.slices
+        return (*each, *(self.all if name == ALL else ()))
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +87,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
         The items of each slice, by its name; a slice that no item belongs to has none.
     weight
         (items,) in (0, 1]: how much each counts, proportional within a slice to 1 / its probability to be there; None: all alike.
+    copy
+        (items,) a number that items with the same inputs share: in a slice they count once; None: not known.
+    n_copies, n_calibrated
+        Items that are copies of an earlier one, and those that do not count because the candidate was calibrated on them.
+    burst
+        How many items in a row are one observation, because neighbours are alike; 1: they are not.
     """
 
     flip: Values
@@ -58,6 +102,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     group: IntArray
     members: dict[str, IntArray]
     weight: FloatArray | None = None
+    copy: IntArray | None = None
+    n_copies: int = 0
+    n_calibrated: int = 0
+    burst: int = 1
 
 
 def missing_attributes(rules: Iterable[Slice], found: Iterable[Compared]) -> dict[str, str]:
@@ -91,8 +139,32 @@ def notes_of(rules: Iterable[Slice], found: Sequence[Compared]) -> list[str]:
     return notes
 
 
+def said_of(items: Observed) -> list[str]:
+    """Return what people should know of the items as evidence, in sentences."""
+    notes = []
+    if items.n_copies:
+        notes.append(
+            f"{items.n_copies:,} of {len(items.flip):,} items are copies of others: copies count once"
+        )
+    if items.n_calibrated:
+        notes.append(
+            f"{items.n_calibrated:,} items do not count, because the candidate was calibrated on them"
+        )
+    if items.burst > 1:
+        notes.append(
+            f"items next to each other are alike, as in sessions: {items.burst} in a row count as one. An array `group` says which items belong"
+            " together; with a number of its own for each item it says that none do"
+        )
+    return notes
+
+
 def observed(
-    config: Config, model: str, found: Sequence[Compared], more: FoundSlices = NONE_FOUND
+    config: Config,
+    model: str,
+    found: Sequence[Compared],
+    more: FoundSlices = NONE_FOUND,
+    *,
+    calibration: frozenset[str] = frozenset(),
 ) -> Observed:
     """Return the items of all files, with their slices.
 
@@ -106,6 +178,8 @@ def observed(
         What was found of each file.
     more
         Learned and discovered slices that are judged, too.
+    calibration
+        Digests of items that the candidate was calibrated on: they do not count.
     """
     assigner = SliceAssigner(config, model)
     assigner.extra = more.discovered
@@ -116,14 +190,56 @@ def observed(
             members.setdefault(name, []).append(item)
     served = [one.served_flip for one in found if one.served_flip is not None]
     right = [one.right for one in found if one.right is not None]
+    digests = [digest for one in found for digest in digests_of(one.items.inputs)]
+    calibrated = is_calibrated(digests, calibration)
+    members_of = {name: np.array(items, dtype=np.intp) for name, items in members.items()}
+    copy, group, burst = numbered(digests), _groups(found), 1
+    divergence = np.concatenate([one.divergence for one in found])
+    if all(one.items.groups is None for one in found):
+        stratum = _strata(members_of, len(digests))
+        inputs = (
+            {
+                name: np.concatenate([one.items.inputs[name] for one in found])
+                for name in found[0].items.inputs
+            }
+            if _are_of_one_shape(found)
+            else {}
+        )
+        first = np.zeros(len(digests), dtype=np.bool_)
+        first[np.unique(copy, return_index=True)[1]] = True
+        rows = np.flatnonzero(first & ~calibrated)
+        burst = burst_of(
+            {name: array[rows] for name, array in inputs.items()}, divergence[rows], stratum[rows]
+        )
+        group = blocks(stratum, burst) if burst > 1 else group
     return Observed(
         flip=np.concatenate([one.flip for one in found]),
-        divergence=np.concatenate([one.divergence for one in found]),
+        divergence=divergence,
         served_flip=np.concatenate(served) if served else None,
         right=np.concatenate(right) if right else None,
-        group=_groups(found),
-        members={name: np.array(items, dtype=np.intp) for name, items in members.items()},
+        group=group,
+        members={name: rows[~calibrated[rows]] for name, rows in members_of.items()},
+        copy=copy,
+        n_copies=n_copies(copy),
+        n_calibrated=int(calibrated.sum()),
+        burst=burst,
     )
+
+
+def _strata(members: Mapping[str, IntArray], n_items: int) -> IntArray:
+    """Return a number that items of the same slices share : (items,)."""
+    names: list[list[int]] = [[] for _ in range(n_items)]
+    for number, rows in enumerate(members.values()):
+        for row in rows.tolist():
+            names[row].append(number)
+    return numbered([str(of_item) for of_item in names])
+
+
+def _are_of_one_shape(found: Sequence[Compared]) -> bool:
+    shapes = {
+        tuple((name, array.shape[1:]) for name, array in sorted(one.items.inputs.items())) for one in found
+    }
+    return len(shapes) == 1
 
 
 def judge(
@@ -156,13 +272,37 @@ def judge(
     beside
         How many questions about a load run share `alpha` with those to the slices: of a measured one.
     """
+    untouched = [name for name in items.members if asked.is_untouched(name)]
     questions = _questions(asked, items)
     begun = trials([question for _, question in questions], alpha, beside=beside)
     ended = [
         (name, _seen(trial, items, items.members[name]))
         for (name, _), trial in zip(questions, begun, strict=True)
     ]
-    return decision(ended, model=model, candidate=candidate, at=at, run=run)
+    made = decision(ended, model=model, candidate=candidate, at=at, run=run)
+    return msgspec.structs.replace(
+        made,
+        slices=(*made.slices, *(_unchanged(name, asked, items) for name in untouched)),
+        n_copies=items.n_copies,
+        n_calibrated=items.n_calibrated,
+        burst=items.burst,
+    )
+
+
+def _unchanged(name: str, asked: Asked, items: Observed) -> SliceAnswer:
+    """Return the answer about a slice that no route serves: what serves it stays, so nothing is newly flipped."""
+    (harm,) = asked.unrouted
+    return SliceAnswer(
+        slice=name,
+        question=harm.kind,
+        verdict=Outcome.PASS,
+        n=len(items.members[name]),
+        mean=0.0,
+        low=0.0,
+        high=0.0,
+        limit=harm.limit,
+        more=0,
+    )
 
 
 def n_questions(asked: Asked, items: Observed) -> int:
@@ -171,17 +311,16 @@ def n_questions(asked: Asked, items: Observed) -> int:
 
 
 def _questions(asked: Asked, items: Observed) -> list[tuple[str, Question]]:
-    return [
-        (name, question)
-        for name in items.members
-        for question in (*asked.slices, *(asked.all if name == ALL else ()))
-    ]
+    return [(name, question) for name in items.members for question in asked.of(name)]
 
 
 def _seen(trial: Trial, items: Observed, members: IntArray) -> Trial:
     """Return a trial after the items of its slice."""
     chosen, known = _values(trial.question, items)
     members = members[known[members]]
+    if items.copy is not None:
+        _, first = np.unique(items.copy[members], return_index=True)
+        members = members[np.sort(first)]
     _, group = np.unique(items.group[members], return_inverse=True)
     sizes = np.bincount(group)
     weight = (1.0 if items.weight is None else items.weight[members]) / sizes[group]

@@ -25,12 +25,13 @@ from quantdrift.core.sampling.inclusion import (
     smallest_rate,
     sure_rate,
 )
-from quantdrift.core.slices import ALL, SliceKey, holds, time_attributes
+from quantdrift.core.slices import SliceKey, holds, time_attributes
 from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.gate import Kind, Outcome, Question, Trial, trials
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.gate.found import is_of_clustering
+from quantdrift.shadow.gate.judge import Asked
 from quantdrift.shadow.gate.labels import NO_CLASS, Answers, ExpectedLabels
 from quantdrift.shadow.gate.offline import Route, answered, capped, computed, top_classes
 from quantdrift.shadow.replay.exchange import PreparedExchange
@@ -70,10 +71,9 @@ class LiveGate:
         With the slices by feature, and the time zone.
     slices
         The slices that are judged, of which `is_told` or `is_learned` is true.
-    questions
-        To each slice: kinds `flips`, `harm` and `divergence`.
-    together
-        Further questions, to all traffic together: of the kind `accuracy`, by flips or by labels that come later (`take_labels`).
+    asked
+        To each slice: kinds `flips`, `harm` and `divergence`. To all traffic together: of the kind `accuracy`, by flips or by labels that
+        come later (`take_labels`).
     candidate, routes
         The models that are judged: the first route whose slice an exchange is in, else the candidate.
     begun_at
@@ -90,6 +90,8 @@ class LiveGate:
         The last reason for one of the latter two; empty: there was none.
     expected
         The exchanges that wait for labels.
+    hours
+        Hours of the day, by `capture.time_zone`, of which exchanges were counted.
     """
 
     def __init__(
@@ -98,16 +100,16 @@ class LiveGate:
         model: Model,
         *,
         slices: Sequence[SliceKey],
-        questions: Sequence[Question],
+        asked: Asked,
         candidate: ReferenceRuntime,
         routes: Sequence[Route],
         begun_at: datetime,
         alpha: float,
-        together: Sequence[Question] = (),
         clusterings: Sequence[Clustering] = (),
     ) -> None:
         self.seen = self.refused = self.unusable = 0
         self.problem = ""
+        self.hours: set[int] = set()
         self._model = model
         self._rules: list[Slice] = [
             rule for rule in config.slices if rule.feature and rule.model in ("", model.name)
@@ -116,13 +118,9 @@ class LiveGate:
         self._session_s = timedelta(seconds=config.monitor.session_s)
         self._slices = list(slices)
         self._candidate, self._routes, self._begun_at = candidate, tuple(routes), begun_at
-        asked = [
-            (key, question)
-            for key in self._slices
-            for question in (*questions, *(together if key.name == ALL else ()))
-        ]
-        begun = trials([question for _, question in asked], alpha)
-        self._trials = [(key, trial) for (key, _), trial in zip(asked, begun, strict=True)]
+        questions = [(key, question) for key in self._slices for question in asked.of(key.name)]
+        begun = trials([question for _, question in questions], alpha)
+        self._trials = [(key, trial) for (key, _), trial in zip(questions, begun, strict=True)]
         self._labelled = [
             number for number, (_, trial) in enumerate(self._trials) if trial.question.is_labelled
         ]
@@ -159,6 +157,7 @@ class LiveGate:
             return
         values, judged = self._values_of(entry, outputs, served.divergences.flip)
         self.seen += 1
+        self.hours.add(exchange.captured_at.astimezone(self._zone).hour)
         self._newest_at = max(self._newest_at, exchange.captured_at)
         if self._labelled:
             self._expect(entry, judged, outputs)

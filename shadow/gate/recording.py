@@ -122,7 +122,7 @@ def layout_of(
     return Layout(inputs=names, keys=keys, labels=labels, session=f"header.{session}" if session else "")
 
 
-def parts_of(path: Path) -> list[Part]:
+def parts_of(path: Path, option: str = "--inputs") -> list[Part]:
     """Return the files of a recording, a file or a folder, in the order of their names.
 
     Raises
@@ -132,10 +132,10 @@ def parts_of(path: Path) -> list[Part]:
     """
     if path.is_file():
         if path.suffix not in _SUFFIXES:
-            raise OperatorError(f"--inputs {path}: recorded inputs are .npz or .safetensors files")
+            raise OperatorError(f"{option} {path}: recorded inputs are .npz or .safetensors files")
         return [_part(path, {})]
     if not path.is_dir():
-        raise OperatorError(f"--inputs {path}: there is no such file or folder")
+        raise OperatorError(f"{option} {path}: there is no such file or folder")
     parts = []
     for file in sorted(entry for entry in path.rglob("*") if entry.suffix in _SUFFIXES and entry.is_file()):
         folders = {}
@@ -143,12 +143,12 @@ def parts_of(path: Path) -> list[Part]:
             name, equals, value = folder.partition("=")
             if not (name and equals and value):
                 raise OperatorError(
-                    f"--inputs {path}: the folder `{folder}` gives no attribute; name it NAME=VALUE, such as scanner=archive"
+                    f"{option} {path}: the folder `{folder}` gives no attribute; name it NAME=VALUE, such as scanner=archive"
                 )
             folders[name] = value
         parts.append(_part(file, folders))
     if not parts:
-        raise OperatorError(f"--inputs {path}: the folder has no .npz or .safetensors file")
+        raise OperatorError(f"{option} {path}: the folder has no .npz or .safetensors file")
     return parts
 
 

@@ -1,6 +1,7 @@
 """What a diagnosis needs of a copy of a candidate whose sites can be switched to FP32."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -25,6 +26,10 @@ class Copy(Protocol):
     @property
     def sites(self) -> tuple[Site, ...]:
         """The sites; everywhere else they have the numbers of this order."""
+
+    @property
+    def file(self) -> Path | None:
+        """The candidate's ONNX file; None: it is of another kind."""
 
     @property
     def weights(self) -> Sequence[Weight]:

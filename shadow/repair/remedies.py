@@ -18,7 +18,9 @@ calibration see the first half only; flips of every slice and the gate's verdict
 because they are damaged find the cause and calibrate, and measure nothing; a slice is measured by those that were drawn for it,
 weighted by 1 / pi. Each of K built repairs is
 judged at alpha / K, so that a repair that is not good enough on some slice passes with a probability of at most alpha, however
-many are tried (Bonferroni). Processor time is that of one thread of ONNX Runtime on this machine's processor, all models in turn,
+many are tried (Bonferroni). A copy that serves one slice changes no other, so of the others harm alone is asked. New ranges may cut off
+values that the old ones represent, of items that no slice tells apart: these items are a group, with a tenth and a hundredth of which most is cut
+off. Harm there fails a repair; too few items for a verdict hold up none, and are shown. Processor time is that of one thread of ONNX Runtime on this machine's processor, all models in turn,
 and bytes are those of the model files that must be in memory together.
 """
 
@@ -39,8 +41,9 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.gate import Decision, Outcome, Question
 from quantdrift.drift.gate import Kind as QuestionKind
 from quantdrift.shadow.gate.judge import Asked, Observed, judge
+from quantdrift.shadow.gate.observations import united
 from quantdrift.shadow.repair.blame import FEWEST_ITEMS, Cause, Compare, Diagnosis
-from quantdrift.shadow.repair.edits import CandidateEdits
+from quantdrift.shadow.repair.edits import CandidateEdits, quantised_range
 from quantdrift.shadow.repair.samples import Recording, thinned
 from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_of
 from quantdrift.shadow.tensors.arrays import Array
@@ -61,6 +64,11 @@ _KEPT: Final = (
 _MOST_TRIED: Final = 1_024  # items by which ranges are chosen, inside the slice and elsewhere
 _ROUNDS: Final = 15
 _HEALED: Final = 0.5  # a repair that heals a smaller share of the flips does not help
+_STEP: Final = 16  # items whose activations are in memory together
+_SLACK: Final = 1e-6  # of a range: its ends are rounded to float32
+CUT: Final = "cut off by the new ranges"
+_MOST_CUT: Final = {"the tenth that is cut most": 0.1, "the hundredth that is cut most": 0.01}
+_FEWEST_CUT: Final = 4
 
 
 class Kind(StrEnum):
@@ -110,6 +118,8 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
         Share of the values of these items that the ranges hold; 1: from the smallest to the largest.
     tried
         Shares that were tried, each with the share of flips by which one was chosen; empty: there were too few items left to choose by.
+    ranges
+        The smallest and the largest value that each of its new ranges represents, by the name of the site.
     """
 
     kind: Kind
@@ -119,6 +129,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     calibrated_on: tuple[int, ...] = ()
     kept: float = 1.0
     tried: tuple[tuple[float, float], ...] = ()
+    ranges: dict[str, tuple[float, float]] = {}
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +169,9 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         Length of the model files that must be in memory.
     decision
         The gate's verdict; None where the reference serves: its answers are right by definition.
+    cut
+        Shares of flips among the items of which new ranges cut values off that the old ones represent, and among a tenth and a hundredth
+        of them, of which they cut most; by name.
     """
 
     repair: Repair
@@ -168,6 +182,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     time_ratio: float
     n_bytes: int
     decision: Decision | None
+    cut: dict[str, Change] = {}
 
     @property
     def order(self) -> tuple[float, ...]:
@@ -299,20 +314,25 @@ class Workbench:
             if repair.is_routed:
                 after = np.where(self._inside, after, before)
             items = self._judged(before, after)
+            harm = Question.harm(budget / 2)
+            asked = Asked(slices=(Question.flips(budget), harm))
+            if repair.is_routed:
+                asked = msgspec.structs.replace(asked, routed=frozenset({self._slice}), unrouted=(harm,))
+            candidate = f"sha256:{hashlib.sha256(repair.model).hexdigest()}"
             decision = (
-                judge(
-                    Asked(slices=(Question.flips(budget), Question.harm(budget / 2))),
-                    items,
-                    model=model,
-                    candidate=f"sha256:{hashlib.sha256(repair.model).hexdigest()}",
-                    at=at,
-                    alpha=alpha / n_built,
-                )
+                judge(asked, items, model=model, candidate=candidate, at=at, alpha=alpha / n_built)
                 if repair.model
                 else None
             )
+            cut = msgspec.structs.replace(items, members=self._cut(repair))
             flips = _changes(items)
             result, worse = _achieved(decision, flips, self._slice, budget)
+            if cut.members:
+                of_cut = judge(
+                    Asked(slices=(harm,)), cut, model=model, candidate=candidate, at=at, alpha=alpha / n_built
+                )
+                failed = tuple(answer.slice for answer in of_cut.slices if answer.verdict is Outcome.FAIL)
+                result, worse = (Result.MOVES, (*worse, failed[0])) if failed else (result, worse)
             cost = of_model[repair.model] / served_s
             found.append(
                 Measured(
@@ -324,6 +344,7 @@ class Workbench:
                     time_ratio=share * cost + 1 - share if repair.is_routed else cost,
                     n_bytes=(len(repair.model) or reference_size) + (size if repair.is_routed else 0),
                     decision=decision,
+                    cut=_changes(cut),
                 )
             )
             progress()
@@ -378,12 +399,11 @@ class Workbench:
         elsewhere = thinned(np.setdiff1d(left, self._of_slice), _MOST_TRIED)
         sides = [inside] if kind is Kind.OWN_COPY else [inside, elsewhere]
         kept = _KEPT if len(inside) >= FEWEST_OF_SLICE else _KEPT[:1]
-        models = [
-            self._edits.with_ranges(
-                {self._copy.sites[number].name: limits for number, limits in ranges.items()}
-            ).SerializeToString()
+        every = [
+            {self._copy.sites[number].name: limits for number, limits in ranges.items()}
             for ranges in self._copy.ranges(self._taken(rows), kept)
         ]
+        models = [self._edits.with_ranges(ranges).SerializeToString() for ranges in every]
         flips = [self._flips_of(model, kind, sides) for model in models] if len(models) > 1 else []
         best = int(np.argmin(flips)) if flips else 0
         return Repair(
@@ -393,7 +413,53 @@ class Workbench:
             calibrated_on=tuple(rows.tolist()),
             kept=kept[best],
             tried=tuple(zip(kept, flips, strict=True)) if flips else (),
+            ranges=self._represented(every[best]),
         )
+
+    def _represented(self, ranges: Mapping[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Return the ends of the ranges as the sites represent them, by the name of the site."""
+        found = {}
+        for site in self._copy.sites:
+            if site.name in ranges and site.axis is None:
+                scale, zero = quantised_range(site, *ranges[site.name])
+                found[site.name] = ((site.lowest - zero) * scale, (site.highest - zero) * scale)
+        return found
+
+    def _cut(self, repair: Repair) -> dict[str, IntArray]:
+        """Return the fresh items of which new ranges cut values off that the old ones represent, with a tenth and a hundredth that are cut most.
+
+        How much is the mean square of what is cut off, in that of rounding by the old range, at the worst range.
+        """
+        if not repair.ranges:
+            return {}
+        amounts = [
+            self._amount(repair, self._taken(self._fresh[begin : begin + _STEP]))
+            for begin in range(0, len(self._fresh), _STEP)
+        ]
+        amount = np.concatenate(amounts) if amounts else np.zeros(0)
+        if repair.is_routed:
+            amount = np.where(self._inside, amount, 0.0)
+        rows = np.flatnonzero(amount > 0)
+        rows = rows[np.argsort(-amount[rows], kind="stable")]
+        found = {CUT: rows}
+        for name, share in _MOST_CUT.items():
+            if len(most := rows[: round(share * len(rows))]) >= _FEWEST_CUT:
+                found[name] = most
+        return found
+
+    def _amount(self, repair: Repair, inputs: Mapping[str, Array]) -> FloatArray:
+        """Return how much of each item the new ranges cut off beside the old ones : (items,)."""
+        worst = np.zeros(len(next(iter(inputs.values()))))
+        for number, raw in self._copy.raw(inputs, self._copy.everywhere).items():
+            site = self._copy.sites[number]
+            if site.name not in repair.ranges or len(raw) != len(worst):
+                continue
+            low, high = repair.ranges[site.name]
+            values = np.clip(raw.astype(np.float64).reshape(len(raw), -1), site.low, site.high)
+            slack = _SLACK * (high - low)
+            cut = np.maximum(values - high - slack, 0.0) + np.maximum(low - slack - values, 0.0)
+            worst = np.maximum(worst, np.square(cut).mean(axis=1) / (float(site.scale) ** 2 / 12))
+        return worst
 
     def _flips_of(self, model: bytes, kind: Kind, sides: Sequence[IntArray]) -> float:
         """Return the share of flips on some items of the slice, or on some others where it is larger: a repair must not damage them."""
@@ -427,6 +493,7 @@ class Workbench:
             right=None,
             group=self._items.group[self._fresh],
             weight=None if self._items.weight is None else self._items.weight[self._fresh],
+            copy=None if self._items.copy is None else self._items.copy[self._fresh],
             members={name: rows[rows >= 0] for name, rows in members.items()},
         )
 
@@ -448,13 +515,14 @@ class Workbench:
 
 
 def halves(recording: Recording, slice_name: str, rng: Generator) -> tuple[IntArray, IntArray]:
-    """Return the numbers of the items to work on, and of those to judge by: each observation is in one half as a whole.
+    """Return the numbers of the items to work on, and of those to judge by: each observation is in one half as a whole, with all copies.
 
     Items that are kept because they are damaged judge nothing. So that a cause can be found, `FEWEST_ITEMS` of the slice are to work on, if
     there are so many.
     """
     items = recording.items
-    groups, of_item = np.unique(items.group, return_inverse=True)
+    group = items.group if items.copy is None else united(items.group, items.copy)
+    groups, of_item = np.unique(group, return_inverse=True)
     fair = np.setdiff1d(np.arange(len(of_item)), recording.chosen)
     fair_groups = np.unique(of_item[fair])
     drawn = rng.permutation(len(fair_groups)) < len(fair_groups) / 2

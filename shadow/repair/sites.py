@@ -31,18 +31,16 @@ from quantdrift.shadow.tensors.arrays import Array
 _QUANTISE: Final = "QuantizeLinear"
 _DEQUANTISE: Final = "DequantizeLinear"
 _RECTIFIERS: Final = frozenset({"Relu", "Clip"})
-_INTEGER: Final = frozenset(
-    {
-        "ConvInteger",
-        "DynamicQuantizeLinear",
-        "DynamicQuantizeMatMul",
-        "MatMulBnb4",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-        "MatMulNBits",
-        "QAttention",
-        "QGemm",
-    }
+_OF_QDQ: Final = frozenset(
+    {"QAttention", "QGemm"}
+)  # and what begins with QLinear: made of pairs that a file could keep
+_IN_BLOCKS: Final = frozenset({"MatMulBnb4", "MatMulNBits"})
+_DYNAMIC: Final = frozenset(
+    {"ConvInteger", "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"}
+)
+_LEAVE_OUT: Final = (
+    "no site of such a file can be named. Quantise it again without some of its layers (nodes_to_exclude), and compare the files with"
+    " `quantdrift gate`; until then serve the slice by the reference, or roll the candidate back"
 )
 _SUFFIXES: Final = (
     "_quantized",
@@ -133,12 +131,17 @@ class Weight(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         The candidate's values: the integers, dequantised.
     axis
         The dimension of the channels; None: one scale for the tensor.
+    step, low, high
+        Width of a step, and the smallest and the largest value that can be represented: for each value or for all; None: unknown.
     """
 
     site: int
     raw: Array
     served: Array
     axis: int | None
+    step: Array | None = None
+    low: Array | None = None
+    high: Array | None = None
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -185,6 +188,7 @@ class SwitchableCopy:
         self.costs = tuple(_cost(site, multiplications) for site in self.sites)
         self.inputs = tuple(node.name for node in model.graph.input if node.name not in {_SWITCHES, _FACTORS})
         self.outputs = tuple(node.name for node in model.graph.output if not node.name.startswith(_RAW))
+        self.file = candidate
         self._model, self._candidate, self._threads = model, str(candidate), threads
         self._session = session_of(_without_raw(model), str(candidate), threads, keep_pairs=True)
         self._rows = _fixed_rows(self._session)
@@ -424,10 +428,12 @@ def _in_steps(
         taken[end - begin :] = begin
         part = {name: array[taken] for name, array in mine.items()} if rows else mine
         try:
-            found = session.run(list(names), {**part, **feed})
+            found = [np.asarray(array) for array in session.run(list(names), {**part, **feed})]
         except ERRORS as error:
             raise OperatorError(f"ONNX Runtime cannot compute these inputs: {error}".strip()) from error
-        parts.append([np.asarray(array)[: end - begin] if rows else np.asarray(array) for array in found])
+        # A tensor that is one number is that of every item.
+        found = [array if array.ndim else np.full(step, array) for array in found]
+        parts.append([array[: end - begin] if rows else array for array in found])
     return {
         name: np.concatenate(column) for name, column in zip(names, zip(*parts, strict=True), strict=True)
     }
@@ -473,6 +479,16 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     axis: int | None
     lowest: int
     highest: int
+
+    @property
+    def low(self) -> Array:
+        """The smallest value that can be represented, by channel."""
+        return np.asarray((self.lowest - self.zero_point) * self.scale)
+
+    @property
+    def high(self) -> Array:
+        """The largest value that can be represented, by channel."""
+        return np.asarray((self.highest - self.zero_point) * self.scale)
 
 
 def _turned(array: Array | None) -> Iterator[Array]:
@@ -526,18 +542,27 @@ class Graph:
         self.producer = {name: node for node in self.graph.node for name in node.output}
         self.readers: dict[str, list[Any]] = defaultdict(list)
         for node in self.graph.node:
-            if node.op_type in _INTEGER or node.op_type.startswith("QLinear"):
+            name = node.name or node.output[0]
+            if node.op_type in _IN_BLOCKS:
                 raise OperatorError(
-                    f"the candidate {path} computes `{node.name or node.output[0]}` with {node.op_type}: only ONNX files in QDQ"
+                    f"the candidate {path} computes `{name}` with {node.op_type}, whose weights are in blocks: {_LEAVE_OUT}"
+                )
+            if node.op_type in _DYNAMIC:
+                raise OperatorError(
+                    f"the candidate {path} computes `{name}` with {node.op_type}: it is quantised dynamically, with ranges that are found while it"
+                    f" runs, so {_LEAVE_OUT}"
+                )
+            if node.op_type in _OF_QDQ or node.op_type.startswith("QLinear"):
+                raise OperatorError(
+                    f"the candidate {path} computes `{name}` with {node.op_type}: only ONNX files in QDQ"
                     " form can be diagnosed. Quantise with QuantFormat.QDQ, or keep the QDQ file that it was made from"
                 )
             if any(attribute.type in {5, 10} for attribute in node.attribute):
                 raise OperatorError(
-                    f"the candidate {path} has a subgraph at `{node.name or node.output[0]}` ({node.op_type}): such graphs"
-                    " cannot be diagnosed"
+                    f"the candidate {path} has a subgraph at `{name}` ({node.op_type}): such graphs cannot be diagnosed"
                 )
-            for name in node.input:
-                self.readers[name].append(node)
+            for tensor in node.input:
+                self.readers[tensor].append(node)
 
     def pairs(self) -> Iterator[Pair]:
         """Yield what is quantised and dequantised, in the order of the graph."""
@@ -573,7 +598,7 @@ class Graph:
             axis += n_dims if axis < 0 else 0
             if scale.ndim != 1:
                 raise OperatorError(
-                    f"the candidate {self.path} quantises `{node.input[0]}` by blocks: such graphs cannot be diagnosed"
+                    f"the candidate {self.path} quantises `{node.input[0]}` by blocks: {_LEAVE_OUT}"
                 )
         return Scale(
             scale=scale if axis is not None else scale.reshape(()),
@@ -713,7 +738,10 @@ def _weight(graph: Graph, pair: Pair, site: int, reference: ReferenceWeights) ->
     served = dequantised(integers, scale.scale, scale.zero_point, scale.axis)
     names = (pair.source, stem(pair.source), node.output[0], stem(node.output[0]))
     raw = reference.weight(dict.fromkeys(names), integers, scale)
-    return None if raw is None else Weight(site=site, raw=raw, served=served, axis=scale.axis)
+    if raw is None:
+        return None
+    step, low, high = (along(part, scale.axis, array.ndim) for part in (scale.scale, scale.low, scale.high))
+    return Weight(site=site, raw=raw, served=served, axis=scale.axis, step=step, low=low, high=high)
 
 
 def absorbed(graph: Graph, pair: Pair, reference: ReferenceWeights) -> tuple[Any, dict[str, Array]] | None:

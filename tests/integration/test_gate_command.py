@@ -1,5 +1,6 @@
 """`quantdrift gate` on recorded inputs, as typed, with real ONNX models."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ import onnx
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from quantdrift.shadow.gate.observations import digests_of
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, saved
 
@@ -688,3 +690,50 @@ def test_the_mean_divergence_is_asked_of_every_slice_with_divergence(directory: 
     _configure(directory, model="budget = { divergence = 1.0, cap = 1.0 }")
     done = _gate(directory, "good.onnx", *asked)
     assert (done.returncode, "budget.cap" in done.stderr) == (2, True)
+
+
+def test_copies_and_calibration_inputs_are_no_evidence(directory: Path) -> None:
+    """50 inputs, each 40 times, are 50; those of the calibration do not count. Both are said, and so is it in JSON."""
+    x = np.repeat(inputs_of(50, seed=5), 40, axis=0)
+    scanner = np.where(np.arange(len(x)) % 2, "archive", "office")
+    np.savez(directory / "copies.npz", x=x, scanner=scanner)
+    done = _gate(directory, "good.onnx", "--inputs", "copies.npz", "--json")
+    assert done.returncode == 4, done.stderr
+    assert (json.loads(done.stdout)["n_copies"], _answers(done)["all", "flips"]["n"]) == (1_950, 50)
+    assert "1,950 of 2,000 items are copies of others: copies count once" in done.stderr
+    with np.load(directory / "rec.npz") as recorded:
+        np.savez(directory / "calibration.npz", x=recorded["x"][:300])
+    done = _gate(directory, "good.onnx", "--inputs", "rec.npz", "--calibration", "calibration.npz", "--json")
+    assert json.loads(done.stdout)["n_calibrated"] == 300
+    assert _answers(done)["all", "flips"]["n"] <= N - 300
+    assert "300 items do not count, because the candidate was calibrated on them" in done.stderr
+
+
+def test_what_a_repair_was_calibrated_on_is_known_by_the_record_beside_it(directory: Path) -> None:
+    """Of the digest of the file alone: another candidate in the folder has its own."""
+    with np.load(directory / "rec.npz") as recorded:
+        digests = digests_of({"x": recorded["x"][:100]})
+    good = f"sha256:{hashlib.sha256((directory / 'good.onnx').read_bytes()).hexdigest()}"
+    record = {"repairs": [{"digest": good, "calibration": digests}]}
+    (directory / "repairs.json").write_text(json.dumps(record), encoding="utf-8")
+    for file, n_calibrated in (("good.onnx", 100), ("worse.onnx", 0)):
+        done = _gate(directory, file, "--inputs", "rec.npz", "--json")
+        assert json.loads(done.stdout)["n_calibrated"] == n_calibrated
+
+
+def test_where_a_route_alone_changes_answers_other_slices_are_asked_for_harm(directory: Path) -> None:
+    """The archive gets the reference; the office stays above its budget, and nothing is asked of it."""
+    done = _gate(
+        directory,
+        "worse.onnx",
+        *("--inputs", "rec.npz", "--against", "worse.onnx", "--route", "scanner=archive=good.onnx", "--json"),
+    )
+    answers = _answers(done)
+    assert answers["scanner=archive", "flips"]["verdict"] == "pass"
+    assert (answers["scanner=office", "harm"]["verdict"], answers["scanner=office", "harm"]["high"]) == (
+        "pass",
+        0.0,
+    )
+    assert ("scanner=office", "flips") not in answers
+    assert ("all", "flips") not in answers
+    assert done.returncode == 0, done.stderr

@@ -35,6 +35,7 @@ from quantdrift.core.slices import SliceKey, everything, slice_of
 from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.gate import Outcome, Question
 from quantdrift.monitor.gate import body_of
+from quantdrift.shadow.gate.judge import Asked
 from quantdrift.shadow.gate.live import LiveGate
 from quantdrift.shadow.gate.offline import Route
 from quantdrift.shadow.pipeline.classify import classify
@@ -95,8 +96,10 @@ class Site:
         self.directory, self.dsn, self.stream = directory, dsn, stream
 
     def gate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command, with --live."""
-        return invoked("gate", *arguments, "--live", directory=self.directory, QUANTDRIFT_DSN=self.dsn)
+        """Run the command, with --live and without a wait for the other hours of the day."""
+        return invoked(
+            "gate", *arguments, "--live", "--any-hour", directory=self.directory, QUANTDRIFT_DSN=self.dsn
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the gates in the database."""
@@ -506,7 +509,7 @@ def test_rare_samples_weigh_more_so_the_mean_is_that_of_the_traffic(tmp_path: Pa
         Config(models=(model,)),
         model,
         slices=[everything("digits"), archive],
-        questions=[Question.flips(0.01)],
+        asked=Asked(slices=(Question.flips(0.01),)),
         candidate=OnnxRuntime(tmp_path / "fp32.onnx", threads=1),
         routes=[Route(slice=archive, runtime=broken)],
         begun_at=datetime.now(UTC) - timedelta(minutes=1),
@@ -823,3 +826,20 @@ def test_a_model_without_traffic_is_an_error(site: Site) -> None:
         done.stderr
     )
     assert time.monotonic() - began_s < 60
+
+
+def test_the_hours_that_were_seen_are_said_and_a_pass_waits_for_the_others(site: Site) -> None:
+    """However many questions pass within seconds, the verdict is insufficient; the hours that were seen are one or two."""
+    with site.traffic(served):
+        done = invoked(
+            "gate",
+            *("good.onnx", "--live", "--margin", "0.02", "--wait", "20s", "--json"),
+            directory=site.directory,
+            QUANTDRIFT_DSN=site.dsn,
+        )
+    assert done.returncode == 4, done.stderr
+    printed, (row,) = json.loads(done.stdout), site.rows()
+    assert (printed["verdict"], row["verdict"]) == ("insufficient", "insufficient")
+    assert 1 <= len(printed["hours"]) <= 2
+    if {answer["verdict"] for answer in printed["slices"]} == {"pass"}:
+        assert sorted([*printed["hours"], *printed["missing_hours"]]) == list(range(24))

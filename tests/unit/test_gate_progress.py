@@ -2,11 +2,12 @@
 
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.cli.gate import _progress
-from quantdrift.drift.gate import Question, Trial, decision
+from quantdrift.cli.gate import _progress, text_of
+from quantdrift.drift.gate import Decision, Outcome, Question, Trial, decision
 from quantdrift.shadow.gate.follow import Followed
 
 pytestmark = pytest.mark.unit
@@ -39,3 +40,21 @@ def test_it_names_the_slice_that_lacks_most() -> None:
 def test_a_look_at_the_moment_of_the_verdict_shows_that_all_is_decided() -> None:
     """The last exchange may decide the last question just before a look."""
     assert _progress(followed(trial(400))) == "gate 7: 1,000 exchanges, all questions decided"
+
+
+def test_a_pass_waits_for_the_hours_that_were_not_seen() -> None:
+    """Only a pass does: what fails or lacks evidence says so as before."""
+    passed = Decision(
+        verdict=Outcome.PASS,
+        model="digits",
+        candidate="sha256:0",
+        slices=(),
+        more=0,
+        checked_at=datetime.now(UTC),
+    )
+    waiting = passed.without_hours({3, 1, 2, 23})
+    assert (waiting.verdict, waiting.missing_hours) == (Outcome.INSUFFICIENT, (1, 2, 3, 23))
+    assert "1-3, 23" in text_of(waiting)
+    assert passed.without_hours(set()) is passed
+    failed = msgspec.structs.replace(passed, verdict=Outcome.FAIL)
+    assert failed.without_hours({3}) is failed

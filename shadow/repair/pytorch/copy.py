@@ -1,6 +1,7 @@
 """A copy of a PyTorch candidate in which each site can be switched to FP32, on the processor."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -67,6 +68,8 @@ class TorchCopy:
     OperatorError
         The candidate does not compute zeros, or has none of the reference's outputs.
     """
+
+    file: Path | None = None
 
     def __init__(
         self, model: Model, program: Program, served: Program, runtime: TorchRuntime, found: Switched

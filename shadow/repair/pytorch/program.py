@@ -229,8 +229,20 @@ class _Search:
             return
         served = scale.dequantised(integers)
         number = len(self._sites)
-        self._weights.append(Weight(site=number, raw=raw.numpy(), served=served.numpy(), axis=scale.axis))
         step = scale.along(scale.scale, integers.dim())
+        zero = scale.along(scale.zero_point, integers.dim())
+        low, high = (((end - zero) * step).numpy() for end in (scale.lowest, scale.highest))
+        self._weights.append(
+            Weight(
+                site=number,
+                raw=raw.numpy(),
+                served=served.numpy(),
+                axis=scale.axis,
+                step=step.numpy(),
+                low=low,
+                high=high,
+            )
+        )
         self._add(
             SiteKind.WEIGHT,
             readers[0] if readers else source,

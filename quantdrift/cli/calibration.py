@@ -1,0 +1,62 @@
+"""What a candidate was calibrated on: recorded inputs, or the digests that `quantdrift repair` writes."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from quantdrift.core.errors import OperatorError
+
+RECORD: Final = "repairs.json"
+"""What `quantdrift repair` writes beside its models."""
+
+
+def calibration_of(files: Sequence[Path], models: Iterable[Path], inputs: Iterable[str]) -> frozenset[str]:
+    """Return the digests of the rows that candidates were calibrated on.
+
+    Parameters
+    ----------
+    files
+        Recorded inputs, or records of repairs.
+    models
+        The candidates: what a record of repairs beside one of them says of it counts, too.
+    inputs
+        The names of the inputs.
+
+    Raises
+    ------
+    OperatorError
+        A file cannot be read.
+    """
+    from quantdrift.shadow.gate.observations import digests_of
+    from quantdrift.shadow.gate.recording import Layout, parts_of, read
+
+    found: set[str] = set()
+    for file in files:
+        if file.suffix == ".json":
+            found.update(digest for repair in _repairs(file) for digest in repair.get("calibration") or ())
+            continue
+        for part in parts_of(file, "--calibration"):
+            found.update(digests_of(read(part, Layout(inputs=tuple(inputs), keys={})).inputs))
+    for model in models:
+        record = model.parent / RECORD
+        if record.is_file():
+            digest = f"sha256:{hashlib.sha256(model.read_bytes()).hexdigest()}"
+            found.update(
+                each
+                for repair in _repairs(record)
+                if repair.get("digest") == digest
+                for each in repair.get("calibration") or ()
+            )
+    return frozenset(found)
+
+
+def _repairs(path: Path) -> list[dict[str, Any]]:
+    try:
+        record: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+        repairs: list[dict[str, Any]] = record["repairs"]
+    except (OSError, msgspec.DecodeError, KeyError, TypeError) as error:
+        raise OperatorError(f"{path} cannot be read as a record of `quantdrift repair`: {error}") from error
+    return repairs
