@@ -111,7 +111,7 @@ def test_it_names_the_faulty_site_and_draws_it(made: tuple[Path, Fault], tmp_pat
     assert done.returncode == 0, done.stderr
     assert "digits, scanner=archive:" in done.stdout
     assert "Cause: " in done.stdout
-    table = done.stdout.partition("site ")[2].splitlines()
+    table = done.stdout.partition("\nsite ")[2].splitlines()
     assert table[1].startswith(f"{fault.site} ")
     assert "What to do: " in done.stdout
     assert fault.site in picture.read_text()
