@@ -74,7 +74,9 @@ def text_of(event: AlertEvent, ways: Ways = _NO_WAYS) -> AlertText:
         Line(label="Since", text=_since(event)),
         Line(label="What changed", text=_what_changed(event)),
         _invalid(event),
-        Line(label="Doubt about the configuration", text=f"{explanation.doubt}.") if explanation.doubt else None,
+        Line(label="Doubt about the configuration", text=f"{explanation.doubt}.")
+        if explanation.doubt
+        else None,
         _elsewhere(event),
         Line(
             label="Also alerts",
