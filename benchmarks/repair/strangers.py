@@ -83,8 +83,9 @@ def _shapes(scale: Strangers, folder: Path) -> dict[str, float]:
             fault = patient.draw(np.random.default_rng(seed))
             named = _named(patient.write([fault]), reference, seed=seed)
             refused.append(named is None)
-            first.append(bool(named) and named[0] == fault.site)
-            false.append(bool(named) and named[0] != fault.site)
+            site = named[0] if named else None
+            first.append(site == fault.site)
+            false.append(site not in {None, fault.site})
         for seed in range(scale.checkpoints):
             earlier = _earlier(reference, folder / "earlier.onnx", np.random.default_rng(seed))
             quantise(earlier, folder / "stale.onnx", pages().learnable)

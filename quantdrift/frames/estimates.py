@@ -102,7 +102,13 @@ def difference(
         sides = [items.sample(place & side) for side in of_side]
         sums = [cluster_sums(side) for side in sides]
         means = [ratio(one, cap) for one in sums]
-        found = compared(*sums, shared_sums(*sides), cap, flips=items.flips(place, of_side))
+        found = compared(
+            sums[0],
+            sums[1],
+            shared_sums(sides[0], sides[1]),
+            cap,
+            flips=items.flips(place, of_side),
+        )
         if means[0] is None or means[1] is None or found is None:
             continue
         rows.append(

@@ -328,8 +328,8 @@ async def _compare_sides(
     comparison = VersionComparison(
         model=old.version.model,
         task=task_of(config, new.version.model),
-        old=_version(config, old, aggregate and aggregate.old),
-        new=_version(config, new, aggregate and aggregate.new),
+        old=_version(config, old, aggregate.old if aggregate else None),
+        new=_version(config, new, aggregate.new if aggregate else None),
         aggregate=aggregate,
         slices=tuple(sorted((entry for entry in entries if entry.predicate != EVERYTHING), key=_order)),
         only_old=_names(known, of_old, of_new),
@@ -521,7 +521,8 @@ def _difference(metric: Metric, old: _SliceSide, new: _SliceSide, cap: float) ->
         return difference_with_p(partial(old.interval, metric), partial(new.interval, metric))
     sides = old.clusters.of, new.clusters.of
     return compared(
-        *(of[metric] for of in sides),
+        sides[0][metric],
+        sides[1][metric],
         new.clusters.shared.get(metric),
         cap,
         flips=(sides[0][Metric.FLIP], sides[1][Metric.FLIP]),

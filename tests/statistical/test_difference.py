@@ -191,6 +191,7 @@ def test_a_p_value_is_uniform_where_many_answers_changed() -> None:
         old, new = (_alone((random.random(3000) < 0.1).astype(np.float64), 1.0) for _ in range(2))
         found = difference_with_p(partial(ratio, old, 1.0), partial(ratio, new, 1.0))
         assert found is not None
+        assert found.p is not None
         p_values.append(found.p)
     for level in (0.05, 0.2, 0.5):
         below = np.mean([p <= level for p in p_values])

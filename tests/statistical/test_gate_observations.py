@@ -5,11 +5,13 @@ Seeds are fixed: each test states with which probability another seed would fail
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
@@ -27,11 +29,17 @@ MODEL = Model(name="digits")
 
 
 def _compared(
-    flip: BoolArray, x: FloatArray, *, served: BoolArray | None = None, **attributes: list[str]
+    flip: BoolArray,
+    x: NDArray[np.floating[Any]],
+    *,
+    served: BoolArray | None = None,
+    attributes: dict[str, list[str]] | None = None,
 ) -> Compared:
     unknown = np.zeros(len(flip))
     return Compared(
-        items=Items(path=Path("rec.npz"), inputs={"x": x}, attributes=attributes, labels=None, groups=None),
+        items=Items(
+            path=Path("rec.npz"), inputs={"x": x}, attributes=attributes or {}, labels=None, groups=None
+        ),
         features=[{} for _ in flip],
         flip=flip.astype(np.float64),
         served_flip=None if served is None else served.astype(np.float64),
@@ -107,7 +115,8 @@ def test_rows_that_say_something_new_each_stay_apart() -> None:
         site = np.repeat(["faint", "plain"], 300)
         x = rng.normal(size=(600, 6)) + 3.0 * (site == "plain")[:, None]
         items = _observed(
-            _compared(rng.random(600) < BUDGET, x, **{"header.x-site": site.tolist()}), rules=(SITES,)
+            _compared(rng.random(600) < BUDGET, x, attributes={"header.x-site": site.tolist()}),
+            rules=(SITES,),
         )
         alike.append(items.burst > 1)
     assert _share(alike) <= 0.03
@@ -147,7 +156,7 @@ def _of_copy(rng: Generator, here: float, elsewhere: float) -> Decision:
     served = rng.random(2_400) < np.where(site == "faint", 0.08, elsewhere)
     repaired = np.where(site == "faint", rng.random(2_400) < here, served)
     found = _compared(
-        repaired, rng.normal(size=(2_400, 3)), served=served, **{"header.x-site": site.tolist()}
+        repaired, rng.normal(size=(2_400, 3)), served=served, attributes={"header.x-site": site.tolist()}
     )
     harm = Question.harm(BUDGET / 2)
     asked = Asked(slices=(Question.flips(BUDGET), harm), routed=frozenset({"site=faint"}), unrouted=(harm,))
