@@ -50,30 +50,31 @@ _STORY: Final = text("""
     from member m join slice s on s.id = m.slice_id
     union all
     select t.at, case when t.to_verdict = 'firing' then 'page' when t.to_verdict = 'warning' then 'ticket' else 'end' end, '',
-        concat_ws(': ', s.name, nullif(t.details ->> 'reason', '')), m.id, 1
+        concat_ws(': ', s.name, nullif(t.details ->> 'reason', '')), m.id,
+        case t.to_verdict when 'warning' then 1 when 'firing' then 2 else 3 end
     from member m join transition t on t.alert_id = m.id join slice s on s.id = m.slice_id
     union all
     select c.made_at, case
             when c.finding ->> 'kind' = 'cause' then 'diagnosis' when c.finding ->> 'kind' in ('repair', 'gate') then c.finding ->> 'kind'
             when c.action = 'ack' then 'acknowledged' when c.action = 'unack' then 'not acknowledged any more'
             when c.action = 'escalate' then 'worse' when c.action = 'close' then 'closed' else 'note' end,
-        case when c.action = 'escalate' then '' else coalesce(nullif(c.identity, ''), c.made_by) end, c.reason, m.id, 2
+        case when c.action = 'escalate' then '' else coalesce(nullif(c.identity, ''), c.made_by) end, c.reason, m.id, 4
     from member m join alert_action c on c.alert_id = m.id
     union all
     select case when c.fold_seq is null or c.reason <> '' then c.made_at else c.at end, 'state',
         case when c.reason <> '' then coalesce(nullif(c.identity, ''), c.made_by) else '' end,
-        concat_ws(' ', c.state, c.mitigation) || case when c.reason <> '' then ': ' || c.reason else '' end, null, 3
+        c.state || coalesce(' (' || c.mitigation || ')', '') || case when c.reason <> '' then ': ' || c.reason else '' end, null, 5
     from incident_change c join incident i on i.id = c.incident_id
     where (i.id = :id or i.merged_into = :id) and c.state <> 'merged'
         and c.id > (select min(f.id) from incident_change f where f.incident_id = i.id)
     union all
-    select v.first_seen_at, 'release', '', v.candidate_version, null, 4
+    select v.first_seen_at, 'release', '', v.candidate_version, null, 6
     from model_version v join incident i on i.id = :id join model_version own on own.id = i.model_version_id
     where v.model = own.model and v.first_seen_at > i.began_at - interval '1 day'
         and v.first_seen_at < coalesce(i.ended_at, (select event_time from fold)) + interval '1 hour'
     union all
     select coalesce(g.made_at, r.ended_at), 'gate', r.made_by, coalesce(g.verdict, r.verdict) || ': ' || r.candidate
-        || coalesce(' for ' || nullif(g.slice, ''), ''), null, 5
+        || coalesce(' for ' || nullif(g.slice, ''), ''), null, 7
     from gate_run r left join gate_verdict g on g.gate_id = r.id
     join incident i on i.id = :id join model_version own on own.id = i.model_version_id
     where r.model = own.model and r.ended_at is not null and r.begun_at > i.began_at

@@ -47,6 +47,16 @@ MEANINGS: Final = MappingProxyType(
 """A sentence for a legend of the states."""
 
 
+ACTIONS: Final = MappingProxyType(
+    {
+        "ack": "acknowledged",
+        "unack": "not acknowledged any more",
+        "note": "note",
+        "escalate": "escalated",
+        "close": "closed",
+    }
+)
+"""What was done about an alert."""
 ENDINGS: Final = MappingProxyType(
     {
         "recovered": "recovered",

@@ -10,7 +10,7 @@ from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.figures import DAY, Counted, Figure, FigureName, Scope, Served, Subject
-from quantdrift.facts.incidents import Incident
+from quantdrift.facts.incidents import ACTIONS, Incident
 from quantdrift.report.compare import DAYS, Sides, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,
@@ -301,6 +301,14 @@ def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
     return {model: version for model, (_, version) in newest.items()}
 
 
+def _decided(action: str, subject: str) -> str:
+    """Return what a person did, from an entry of the audit: `alert 5 closed` of `alert close` and `alert 5`."""
+    noun, _, verb = action.partition(" ")
+    if noun == "alert" and verb in ACTIONS:
+        return f"{subject} {ACTIONS[verb]}"
+    return f"{action} {subject}".strip()
+
+
 async def _marks(reader: Reader, period: Period, versions: Sequence[Version], model: str) -> tuple[Mark, ...]:
     releases = [
         Mark(
@@ -318,7 +326,7 @@ async def _marks(reader: Reader, period: Period, versions: Sequence[Version], mo
             at=decision.at,
             kind="decision",
             model=decision.model,
-            what=f"{decision.action} {decision.subject}".strip(),
+            what=_decided(decision.action, decision.subject),
             who=decision.actor,
             why=decision.note,
         )

@@ -211,7 +211,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     def first_step(self) -> str:
         """What to do first."""
         if self.verdict == "firing":
-            return "Open the alert. Until this is fixed, send these requests to the unquantised model."
+            return "Open the alert. Until this is fixed, route these requests to the FP32 model."
         if self.verdict == "warning":
             return "Look at the slice in working hours; it pages by itself if it gets certain."
         if self.verdict == "ok":

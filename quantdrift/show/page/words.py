@@ -6,21 +6,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quantdrift.core.notation import duration, estimated, percent
-from quantdrift.facts.incidents import ENDINGS
+from quantdrift.facts import incidents
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.storage.page.history import Event
 
-ACTIONS: Final = MappingProxyType(
-    {
-        "ack": "acknowledged",
-        "unack": "not acknowledged any more",
-        "note": "note",
-        "escalate": "escalated",
-        "close": "closed",
-    }
-)
+ACTIONS: Final = incidents.ACTIONS
 """What was done about an alert."""
-ENDS: Final = ENDINGS
+ENDS: Final = incidents.ENDINGS
 """Why alerts are over."""
 METRICS: Final = MappingProxyType(
     {"flip": "changed answers", "divergence": "divergence", "latency": "slow answers"}

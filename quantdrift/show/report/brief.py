@@ -261,7 +261,8 @@ def _confidence(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
         else ""
     )
     return (
-        f"{alert}Of {_name(entry)}, {entry.n_items:,} answers were compared with the FP32 model's: the true share"
+        f"{alert}Of {_name(entry)}, {count_of(entry.n_items, 'answer')} {'was' if entry.n_items == 1 else 'were'} compared with the"
+        " FP32 model's: the true share"
         f" that changed is between {percent(entry.flip.low)} and {percent(entry.flip.high)} (95 % confidence)."
     )
 
@@ -270,7 +271,10 @@ def _people(model: ModelFigures) -> str:
     n = max((entry.n_people for entry in (model.aggregate, *model.slices) if entry is not None), default=0)
     if n:
         return f"At least {count_of(n, 'person', 'people')} got a changed answer on the last day."
-    return "Nobody is known to have got a changed answer on the last day."
+    return (
+        "Nobody is known to have got a changed answer on the last day: no answer changed, or the requests name no person"
+        " (`sampling.sticky_header`)."
+    )
 
 
 def _not_known(model: ModelFigures, labels: LabelFigures | None, coverage: CoverageFigures) -> str:
