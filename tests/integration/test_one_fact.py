@@ -140,6 +140,12 @@ async def test_a_figure_is_one_number_on_every_surface(
     story = await write_fleet(record, database)
     surfaces = await _asked(story, database, postgres_dsn, tmp_path)
     assert differing(surfaces.figures) == []
+    named, unnamed = (
+        surfaces.texts[f"alerts show {story.alerts[of]}"]
+        for of in (("digits", "int8-1", "scanner=faint"), ("letters", "q4-a", "lang=fr"))
+    )
+    assert re.search(r"answers of \d+ people", named)
+    assert not re.search(r"\d+ (people|person)\b", unnamed)
     names = {shown.key[0] for shown in surfaces.figures}
     assert names >= {FigureName.CHANGED_SHARE, FigureName.PEOPLE_AFFECTED}
     assert {shown.key[1] for shown in surfaces.figures} <= set(WindowName)

@@ -256,11 +256,12 @@ def _when_paged(after: WindowSample, row: TransitionRow, *, has_people: bool) ->
     Parameters
     ----------
     has_people
-        Whether it is known who sends a request.
+        Whether requests can say who sends them; people are counted where each of these does.
     """
     if not after.items:
         return {}
     event, at = row.alert, from_us(row.at_us)
+    has_people = has_people and all(item.group != item.exchange for item in after.items)
     begin = from_us(min(item.captured_us for item in after.items))
     scope = figures.Scope(
         window=figures.when_paged(from_us(row.onset_us), at),

@@ -267,7 +267,9 @@ async def overview(request: web.Request) -> web.Response:
                 known_from = max(end - _HISTORY, shown.now.first_at)
                 strips[each.slice_id] = charts.strip(steps, each.verdict, known_from, (end - _HISTORY, end))
         models = [
-            await _with_facts(connection, one, [each.slice_id for each in slices] if one is shown else [])
+            await _with_facts(
+                connection, one, [each.slice_id for each in slices] if one is shown else [], now
+            )
             for one in models
         ]
         shown = next((one for one in models if shown and one.now.id == shown.now.id), None)
@@ -290,10 +292,14 @@ async def overview(request: web.Request) -> web.Response:
     )
 
 
-async def _with_facts(connection: present.Connection, model: ModelView, slice_ids: list[int]) -> ModelView:
-    """Return a model with what single exchanges say of its traffic, and of some of its slices."""
+async def _with_facts(
+    connection: present.Connection, model: ModelView, slice_ids: list[int], now: datetime
+) -> ModelView:
+    """Return a model with what single exchanges say of its traffic and of some of its slices, whose intervals count people."""
     ids = list(dict.fromkeys([*([model.now.all_id] if model.now.all_id else []), *slice_ids]))
-    return msgspec.structs.replace(model, facts=await present.single_facts(connection, model.now, ids))
+    traffic = await present.traffic(connection, model.now, now, ids) if slice_ids else model.traffic
+    facts = await present.single_facts(connection, model.now, ids)
+    return msgspec.structs.replace(model, facts=facts, traffic=traffic)
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):

@@ -273,7 +273,7 @@ def _people(model: ModelFigures) -> str:
         return f"At least {count_of(n, 'person', 'people')} got a changed answer on the last day."
     return (
         "Nobody is known to have got a changed answer on the last day: no answer changed, or the requests name no person"
-        " (`sampling.sticky_header`)."
+        " (option sampling.sticky_header)."
     )
 
 
