@@ -82,9 +82,9 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert model.status is Verdict.FIRING
     assert episode.aggregate is not None
     assert model.headline.startswith(
-        "1 of 5 slices of digits int8-7 drifted: scanner=faint flips"
-        f" {measured(Metric.FLIP, episode.after, '')} of decisions since the onset against a budget of 1 %,"
-        f" while the aggregate is fine at {percent(episode.aggregate.mean)}."
+        "1 of 5 slices of digits int8-7 drifted: scanner=faint:"
+        f" {measured(Metric.FLIP, episode.after, '')} of answers changed since the onset (budget: 1 %),"
+        f" while in all traffic {percent(episode.aggregate.mean)} changed."
     )
     assert "1 slice is unknown" in model.headline
     assert (episode.alert_id, episode.metric) == (story.alert_id, Metric.FLIP)
@@ -294,7 +294,7 @@ async def test_two_hundred_slices_are_capped_and_counted(postgres_dsn: str, tmp_
     assert (figures.source, figures.bucket_s) == ("rollup_hour", 10_800.0)
     assert model.n_slices == 200
     assert model.slices[0].name == "scanner=s001"
-    assert model.headline.startswith("1 of 200 slices of digits int8-7 drifted: scanner=s001 flips 4")
+    assert model.headline.startswith("1 of 200 slices of digits int8-7 drifted: scanner=s001: 4")
     assert html.count('class="chart plot"') == 2 * 13 + 1
     text = Page(html).text
     assert "175 slices with less divergence are left out here; 175 OK" in text

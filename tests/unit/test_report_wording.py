@@ -80,7 +80,8 @@ def test_durations_use_their_largest_unit(span: timedelta, text: str) -> None:
 def test_the_headline_names_the_slice_and_says_what_its_alert_said() -> None:
     """What a director reads first says what drifted, how far, and against what."""
     assert headline("digits int8-7", [make_slice(), *OTHERS], ALL, [make_episode()]) == (
-        "1 of 6 slices of digits int8-7 drifted: at least 3.1 % of answers in scanner=faint changed (budget: 1 %)."
+        "1 of 6 slices of digits int8-7 drifted: at least 3.1 % of answers in scanner=faint changed (budget: 1 %),"
+        " while in all traffic 0.4 % changed."
     )
 
 
