@@ -159,7 +159,7 @@ async def test_the_life_of_a_baseline(
     )
     assert "of all signals together; pages at 1" in out
     code, out, err = await typed(postgres_dsn, tmp_path, group="triage")
-    assert (code, "None of 2 slices" in out) == (0, True), err
+    assert (code, "none of 2 slices" in out) == (0, True), err
     code, _, err = await typed(postgres_dsn, tmp_path, "--model", "digit", group="triage")
     assert (code, "did you mean `digits`?" in err) == (2, True), err
 
