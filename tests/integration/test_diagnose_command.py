@@ -212,7 +212,10 @@ async def test_ranges_that_are_too_narrow_together_are_named_in_text_json_and_no
     """No site alone restores more than chance, but the values lie outside the ranges: that is said, and calibrating again is advised."""
     folder = tmp_path
     write(folder / "fp32.onnx", pages(), 1)
-    quantise(folder / "fp32.onnx", folder / "sound.onnx", pages().learnable)
+    # Signed weights saturate in the kernels of processors without VNNI, where values leave their ranges.
+    quantise(
+        folder / "fp32.onnx", folder / "sound.onnx", pages().learnable, unsigned=True, unsigned_weights=True
+    )
     images = drawn(pages().held_out, 2 * N, np.random.default_rng(2))
     patient = Patient(folder / "fp32.onnx", folder / "sound.onnx", images, folder)
     ranges = [name for name in patient.sites if name.startswith("A:") and name != "A:image"]

@@ -12,6 +12,7 @@ from sqlalchemy import event
 import quantdrift.storage.monitor.examples
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     ComparisonRow,
@@ -96,7 +97,7 @@ async def told(
         await write(connection, outcome, TRACES)
     details = {
         row["slice_id"]: json.loads(row["details"])
-        for row in await record.fetch("select slice_id, details from alert")
+        for row in await record.fetch(f"select a.slice_id, {DETAILS} as details from alert a {LAST_EVENT}")
     }
     for one in details.values():
         assert one["traces"] == [TRACES.format(trace_id=example) for example in one["examples"]]
