@@ -206,16 +206,17 @@ async def test_an_alert_has_the_model_and_the_slice(
     assert await record.fetchval("select count(*) from alert_action") == 1
 
 
+@pytest.mark.skipif(
+    "vnni" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
+    reason="needs a processor with VNNI: other kernels saturate where values leave their ranges, and no site can be named",
+)
 async def test_ranges_that_are_too_narrow_together_are_named_in_text_json_and_note(
     tmp_path: Path, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:
     """No site alone restores more than chance, but the values lie outside the ranges: that is said, and calibrating again is advised."""
     folder = tmp_path
     write(folder / "fp32.onnx", pages(), 1)
-    # Signed weights saturate in the kernels of processors without VNNI, where values leave their ranges.
-    quantise(
-        folder / "fp32.onnx", folder / "sound.onnx", pages().learnable, unsigned=True, unsigned_weights=True
-    )
+    quantise(folder / "fp32.onnx", folder / "sound.onnx", pages().learnable)
     images = drawn(pages().held_out, 2 * N, np.random.default_rng(2))
     patient = Patient(folder / "fp32.onnx", folder / "sound.onnx", images, folder)
     ranges = [name for name in patient.sites if name.startswith("A:") and name != "A:image"]

@@ -592,7 +592,7 @@ async def test_the_monitor_ends_the_slice_and_what_it_still_writes_goes_with_the
     for batch in stream[:60]:
         await store_batch(record, batch)
     assert FAINT_ID in await folded()
-    assert (await found(erase=True)).items() >= {"slice": 1, "alert": 1}.items()
+    assert (await found(erase=True)).items() >= {"slice": 1, "transition": 2}.items()
     assert await found(erase=False) == {}
     async with database.begin() as connection:
         assert await slices_wait(connection)

@@ -84,7 +84,7 @@ async def test_users_whose_requests_are_alike_are_found_and_named(
     assert catalog.undeclared_sessions == {(bad, everything): "header.x-user"}
     (warning,) = [one.getMessage() for one in caplog.records if "sessions" in one.getMessage()]
     assert warning.startswith(
-        "model digits, version int8-7, slice all: looks like sessions: requests with the same"
+        "model digits, version int8-7, slice all: looks like sessions: requests that share header"
     )
     again = SessionSearch(database=database, clock=SystemClock(), stop=Stop(), leads=lambda: True, wait_s=1.0)
     await again.look()
