@@ -34,7 +34,7 @@ from tests.support.sidecar.relay_process import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-DEADLINE_S = 150.0
+DEADLINE_S = 60.0
 N_WRONG = 80
 CANARY = "CANARY-DE89370400440532013000"  # what follows it says where it was put
 HOSTILE = "a\x1b[2J\x9bb\u202ec".encode()
