@@ -31,6 +31,7 @@ class Begin(StrEnum):
 
     NEW_VERSION = "new_version"  # the version was first seen around the onset
     FIRST_SEEN = "first_seen"  # too few exchanges before the onset to say that anything changed
+    OLDER = "older"  # it was above its budget before the onset already, beyond chance: the fault is older than the alert
     CHANGED = "changed"  # it has a history, and moved away from it
 
 
@@ -126,7 +127,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="State of the slice before the onset: new_version (the version was first seen within an hour of"
-            " it), first_seen (fewer than 30 exchanges before it, too few to say that anything changed) or changed."
+            " it), first_seen (fewer than 30 exchanges before it, too few to say that anything changed), older (above its budget"
+            " before it already) or changed."
         ),
     ] = None
     cause: Annotated[

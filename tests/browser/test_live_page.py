@@ -211,8 +211,8 @@ async def test_an_alert_shows_its_cause_its_repairs_and_the_gate(
     """In words on the first card, with a picture of the sites and the table of repairs; what cannot be drawn is left out."""
     _, _, alert = await write_history(record, n_slices=3, n_days=2, end=datetime.now(UTC))
     assert alert is not None
-    site = {"site": _NASTY, "heals": 0.67, "used": 0.009, "elsewhere_used": 0.4}
-    weight = {"site": "W:conv", "heals": 0.1, "used": None, "cause": "weights"}
+    site = {"site": _NASTY, "restores": 0.67, "placebo": 0.1, "used": 0.009, "elsewhere_used": 0.4}
+    weight = {"site": "W:conv", "restores": 0.1, "placebo": 0.02, "used": None, "cause": "weights"}
     repair = dict.fromkeys(("repair", "changed", "worst", "all", "time", "files", "gate"), _NASTY)
     async with database.begin() as connection:
         for kind, said, details in (
@@ -227,6 +227,8 @@ async def test_an_alert_shows_its_cause_its_repairs_and_the_gate(
             assert "Cause resolution at A:image." in seen
             assert "Repair a copy for the slice." in seen
             assert "Range used elsewhere" in seen
+            assert "67 %" in seen
+            assert "at most 10 % by chance" in seen
             assert "\u202e" not in seen
             assert "\x1b" not in seen
             assert "quantdrift repair" not in seen  # it was done, as `alerts show` has it

@@ -154,23 +154,6 @@ async def test_a_configuration_warning_is_next_to_the_headline(postgres_dsn: str
     assert "may mislead" not in Page(html).text + summary(figures)
 
 
-@pytest.mark.parametrize(("noise", "older"), [(0.0, True), (0.5, False)])
-async def test_noise_before_the_onset_is_no_older_fault(
-    postgres_dsn: str, tmp_path: Path, noise: float, *, older: bool
-) -> None:
-    """What lies above the budget by what is added to it for noise was not at fault."""
-    await write_short_story(postgres_dsn)
-    db = await asyncpg.connect(postgres_dsn)
-    await db.execute(
-        "update verdict set estimate = jsonb_set(estimate, '{flip}', cast($1 as jsonb))",
-        msgspec.json.encode({"budget": 0.00001, "noise": noise}).decode(),
-    )
-    await db.close()
-    figures, _ = await _write(postgres_dsn, tmp_path)
-    (episode,) = figures.episodes
-    assert any("older than the alert" in line for line in episode.explanation) is older
-
-
 async def test_an_alert_has_its_cause_and_its_repair_as_far_as_they_were_known_then(
     postgres_dsn: str, database: Database, tmp_path: Path
 ) -> None:

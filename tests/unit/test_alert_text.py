@@ -57,9 +57,20 @@ def test_advice_that_is_of_networks_alone_is_not_given_to_others(case: str) -> N
 
 def test_one_exchange_is_not_enough_for_a_mean_before() -> None:
     """Below 30 exchanges the mean before the onset is not told at all; the count is."""
-    few, enough = (alert(n_before=n, before=1.0).alert for n in (FEWEST_BEFORE - 1, FEWEST_BEFORE))
+    few, enough = (alert(n_before=n, before=0.004).alert for n in (FEWEST_BEFORE - 1, FEWEST_BEFORE))
     assert (few.evidence.before, few.evidence.n_history, few.explanation.begin) == (None, 29, "first_seen")
-    assert (enough.evidence.before, enough.explanation.begin) == (1.0, "changed")
+    assert (enough.evidence.before, enough.explanation.begin) == (0.004, "changed")
+
+
+@pytest.mark.parametrize(
+    ("before", "noise", "begin"),
+    [(0.05, 0.0, "older"), (0.05, 0.5, "changed"), (0.015, 0.0, "changed"), (0.004, 0.0, "changed")],
+)
+def test_noise_before_the_onset_is_no_older_fault(before: float, noise: float, begin: str) -> None:
+    """Above budget and noise beyond chance, a slice was at fault already; what is added to the budget for noise was not at fault."""
+    event = alert(before=before, noise=noise).alert
+    assert event.explanation.begin == begin
+    assert ("the fault is older than the alert" in page(event)) is (begin == "older")
 
 
 def test_the_reason_names_what_decided() -> None:

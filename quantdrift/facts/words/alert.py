@@ -243,6 +243,8 @@ def _since(event: AlertEvent) -> str:
             return f"about {at} (estimated), when version {event.slice.version} was new."
         case Begin.FIRST_SEEN:
             return f"not known. Too little was compared before {at} to say if it was better then."
+        case Begin.OLDER:
+            return f"before {at}. It was above the budget before then already, so the fault is older than the alert."
     evidence = event.evidence
     before = ""
     if (
@@ -276,7 +278,7 @@ def _what_changed(event: AlertEvent) -> str:
         return f"not known yet. The data cannot tell worse answers from harder inputs.{news}"
     if news:
         return news.removeprefix(" New at about that time: ")
-    few = "" if event.begin is Begin.CHANGED else " There is too little data from before."
+    few = " There is too little data from before." if event.begin is Begin.FIRST_SEEN else ""
     return f"not known.{few}"
 
 

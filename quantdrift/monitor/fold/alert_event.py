@@ -1,5 +1,6 @@
 """The event of an alert: how it follows from the states at a change of verdict."""
 
+import math
 from datetime import UTC, datetime
 
 import msgspec
@@ -20,7 +21,7 @@ from quantdrift.facts.events import (
     Ending,
     VerdictChange,
 )
-from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, Explanation
+from quantdrift.facts.explanation import FEWEST_BEFORE, Begin, Explanation, Z
 from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
@@ -90,7 +91,10 @@ def transition_row(
     tail = exceedance(state) if moved and kind == TAIL.kind else None
     mean, low, high = interval_of(recent)
     n_history = max(int(state[fields.N_TOTAL]) - moved.n_after, 0) if moved else 0
-    begin = Begin.CHANGED if n_history >= FEWEST_BEFORE else Begin.FIRST_SEEN
+    if budget is None:
+        budget = float(state[fields.M] * state[fields.SCALE])
+    is_older = kind == BUDGET.kind and _is_above(moved, budget + noise, float(state[fields.SCALE]))
+    begin = Begin.FIRST_SEEN if n_history < FEWEST_BEFORE else Begin.OLDER if is_older else Begin.CHANGED
     verdict, estimate, accepted = aggregate
     aggregate_mean, aggregate_low, aggregate_high = interval_of(estimate)
     event = AlertEvent(
@@ -114,7 +118,7 @@ def transition_row(
             metric=metric,
             measure=measure_of(metric, task),
             unit=unit_of(metric, task),
-            budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
+            budget=budget,
             noise=noise or None,
             detector=kind,
             total=evidence,
@@ -155,6 +159,18 @@ def transition_row(
         ended=end.ended if end else None,
         quiet=quiet,
     )
+
+
+def _is_above(moved: Onset | None, limit: float, scale: float) -> bool:
+    """Return whether the mean before the onset was above the limit beyond chance.
+
+    Assumption: groups are independent, with values in [0, scale]. Bound: of a mean at the limit it is said with a probability of 2.5 %
+    at most, asymptotically: no such value has a larger variance than limit (scale - limit). The onset is where the mean rose most, which
+    makes the mean before it smaller, if anything.
+    """
+    if moved is None or moved.before is None or not moved.n_before:
+        return False
+    return moved.before > limit + Z * math.sqrt(max(limit * (scale - limit), 0.0) / moved.n_before)
 
 
 def iso(at_us: int) -> str:

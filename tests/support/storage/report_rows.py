@@ -9,6 +9,7 @@ import asyncpg
 import msgspec
 import numpy as np
 
+from tests.support.monitor.alert_cases import event_with
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 START = datetime(2026, 11, 16, 9, 0, tzinfo=UTC)
@@ -413,20 +414,36 @@ async def write_short_story(dsn: str, *, seed: int = 7, parts: tuple[Part, ...] 
 async def write_explained(dsn: str, story: Story) -> None:
     """Explain the short story's alert, and let a ticket on all traffic stand that it explains."""
     faint = story.slice_ids[1]
-    told = {
-        "explanation": [
-            "Explains all: without this slice, or without it and others that alert, these alerts vanish.",
-            "Numeric damage: the flip rate rose by +5 points on inputs that are as hard as before.",
-        ],
-        "cause": "damage",
-        "explains": ["all"],
-        "explains_ids": [story.all_id],
-    }
-    under = {"explained_by": "scanner=faint", "explained_by_id": faint}
+    onset = (START + 50 * MINUTE).isoformat()
+    page = event_with(
+        version="int8-7",
+        onset=onset,
+        after=0.055,
+        n_since_onset=254,
+        n_history=400,
+        cause="damage",
+        damage=0.05,
+        damage_se=0.006,
+        shift=0.001,
+        shift_se=0.004,
+        explains=["all"],
+        explains_ids=[story.all_id],
+    )
+    ticket = event_with(
+        version="int8-7",
+        slice="all",
+        predicate="true",
+        verdict="warning",
+        onset=onset,
+        explained_by="scanner=faint",
+        explained_by_id=faint,
+    )
     db = await asyncpg.connect(dsn)
     try:
         await db.execute(
-            "update alert set details = $2 where slice_id = $1", faint, msgspec.json.encode(told).decode()
+            "update alert set details = $2 where slice_id = $1",
+            faint,
+            msgspec.json.encode(page.attributes()).decode(),
         )
         await db.execute(
             "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
@@ -435,7 +452,7 @@ async def write_explained(dsn: str, story: Story) -> None:
             story.all_id,
             START + 50 * MINUTE,
             START + 70 * MINUTE,
-            msgspec.json.encode(under).decode(),
+            msgspec.json.encode(ticket.attributes()).decode(),
         )
     finally:
         await db.close()
