@@ -12,13 +12,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from benchmarks import batch_order, session_cuts
+from benchmarks import batch_order, latency_limits, noisy_references, releases, session_cuts, sessions
 from benchmarks.result import Goal, finish
 
 # What each law measures; those of its figures that have a goal are below.
 LAWS: Final[Mapping[str, Callable[..., dict[str, float]]]] = {
     "shapes": batch_order.measure,
     "sessions": session_cuts.measure,
+    "sources": sessions.measure,
+    "releases": releases.measure,
+    "noise": noisy_references.measure,
+    "latency": latency_limits.measure,
 }
 # By figure: its bound, and whether it should be at most that.
 GOALS: Final[Mapping[str, tuple[float, bool]]] = {

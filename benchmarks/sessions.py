@@ -4,7 +4,8 @@
 
 Each user sends 2 to 40 requests in a burst, one to ten users at a time. The log divergence of two requests of one user has
 correlation 0.3 (found) or 0 (independent). Sources (stores, cameras) send bursts of 2 to 12 and come back: where they merely
-differ they are healthy, and where bursts of one source differ, too, with correlation 0.3, they have sessions.
+differ they are healthy, and where bursts of one source differ, too, with correlation 0.3, they have sessions. A fault: 4 of 60
+sources change nearly a third of their answers from some exchange on, which must page, and not be taken for sessions first.
 """
 
 import argparse
@@ -14,6 +15,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from benchmarks.bursts import bursts, sources
+from benchmarks.delays import PRODUCTION
+from benchmarks.race import known
 from benchmarks.result import Goal, finish
 from quantdrift.drift.dependence import BLOCK, LOOK
 from quantdrift.drift.evidence.observations import FloatArray
@@ -34,6 +37,10 @@ SOURCES = (
     (120, 10, 12, 1.0),
 )
 
+
+# Of a fault: sources, those that have it, exchanges before it and after, and the share of changed answers in and outside of it.
+N_WITH_FAULT, N_FAULTY, BEFORE_FAULT, AFTER_FAULT = 60, 4, 4_000, 8_000
+FAULTY_FLIPS, OTHER_FLIPS, FAULT_SHIFT = 0.3, 0.003, 2.0
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -83,6 +90,38 @@ def share_of_sources(runs: int, *, alike: float, seed: int) -> float:
         )
         n_found += found_after(*stream, seed=seed + run) is not None
     return n_found / runs
+
+
+def share_of_faults_paged(runs: int, *, seed: int) -> float:
+    """Return the share of versions with a fault of some sources that page before anything is taken for sessions."""
+    rng, n = np.random.default_rng(seed), BEFORE_FAULT + AFTER_FAULT
+    flips, found = np.zeros((n, runs)), np.full(runs, np.inf)
+    for run in range(runs):
+        names, outcome = sources(rng, n, n_sources=N_WITH_FAULT, at_once=10, most=12, between=0.5)
+        number = np.array([int(name[1:]) for name in names])
+        faulty = (number < N_FAULTY) & (np.arange(n) >= BEFORE_FAULT)
+        outcome = np.where(faulty, outcome * np.exp(FAULT_SHIFT), outcome)
+        flips[:, run] = rng.random(n) < np.where(faulty, FAULTY_FLIPS, OTHER_FLIPS)
+        after = found_after(names, outcome, seed=seed + run)
+        found[run] = np.inf if after is None else after
+    detector, passed = known(0.01, runs), np.full(runs, np.inf)
+    for first in range(0, n, LOOK):
+        pages = detector.follow(flips[first : first + LOOK]) >= PRODUCTION
+        step = np.where(pages.any(axis=0), first + pages.argmax(axis=0) + 1.0, np.inf)
+        passed = np.minimum(passed, step)
+    return float((np.isfinite(passed) & (passed < found)).mean())
+
+
+def measure(*, quick: bool) -> dict[str, float]:
+    """Return the shares of healthy sources that are flagged, of sessions that are found, and of faults that page."""
+    runs = 90 if quick else 900
+    return {
+        "healthy_sources_flagged": share_of_sources(runs // 3, alike=0.0, seed=4),
+        "sessions_found": min(
+            share_found(runs, alike=0.3, seed=1), share_of_sources(runs // 3, alike=0.3, seed=5)
+        ),
+        "source_fault_paged": share_of_faults_paged(20 if quick else 100, seed=6),
+    }
 
 
 def main(runs: int) -> None:
