@@ -54,6 +54,7 @@ from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.circumstances import read_circumstances
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.shares import read_share_hours
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.revision import check_schema
 from quantdrift.storage.shadow.writer import Writer
@@ -68,6 +69,7 @@ _REPEATED_S: Final = 60.0
 _CIRCUMSTANCES_S: Final = (
     5.0  # pauses show within seconds, and what was quarantined need not be counted with each batch
 )
+_SHARES_S: Final = 60.0  # the looks that the bound of `quantdrift.drift.share` counts
 _LOG = logging.getLogger(__name__)
 
 
@@ -149,6 +151,7 @@ class Monitor:
         self._maintained_at: datetime | None = None
         self._connected = False
         self._circumstances_due_s = 0.0
+        self._shares_due_s = 0.0
         self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
@@ -320,7 +323,7 @@ class Monitor:
             await self._leadership.fence(connection)
             if self._fold is None:
                 self._fold = Fold(self._config, await resume(connection))
-                self._circumstances_due_s = begun_s
+                self._circumstances_due_s = self._shares_due_s = begun_s
                 progress()
             fold = self._fold
             batches = await claim(
@@ -335,6 +338,9 @@ class Monitor:
             if begun_s >= self._circumstances_due_s:
                 fold.note(await read_circumstances(connection, self._config.monitor.max_loss_ratio))
                 self._circumstances_due_s = begun_s + _CIRCUMSTANCES_S
+            if begun_s >= self._shares_due_s:
+                fold.note_shares(await read_share_hours(connection, fold.share_question()))
+                self._shares_due_s = begun_s + _SHARES_S
             for batch in batches:
                 fold.batch(batch)
                 progress()

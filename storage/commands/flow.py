@@ -123,8 +123,8 @@ _UNREFERENCED: Final = text("""
 # The lossy slices of a model have the same reason, of which the figures may differ.
 _VERDICTS: Final = text("""
     select w.model, v.verdict, count(*) as n, max(v.reason) filter (where s.predicate = 'true') as reason,
-        count(*) filter (where v.verdict = 'unknown' and v.reason like 'loss: %') as n_lossy,
-        max(v.reason) filter (where v.verdict = 'unknown' and v.reason like 'loss: %') as loss
+        count(*) filter (where v.verdict = 'unknown' and v.reason ~ '^(loss|samples missing): ') as n_lossy,
+        max(v.reason) filter (where v.verdict = 'unknown' and v.reason ~ '^(loss|samples missing): ') as loss
     from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
     where v.last_at >= :begin group by 1, 2
 """)

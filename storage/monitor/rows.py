@@ -308,6 +308,47 @@ class Quarantined(_Row, frozen=True, kw_only=True):
     reason: str
 
 
+class ShareQuestion(_Row, frozen=True, kw_only=True):
+    """What is asked about shares of slices by hour.
+
+    Parameters
+    ----------
+    models
+        Those of which samples are missing now.
+    newest_hour_us
+        Start of the newest hour.
+    history_h
+        Hours that are asked for.
+    windows_h, kept
+        Only slices are that have less than `kept` of their mean share in one of these windows of newest hours.
+    """
+
+    models: tuple[str, ...]
+    newest_hour_us: int
+    history_h: int
+    windows_h: tuple[int, ...]
+    kept: float
+
+
+class ShareHour(_Row, frozen=True, kw_only=True, gc=False):
+    """The samples of a slice of a model in an hour of capture, of all versions; slice 0 is all traffic.
+
+    Parameters
+    ----------
+    weight, weight_sq
+        Sums of w and w^2, w = 1 / pi.
+    n_slices
+        Slices of the model that were sampled lately, with all traffic.
+    """
+
+    model: str
+    slice_id: int
+    hour_us: int
+    weight: float
+    weight_sq: float
+    n_slices: int
+
+
 class Circumstances(_Row, frozen=True, kw_only=True):
     """What the fold is told of the present, beside the batches: it changes verdicts, and no evidence.
 

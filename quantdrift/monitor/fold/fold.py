@@ -20,6 +20,7 @@ from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.share import HISTORY_H, KEPT, WINDOWS_H
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
 from quantdrift.facts.events import Ending
 from quantdrift.monitor.fold.groups import (
@@ -32,6 +33,7 @@ from quantdrift.monitor.fold.groups import (
     exchanges,
     slice_groups,
 )
+from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.monitor.fold.slice_state import CLOSED, RETIRED_AFTER_US, Key, SliceState, rows_of
@@ -45,6 +47,8 @@ from quantdrift.storage.monitor.rows import (
     ItemCount,
     Outcome,
     Position,
+    ShareHour,
+    ShareQuestion,
     SliceChange,
     Snapshot,
     VerdictRow,
@@ -127,9 +131,43 @@ class Fold:
             return
         state.circumstances = circumstances
         state.look()
-        if state.clock.at_us is not None:
-            slices, rows = state.sorted()
-            settle(state, slices, rows, np.zeros(len(rows), dtype=np.bool_))
+        self._settle_all()
+
+    def share_question(self) -> ShareQuestion:
+        """Return which shares `note_shares` needs now: of the models of which samples are missing."""
+        state = self.state
+        now_us = state.clock.at_us or 0
+        counts: dict[str, list[RecentCounts]] = {}
+        for strata, model in state.count_classes:
+            counts.setdefault(model, []).append(state.recent_counts(strata, model))
+        return ShareQuestion(
+            models=tuple(state.missing.look(counts, now_us)),
+            newest_hour_us=now_us - now_us % HOUR_US,
+            history_h=HISTORY_H,
+            windows_h=WINDOWS_H,
+            kept=KEPT,
+        )
+
+    def note_shares(self, rows: Sequence[ShareHour]) -> None:
+        """Take over what `share_question` asked for, and judge all slices again where samples of others may be missing now."""
+        state = self.state
+        if state.clock.at_us is None:
+            return
+        watched = {(state.model(entry.key[0]), entry.key[1]): entry for entry in state.sorted()[0]}
+
+        def counts(model: str, slice_id: int) -> RecentCounts | None:
+            entry = watched.get((model, slice_id))
+            if entry is None or state.ignores(slice_id) or entry.policy_id not in state.catalog.policies:
+                return None
+            return state.recent_counts(state.rates(slice_id, entry.policy_id).strata, model)
+
+        if state.missing.see(rows, state.now_us, counts, state.limits.max_loss_ratio):
+            self._settle_all()
+
+    def _settle_all(self) -> None:
+        if self.state.clock.at_us is not None:
+            slices, rows = self.state.sorted()
+            settle(self.state, slices, rows, np.zeros(len(rows), dtype=np.bool_))
 
     def take(self) -> Outcome:
         """Return what is to be written for the batches since the last call, and forget it."""

@@ -16,6 +16,7 @@ import msgspec
 
 from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
 
+LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 RECENT_US = 3_600_000_000
 KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted as if it had just started
 

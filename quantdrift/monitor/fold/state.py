@@ -22,6 +22,7 @@ from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
 from quantdrift.monitor.fold.groups import LATENCY, LATENCY_GROWTH, SIGNALS, budget_of, cap_of, scale_of
 from quantdrift.monitor.fold.inclusion import Rates, SliceRates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
+from quantdrift.monitor.fold.missing import MissingSamples
 from quantdrift.monitor.fold.noise import NoiseFloors
 from quantdrift.monitor.fold.rollup import HOUR_US, Rollup
 from quantdrift.monitor.fold.serving import ServingVersions
@@ -86,6 +87,8 @@ class FoldState:
         The open sessions.
     losses
         What was lost in the recent hour.
+    missing
+        Slices that may have lost far more than their strata.
     noise
         What is added to budgets for noise.
     serving
@@ -127,6 +130,7 @@ class FoldState:
         self.count_items(snapshot.recent_items)
         self._sorted: tuple[list[SliceState], IntArray] | None = None
         self.sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
+        self.missing = MissingSamples()
         self.losses = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self.noise = NoiseFloors(snapshot.floors)
         self.retired = set(snapshot.retired)

@@ -21,13 +21,12 @@ from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words.alert import RETURNED, how_to_declare, over_counts, reason_of
 from quantdrift.monitor.fold.alert_event import AlertEnd, transition_row
-from quantdrift.monitor.fold.loss import RecentCounts
+from quantdrift.monitor.fold.loss import LEAST_LOST, RecentCounts
 from quantdrift.monitor.fold.slice_state import REPLACED, UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 LEAST_UNMEASURED = 30  # a few answers of the first minute say nothing of the traffic
-LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
 _SURE = 20.0  # evidence over mass: without drift its expectation is at most 1, so that some 5 % of healthy slices exceed it
@@ -75,6 +74,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         Whether people are counted, and not exchanges.
     closed
         What a person said who closed its alert; empty where nobody did, or enough was compared since.
+    fallen
+        Why far more of its samples may be missing than of its header strata; empty where nothing says so.
     """
 
     phase: Phase
@@ -93,6 +94,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     task: Task = Task.CLASSIFICATION
     closed: str = ""
     has_people: bool = False
+    fallen: str = ""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +124,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     sessions: BoolArray
     loses: BoolArray
     loses_somehow: BoolArray
+    fallen: BoolArray
     silent_s: FloatArray
     offered: BoolArray
     noisy: BoolArray
@@ -173,6 +176,7 @@ def _facts(status: SliceStatus, limits: Monitor) -> Facts:
         sessions=np.asarray(bool(status.session_attribute)),
         loses=np.asarray(loses),
         loses_somehow=np.asarray(loses and _loss(counts) == LOST),
+        fallen=np.asarray(bool(status.fallen)),
         silent_s=np.asarray(status.silent_s),
         offered=np.asarray(counts.offered > 0),
         noisy=np.asarray(bool(status.noise)),
@@ -274,6 +278,7 @@ CASES: Final = (
     ),
     Case(lambda of, _: of.loses_somehow, Verdict.UNKNOWN, LOST),
     Case(lambda of, _: of.loses, Verdict.UNKNOWN, lambda status, _: _loss(status.counts)),
+    Case(lambda of, _: of.fallen, Verdict.UNKNOWN, lambda status, _: status.fallen),
     Case(
         lambda of, limits: (of.silent_s > limits.stale_after_s) & of.offered,
         Verdict.UNKNOWN,
@@ -302,8 +307,9 @@ CASES: Final = (
 
 
 # Of its states, of loss, whether its version was replaced, why noise is too much, the attribute of undeclared sessions, whether
-# it has been silent for long; of the items that were compared and that nothing was measured of; by whom it is paused.
-Basis = tuple[Survey, RecentCounts, bool, str, str, bool, tuple[int, int], str]
+# it has been silent for long; of the items that were compared and that nothing was measured of; by whom it is paused; why its
+# samples may be missing.
+Basis = tuple[Survey, RecentCounts, bool, str, str, bool, tuple[int, int], str, str]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
@@ -365,7 +371,7 @@ def _cases(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> In
 def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArray) -> Facts:
     table = state.table
     loses, loses_somehow, offered = _losses(state, slices, rows)
-    replaced, noisy, closed, paused, sessions = np.zeros((5, len(rows)), dtype=np.bool_)
+    replaced, noisy, closed, paused, sessions, fallen = np.zeros((6, len(rows)), dtype=np.bool_)
     version_id, slice_id = table.version_id[rows], table.slice_id[rows]
     for version in np.unique(version_id).tolist():
         of = version_id == version
@@ -379,6 +385,8 @@ def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArra
         sessions[:] = [bool(state.session_attribute(entry.key)) for entry in slices]
     if state.any_closed:
         closed[:] = [bool(state.closed(entry.key)) for entry in slices]
+    if state.missing:
+        fallen[:] = [bool(state.missing.reason(state.model(entry.key[0]), entry.key[1])) for entry in slices]
     n_items, n_unmeasured = state.unmeasured(rows)
     return Facts(
         replaced=replaced,
@@ -391,6 +399,7 @@ def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArra
         sessions=sessions,
         loses=loses,
         loses_somehow=loses_somehow,
+        fallen=fallen,
         silent_s=(state.now_us - table.last_us[rows]) / MICROSECONDS,
         offered=offered,
         noisy=noisy,
@@ -592,12 +601,13 @@ def _basis(state: FoldState, entry: SliceState) -> Basis:
     (n_items,), (n_unmeasured,) = state.unmeasured(rows_of([entry]))
     items = int(n_items), int(n_unmeasured)
     session_attribute, paused = state.session_attribute(entry.key), state.paused(version_id)
-    return survey, counts, replaced, noise, session_attribute, is_silent, items, paused
+    fallen = state.missing.reason(state.model(version_id), slice_id)
+    return survey, counts, replaced, noise, session_attribute, is_silent, items, paused, fallen
 
 
 def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
     """Return the verdict on a slice in `phase`, and why."""
-    survey, counts, replaced, noise, session_attribute, _, items, paused = _basis(state, entry)
+    survey, counts, replaced, noise, session_attribute, _, items, paused, fallen = _basis(state, entry)
     status = SliceStatus(
         phase=phase,
         evidence_ratio=entry.watch.doubt(state.thresholds),
@@ -615,6 +625,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
         closed=state.closed(entry.key),
         has_people=state.has_people,
+        fallen=fallen,
     )
     return judge(status, state.limits)
 
