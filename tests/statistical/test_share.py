@@ -72,7 +72,7 @@ def test_healthy_mixes_of_the_day_are_not_flagged(
     n = 0
     for _ in range(60):
         mean, traffic = mixes(rng, per_hour=per_hour, swing=swing, day_to_day=day_to_day, pi=pi)
-        n += flagged(rng, mean, traffic, pi=pi).any()
+        n += int(flagged(rng, mean, traffic, pi=pi).any())
     assert n <= 60 * ERROR
 
 
