@@ -564,7 +564,8 @@ def _checked(
     n_items = _n_items(inputs)
     if not n_items:
         return _Checked(reproduced=1.0, rounding=0.0, difference=0.0)
-    others = _n_changed(compare(own, copy.served(inputs)))
+    by_kernels = compare(own, copy.served(inputs))
+    others = _n_changed(by_kernels)
     reproduced = 1.0 - others / n_items
     rounding = 0.0
     # One may be a tie that rounds otherwise, however few items there are.
@@ -576,7 +577,8 @@ def _checked(
         rounding = max(changed) / n_items
         if others > 2 * max(changed):
             flips = _n_changed(compare(copy.served(inputs), expected)) / n_items
-            _check_kernels(copy, inputs, reproduced=reproduced, rounding=rounding, flips=flips)
+            at_these = _taken(inputs, np.flatnonzero(np.nan_to_num(by_kernels.flip) > 0))
+            _check_kernels(copy, at_these, reproduced=reproduced, rounding=rounding, flips=flips)
     errors = [one.relative for one in weight_errors(copy).values()]
     if errors and float(np.median(errors)) > _FOREIGN:
         raise OperatorError(
@@ -595,7 +597,7 @@ def _checked(
 def _check_kernels(
     copy: Copy, inputs: Mapping[str, Array], *, reproduced: float, rounding: float, flips: float
 ) -> None:
-    """Refuse a copy that differs from the candidate, with the operators whose kernels do; not if none is off by more than a step."""
+    """Refuse a copy that differs from the candidate on these inputs, with the operators whose kernels do; not if none is off by more than a step."""
     kernels = () if copy.file is None else kernels_of(copy.file, inputs)
     others = others_among(kernels)
     is_stepping = any(kernel.steps > _STEPPING for kernel in kernels)
@@ -608,7 +610,7 @@ def _check_kernels(
     if others:
         raise OperatorError(f"{head}, in {said_of(others)}. {REMEDY}")
     raise OperatorError(
-        f"{head}, and no operator alone does. No site can be named. Compare `quantdrift gate` on the processor that serves"
+        f"{head}, though no operator does where it is run alone. No site can be named with these kernels. {REMEDY}"
     )
 
 

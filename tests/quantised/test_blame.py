@@ -23,22 +23,22 @@ pytestmark = pytest.mark.integration
 
 BUDGET = 0.03
 COMPARATOR = ClassificationComparator(OutputKind.LOGITS, 5)
-WEIGHT = Fault(site="W:node_side1_conv", kind=Kind.ROUNDING, strength=3)
+WEIGHT = Fault(site="W:node_side1_conv", kind=Kind.ROUNDING, strength=2)
 CHANNEL = Fault(site="W:node_block4.a_conv", kind=Kind.CHANNEL, strength=3, channel=2)
 NARROW = Fault(site="A:image", kind=Kind.NARROW, strength=5)
 WIDE = Fault(site="A:stem_relu", kind=Kind.WIDE, strength=7)
 COARSE = Fault(site="A:image", kind=Kind.WIDE, strength=7)
-FAINT = 0.2
+FAINT = 0.15
 """So much fainter pages are damaged less."""
-DECOY = Fault(site="A:block4.b_norm", kind=Kind.WIDE, strength=4)
+DECOY = Fault(site="A:block2.b_norm", kind=Kind.WIDE, strength=4)
 
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Patient:
-    """Make the residual network, its healthy candidate, and pages that no calibration has seen."""
+    """Make the residual network, its healthy candidate, whose kernels are exact on every processor, and pages that no calibration has seen."""
     folder = tmp_path_factory.mktemp("blame")
     write(folder / "fp32.onnx", pages(), 1)
-    quantise(folder / "fp32.onnx", folder / "int8.onnx", pages().learnable)
+    quantise(folder / "fp32.onnx", folder / "int8.onnx", pages().learnable, reduced=True)
     images = drawn(pages().held_out, 1_500, np.random.default_rng(2))
     return Patient(folder / "fp32.onnx", folder / "int8.onnx", images, folder)
 
@@ -140,7 +140,7 @@ def test_ranges_that_are_too_narrow_together_are_the_cause(patient: Patient) -> 
     copy = SwitchableCopy(patient.write(faults), patient.reference)
     here, there = np.array_split(patient.images, 2)
     elsewhere = {INPUT: (FAINT * there).astype(np.float32)}
-    found = diagnose(copy, _compare, {INPUT: here}, budget=0.05, elsewhere=elsewhere)
+    found = diagnose(copy, _compare, {INPUT: here}, budget=0.05, elsewhere=elsewhere, seed=2)
     assert (found.verdict, found.causes) == (Verdict.NAMED, (Cause.SATURATION,))
     assert (found.elsewhere or 0.0) < found.budget < found.flips
     assert len(found.blamed) < len(faults) / 2
@@ -162,7 +162,7 @@ def test_ranges_that_clip_everywhere_are_the_cause_of_all_slices(patient: Patien
     """Other slices that clip as much are no excuse where their answers change as well."""
     copy = SwitchableCopy(patient.write(_all_narrow(patient)), patient.reference)
     here, there = ({INPUT: part} for part in np.array_split(patient.images, 2))
-    found = diagnose(copy, _compare, here, budget=BUDGET, elsewhere=there)
+    found = diagnose(copy, _compare, here, budget=BUDGET, elsewhere=there, seed=2)
     assert found.causes == (Cause.SATURATION, Cause.NOT_THIS_SLICE)
     assert found.clipping is not None
     assert len(found.clipping.ranges) > found.clipping.n_ranges / 2
@@ -171,7 +171,7 @@ def test_ranges_that_clip_everywhere_are_the_cause_of_all_slices(patient: Patien
 @pytest.mark.parametrize("seed", range(4))
 def test_ranges_that_clip_a_little_are_not_accused(seed: int, patient: Patient, tmp_path: Path) -> None:
     """Sixteen pages calibrate ranges that others leave a little; that harms nobody, and rounding does what damage there is."""
-    quantise(patient.reference, tmp_path / "few.onnx", pages().learnable[:16])
+    quantise(patient.reference, tmp_path / "few.onnx", pages().learnable[:16], reduced=True)
     copy = SwitchableCopy(tmp_path / "few.onnx", patient.reference)
     images = drawn(pages().held_out, 3_000, np.random.default_rng(500 + seed))
     uses = range_use(copy, {INPUT: images[:64]})

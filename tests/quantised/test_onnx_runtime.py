@@ -46,6 +46,7 @@ def _static(digits: Digits, path: Path) -> None:
         _Calibration(digits.calibration),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=True,  # else products saturate on processors without VNNI, which is more than coarse numbers do
         weight_type=QuantType.QInt8,
         activation_type=QuantType.QInt8,
     )

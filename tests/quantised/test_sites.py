@@ -18,8 +18,8 @@ from quantdrift.shadow.repair.sites import SiteKind, SwitchableCopy
 pytestmark = pytest.mark.integration
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "int8 by channel": {},
-    "uint8 by tensor": {"per_channel": False, "unsigned": True},
+    "int8 by channel": {"reduced": True},
+    "uint8 by tensor": {"per_channel": False, "unsigned": True, "reduced": True},
     "uint8 weights": {"per_channel": False, "unsigned": True, "unsigned_weights": True},
 }
 
