@@ -69,7 +69,8 @@ _FOLD: Final = text("""
     where id = 1
 """)
 _ADDED: Final = ("divergence_bins", "people")
-_LARGEST: Final = ("cap", "heaviest")
+LARGEST: Final = ("cap", "heaviest")
+"""Columns of a roll-up that are the largest of what is added, not the sum."""
 _SUMS: Final = (
     "n_items",
     "n_groups",
@@ -270,7 +271,7 @@ async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow])
         statement = insert(table)
         grown = {column: table.__table__.c[column] + statement.excluded[column] for column in _SUMS}
         old, new = table.__table__.c, statement.excluded
-        grown |= {column: func.greatest(old[column], new[column]) for column in _LARGEST}
+        grown |= {column: func.greatest(old[column], new[column]) for column in LARGEST}
         grown |= {column: func.array_added(old[column], new[column]) for column in _ADDED}
         statement = statement.on_conflict_do_update(
             index_elements=["model_version_id", "slice_id", name], set_=grown
@@ -369,7 +370,7 @@ def _rollup_values(row: RollupRow, name: str, step: timedelta) -> dict[str, Any]
         name: _floor(row.hour_us, step),
         "divergence_bins": list(row.divergence_bins),
         "people": list(row.people) or None,
-        **{column: getattr(row, column) for column in (*_SUMS, *_LARGEST)},
+        **{column: getattr(row, column) for column in (*_SUMS, *LARGEST)},
     }
 
 

@@ -1,6 +1,5 @@
 """What is summed of shards is what is summed of the whole stream, however it was dealt out."""
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,10 +9,10 @@ from quantdrift.drift.detectors.change.baseline import Baseline
 from quantdrift.drift.detectors.tail.quantile import N_BINS as N_TAIL_BINS
 from quantdrift.drift.detectors.tail.quantile import quantile, shortfall, tail_bin
 from quantdrift.drift.evidence.margin import N_BINS
-from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.fold.groups import Columns, Observation
 from quantdrift.monitor.fold.rollup import Rollup
-from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.monitor.rows import ComparisonRow, RollupRow
+from quantdrift.storage.monitor.write import LARGEST
 from tests.support.monitor.change_streams import baseline_of, observed
 
 pytestmark = pytest.mark.property
@@ -66,7 +65,7 @@ def _row(rng: np.random.Generator, number: int) -> ComparisonRow:
         model_version_id=1,
         policy_id=1,
         slice_ids=tuple(range(1, 1 + int(rng.integers(1, 4)))),
-        group_key="",
+        group_key=str(rng.choice(["", "a", "b", "c"])),
         pi1=float(rng.choice([0.25, 0.5, 1.0])),
         pi2=1.0,
         u1=0.0,
@@ -83,12 +82,12 @@ def _row(rng: np.random.Generator, number: int) -> ComparisonRow:
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=15, deadline=None)
 def test_roll_ups_add_up(seed: int) -> None:
-    """Every sum of every hour and slice, by shards of exchanges; keys are the same, and so is what is counted."""
+    """Every sum of every hour and slice by shards of exchanges, with what is the largest of them; the keys are the same."""
     rng = np.random.default_rng(seed)
     rows = [_row(rng, number) for number in range(60)]
     dealt = rng.integers(0, 3, len(rows))
 
-    def sums(chosen: list[ComparisonRow]) -> dict[tuple[int, int, int], FloatArray]:
+    def sums(chosen: list[ComparisonRow]) -> dict[tuple[int, int, int], RollupRow]:
         rollup = Rollup()
         if chosen:
             columns = Columns(
@@ -100,18 +99,18 @@ def test_roll_ups_add_up(seed: int) -> None:
             rollup.add(
                 columns,
                 np.ones(len(columns.ends), dtype=np.bool_),
-                cap=np.ones(len(chosen)),
+                cap=columns.column("pi1"),
                 unmeasured=columns.column("u1") < 0.5,
             )
-        return {
-            (row.model_version_id, row.slice_id, row.hour_us): np.hstack(msgspec.structs.astuple(row)[3:])
-            for row in rollup.rows()
-        }
+        return {(row.model_version_id, row.slice_id, row.hour_us): row for row in rollup.rows()}
 
-    whole, merged = sums(rows), dict[tuple[int, int, int], FloatArray]()
-    for shard in range(3):
-        for key, found in sums([row for row, one in zip(rows, dealt, strict=True) if one == shard]).items():
-            merged[key] = merged[key] + found if key in merged else found
-    assert merged.keys() == whole.keys()
+    whole = sums(rows)
+    shards = [sums([row for row, one in zip(rows, dealt, strict=True) if one == shard]) for shard in range(3)]
+    assert set().union(*shards) == whole.keys()
     for key, expected in whole.items():
-        np.testing.assert_allclose(merged[key], expected, rtol=1e-12)
+        parts = [shard[key] for shard in shards if key in shard]
+        for name in RollupRow.__struct_fields__[3:]:
+            values = [value for part in parts if (value := getattr(part, name)) != ()]
+            merged = max(values) if name in LARGEST else np.sum(values, axis=0) if values else ()
+            np.testing.assert_allclose(merged, getattr(expected, name), rtol=1e-12, atol=1e-12, err_msg=name)
+    assert any(row.people for row in whole.values())

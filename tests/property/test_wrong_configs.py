@@ -31,10 +31,11 @@ def _base() -> dict[str, Any]:
         name="m", references=(reference,), inputs=(ModelTensor(name="x", datatype="FP32", shape=(-1, 2)),)
     )
     sliced = Slice(name="a", header="x-request-id")
-    found: dict[str, Any] = msgspec.to_builtins(Config(models=(model,), slices=(sliced,)))
-    for name in ("tolerance", "threshold", "top_k"):  # which TOML cannot state as absent
-        del found["models"][0][name]
-    return found
+    document: dict[str, Any] = msgspec.to_builtins(Config(models=(model,), slices=(sliced,)))
+    for table in _tables(document):
+        for key in [key for key, value in table.items() if value is None]:
+            del table[key]  # TOML cannot state it
+    return document
 
 
 def _toml(value: Any) -> str:
@@ -50,7 +51,11 @@ def _toml(value: Any) -> str:
 
 def _tables(document: Any) -> list[dict[str, Any]]:
     inner = (
-        document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+        document.values()
+        if isinstance(document, dict)
+        else document
+        if isinstance(document, list | tuple)
+        else ()
     )
     here = [document] if isinstance(document, dict) else []
     return here + [table for one in inner for table in _tables(one)]
