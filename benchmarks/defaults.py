@@ -1,0 +1,182 @@
+"""What the shipped defaults find, and how long that takes: tolerance 0.25, and the threshold of production.
+
+    python -m benchmarks.defaults [--quick]
+
+A fleet of 4,000 signals with 0.1 false pages in 30 days, as `benchmarks.detection`. The traffic of a slice decides how much of that each of its
+exchanges has, so the threshold in exchanges grows with it: by the logarithm, less than one might think. Learned baselines are changed as soon as
+they are live, and long after. A run misses where it has not paged within 30,000 exchanges of the change.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from benchmarks.delays import PRODUCTION
+from benchmarks.race import known, learned
+from benchmarks.result import finish
+from quantdrift.core.config.schema import Monitor
+from quantdrift.drift.evidence.observations import FloatArray
+
+PER_DAY: Final = (1_000, 10_000, 100_000)
+HORIZON: Final = 30_000
+BUDGET_M: Final = 0.01
+_DAY_S: Final = 86_400.0
+_PART: Final = 500
+_WEEK, _BAD = 7, 2
+Draw = Callable[[np.random.Generator, tuple[int, int]], FloatArray]
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes.
+
+    Parameters
+    ----------
+    name
+        A few words.
+    kind
+        Of the detector: `budget`, `change` or `tail`.
+    n_before
+        Exchanges before the change, of which the baseline is learned.
+    before, after
+        Return values of a shape.
+    """
+
+    name: str
+    kind: str
+    n_before: int
+    before: Draw
+    after: Draw
+
+
+def _flips(rate: float) -> Draw:
+    return lambda rng, shape: (rng.random(shape) < rate).astype(np.float64)
+
+
+def _pareto(index: float) -> Draw:
+    return lambda rng, shape: 1e-3 * rng.random(shape) ** (-1.0 / index)
+
+
+def _log_normal(factor: float) -> Draw:
+    """Return values of which those above the 99 % quantile are `factor` times as large."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+        x = np.exp(rng.normal(size=shape) - 6.0)
+        return np.where(x > np.exp(2.326 - 6.0), factor * x, x)
+
+    return draw
+
+
+def _pareto_above(index: float) -> Draw:
+    """Return values of which the largest 1 % are of a Pareto law that begins where they do."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, int]) -> FloatArray:
+        x, edge = np.exp(rng.normal(size=shape) - 6.0), np.exp(2.326 - 6.0)
+        return np.where(x > edge, edge * rng.random(shape) ** (-1.0 / index), x)
+
+    return draw
+
+
+_SOON, _LATER, _TAIL_SOON = 6_000, 40_000, 32_000
+EFFECTS: Final = (
+    *(
+        Effect(
+            name=f"{100 * rate:g} % against a budget of 1 %",
+            kind="budget",
+            n_before=0,
+            before=_flips(0.0),
+            after=_flips(rate),
+        )
+        for rate in (0.015, 0.02, 0.03, 0.05)
+    ),
+    *(
+        Effect(
+            name=f"{100 * before:g} to {100 * after:g} %, {how}",
+            kind="change",
+            n_before=n,
+            before=_flips(before),
+            after=_flips(after),
+        )
+        for before, after in ((0.01, 0.02), (0.01, 0.03), (0.02, 0.04), (0.02, 0.06), (0.01, 0.05))
+        for how, n in (("soon after live", _SOON), ("after 40,000", _LATER))
+    ),
+    *(
+        Effect(name=name, kind="tail", n_before=_TAIL_SOON, before=before, after=after)
+        for name, before, after in (
+            ("the largest 1 % three times as large", _log_normal(1.0), _log_normal(3.0)),
+            ("the largest 1 % twice as large", _log_normal(1.0), _log_normal(2.0)),
+            ("all values of a Pareto law, index 2.6 to 1.6", _pareto(2.6), _pareto(1.6)),
+            ("the largest 1 % of a Pareto law, index 2.6 to 1.6", _pareto_above(2.6), _pareto_above(1.6)),
+            ("the largest 1 % of a Pareto law, index 2.6 to 1.2", _pareto_above(2.6), _pareto_above(1.2)),
+        )
+    ),
+)
+
+
+def delays(effect: Effect, runs: int, *, seed: int) -> dict[int, FloatArray]:
+    """Return per traffic of a day and run the exchanges from the change to the page; infinite if there is none in `HORIZON`."""
+    rng = np.random.default_rng(seed)
+    detector = (
+        known(BUDGET_M, runs) if effect.kind == "budget" else learned(effect.kind, Monitor().tolerance, runs)
+    )
+    for first in range(0, effect.n_before, _PART):
+        detector.follow(effect.before(rng, (min(_PART, effect.n_before - first), runs)))
+    found = {per_day: np.full(runs, np.inf) for per_day in PER_DAY}
+    for first in range(0, HORIZON, _PART):
+        path = detector.follow(effect.after(rng, (_PART, runs)))
+        for per_day, passed in found.items():
+            hit = path >= PRODUCTION * per_day / _DAY_S
+            step = np.where(hit.any(axis=0), first + hit.argmax(axis=0) + 1.0, np.inf)
+            np.minimum(passed, step, out=passed)
+        if np.isfinite(found[max(PER_DAY)]).all():
+            break
+    return found
+
+
+def bad_days(runs: int, rate: float, *, seed: int) -> FloatArray:
+    """Return per run the day of the page of a learned baseline at 1,000 a day, of ten weeks in which two days of seven flip 2.5 times as often.
+
+    It was learned in six weeks. `rate`: of the other days, and before.
+    """
+    rng, day_n = np.random.default_rng(seed), PER_DAY[0]
+    detector, found = learned("change", Monitor().tolerance, runs), np.full(runs, np.inf)
+    for _ in range(6 * _WEEK):
+        detector.follow(_flips(rate)(rng, (day_n, runs)))
+    for day in range(10 * _WEEK):
+        today = 2.5 * rate if day % _WEEK < _BAD else rate
+        hit = detector.follow(_flips(today)(rng, (day_n, runs))) >= PRODUCTION * day_n / _DAY_S
+        np.minimum(found, np.where(hit.any(axis=0), day + 1.0, np.inf), out=found)
+    return found
+
+
+def main(*, quick: bool, seed: int = 274) -> None:
+    """Measure, print a table, and end with one line of JSON."""
+    figures: dict[str, float | int | str | None] = {}
+    print("| change | " + " | ".join(f"{per_day:,} a day" for per_day in PER_DAY) + " |")
+    print("|---|" + "---|" * len(PER_DAY))
+    for effect in EFFECTS:
+        cells = []
+        for per_day, found in delays(effect, 8 if quick else 48, seed=seed).items():
+            missed, median = float(np.isinf(found).mean()), float(np.median(found))
+            figures[f"{effect.name}: missed, {per_day} a day"] = missed
+            figures[f"{effect.name}: median delay, {per_day} a day"] = median if np.isfinite(median) else None
+            took = f"{median:,.0f} ({median / per_day:.2g} days)" if np.isfinite(median) else "not found"
+            cells.append(took + (f", {missed:.0%} missed" if missed else ""))
+        print(f"| {effect.name} | " + " | ".join(cells) + " |", flush=True)
+    for rate in (0.01, 0.02):
+        days = bad_days(8 if quick else 24, rate, seed=seed)
+        name = f"two bad days of seven, {100 * rate:g} to {250 * rate:g} %"
+        shares = {weeks: float((days <= weeks * _WEEK).mean()) for weeks in (4, 10)}
+        figures |= {f"{name}: found in {weeks} weeks": share for weeks, share in shares.items()}
+        print(f"{name}, {PER_DAY[0]:,} a day: {shares[4]:.0%} found in four weeks, {shares[10]:.0%} in ten")
+    finish("defaults", figures, [])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer runs")
+    main(quick=parser.parse_args().quick)
