@@ -1,5 +1,6 @@
 """Alerts with their explanation, from a real record, inside the fold's transaction."""
 
+import itertools
 import random
 from collections import Counter
 from typing import Any
@@ -50,11 +51,13 @@ async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     return record
 
 
-async def fold_all(database: Database, *, at_once: int, evidence: type[Evidence] = Evidence) -> Counter[str]:
-    """Fold what waits, `at_once` batches in a transaction; return what became of the alerts to be explained."""
+async def fold_all(
+    database: Database, *, at_once: int, evidence: type[Evidence] = Evidence, most: int | None = None
+) -> Counter[str]:
+    """Fold what waits, `at_once` batches in a transaction, `most` of these; return what became of the alerts to be explained."""
     counted: Counter[str] = Counter()
     explainer = Explainer(CONFIG, ManualClock(BEGIN), lambda outcome: counted.update([outcome]))
-    while True:
+    for turn in itertools.count(1):
         async with database.begin() as connection:
             fold = Fold(CONFIG, await resume(connection))
             found = await claim(connection, fold.position.fold_seq, at_once)
@@ -63,8 +66,9 @@ async def fold_all(database: Database, *, at_once: int, evidence: type[Evidence]
                 fold.batch(rows)
             outcome = await explainer.explain(evidence(connection), fold.take(), fold.catalog)
             await write(connection, outcome, "")
-        if not found:
-            return counted
+        if not found or turn == most:
+            break
+    return counted
 
 
 async def texts(record: asyncpg.Connection) -> dict[int, str]:
@@ -353,6 +357,28 @@ async def test_an_alert_that_cannot_be_explained_goes_out_and_says_so(
     for slice_id, *_, details in events:
         assert explanation_of(details).unexplained
         assert "Not explained" in (await texts(record))[slice_id]
+
+
+async def test_an_alert_that_gets_worse_keeps_its_explanation_where_the_new_one_fails(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The ticket was explained; as it becomes a page the database fails, and the page says what the ticket said."""
+
+    def mild(rng: random.Random, slices: set[int], *, since: bool) -> tuple[float, float]:
+        return rng.uniform(0.05, 1.0), 0.12 if since and DARK in slices else 0.002
+
+    await store_items(record, items(mild, seconds=900))
+    while not await record.fetchval("select count(*) from alert where slice_id = $1", DARK):
+        await fold_all(database, at_once=1, most=1)
+    assert await record.fetchval("select severity from alert where slice_id = $1", DARK) == "warning"
+    ticket = (await alerts(record))[DARK]
+    severity = "select severity from alert where slice_id = $1"
+    while await record.fetchval(severity, DARK) == "warning":
+        assert set(await fold_all(database, at_once=1, most=1, evidence=_Faulty)) <= {"failed"}
+    page = (await alerts(record))[DARK]
+    assert ticket.n_window_after
+    assert (page.cause, page.n_window_after) == (ticket.cause, ticket.n_window_after)
+    assert page.unexplained is None
 
 
 async def test_the_bound_on_time_ends_with_the_reading(database: Database) -> None:

@@ -223,6 +223,23 @@ def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> 
     assert (note.slice_id, note.change) == (BIG, by)
 
 
+def test_an_explanation_from_fewer_exchanges_does_not_take_the_place_of_one_from_more() -> None:
+    """Unless the new alert explains that one, too, or the better one has ended or is less severe."""
+    known = [
+        alert(ALL, explained_by="big", explained_by_id=BIG),
+        alert(BIG, n_window_after=900),
+    ]
+    standing = AlertingSlices(known, [])
+    row = change(SMALL, 5)
+    assert standing.without_better(row, {ALL: "small"}, 200) == {}
+    assert standing.without_better(row, {ALL: "small"}, 900) == {ALL: "small"}
+    assert standing.without_better(row, {ALL: "small", BIG: "small"}, 200) == {ALL: "small", BIG: "small"}
+    ended = AlertingSlices(known, [change(BIG, 4, Episode.CLOSE, Verdict.OK)])
+    assert ended.without_better(row, {ALL: "small"}, 200) == {ALL: "small"}
+    ticket = AlertingSlices([known[0], alert(BIG, Verdict.WARNING, n_window_after=900)], [])
+    assert ticket.without_better(row, {ALL: "small"}, 200) == {ALL: "small"}
+
+
 def test_an_alert_is_listed_alone_once_the_one_that_explains_it_has_ended() -> None:
     """Nothing explains it any more."""
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]

@@ -137,7 +137,12 @@ class Explainer:
                 _LOG.exception("alert of %s could not be explained", row.alert.slice.name)
                 why, outcome = "an error in quantdrift; see the monitor's log", "failed"
         self._count(outcome)
-        return _Found(explanation=Explanation(unexplained=why)) if why else found
+        if not why:
+            return found
+        # An alert that gets worse keeps the explanation that it has.
+        stored = alerting.stored_explanation((row.model_version_id, row.slice_id))
+        keeps = row.episode is Episode.ESCALATE and stored.n_window_after
+        return _Found(explanation=stored if keeps else Explanation(unexplained=why))
 
     async def _explained(
         self, evidence: Evidence, row: TransitionRow, alerting: AlertingSlices, catalog: Catalog
@@ -192,6 +197,7 @@ class Explainer:
                 declared=declared,
             ):
                 explained[larger] = _names(together, catalog)
+        explained = alerting.without_better(row, explained, after.n_exchanges)
         explanation = (
             _speed(before, after, whole_after, row)
             if is_slow

@@ -81,6 +81,36 @@ class AlertingSlices:
             key=lambda slice_id: (-shared[slice_id], slice_id),
         )
 
+    def without_better(
+        self, row: TransitionRow, explained: Mapping[int, str], n_exchanges: int
+    ) -> dict[int, str]:
+        """Return the larger slices that the alert of `row` explains, without those that another open alert explains better.
+
+        That is one with more exchanges since its onset, and at least as severe, which the alert of `row` does not explain itself.
+
+        Parameters
+        ----------
+        explained
+            All that it explains.
+        n_exchanges
+            Of the slice of `row`, since its onset.
+        """
+        alerts = self.at(row)
+
+        def is_better(by: int | None) -> bool:
+            other = None if by is None or by in explained or by == row.slice_id else alerts.get(by)
+            return (
+                other is not None
+                and LEVEL[other.severity] >= LEVEL[row.to_verdict]
+                and (other.event.explanation.n_window_after or 0) > n_exchanges
+            )
+
+        return {
+            larger: names
+            for larger, names in explained.items()
+            if larger not in alerts or not is_better(alerts[larger].event.explanation.explained_by_id)
+        }
+
     def notes_on_explained(self, row: TransitionRow, larger: Mapping[int, str]) -> list[AlertNote]:
         """Return notes on earlier alerts that the alert of `row` explains, alone or with others.
 
