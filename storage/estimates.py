@@ -14,7 +14,8 @@ from sqlalchemy import Interval, RowMapping, TextClause, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Metric
-from quantdrift.facts.estimate import ClusterSums, SharedSums, of_groups
+from quantdrift.facts.estimate import LEVEL, ClusterSums, Estimate, SharedSums, added, of_groups, ratio
+from quantdrift.facts.interval import HIGHEST
 
 MOST_ROWS: Final = 5_000_000
 """With more of them in a time, sums are taken from the roll-ups, which know no person."""
@@ -27,9 +28,9 @@ MEASURES: Final = {
 }
 """The value of each measure in a row, which is NULL where it has none."""
 ROLL_UP: Final = """sum(n_items)::bigint as n_items, sum(n_groups)::bigint as n_exchanges, sum(weight) as weight, sum(weight_sq) as weight_sq,
-    sum(least(flip, flip_weight)) as flip, sum(flip_weight) as flip_weight, sum(js) as js, sum(js_weight) as js_weight,
+    sum(least(flip, flip_weight)) as flip, sum(flip_weight) as flip_weight,
     sum(divergence) as divergence, sum(divergence_weight) as divergence_weight, sum(tie) as tie, sum(tie_weight) as tie_weight,
-    sum(n_infinite)::bigint as n_infinite, max(cap) as cap, max(coalesce(heaviest, 0)) as heaviest,
+    sum(n_infinite)::bigint as n_infinite, sum(weight * n_items / nullif(n_groups, 0)) as items, max(cap) as cap, max(coalesce(heaviest, 0)) as heaviest,
     sum(coalesce(flip_weight_sq, flip_weight * weight_sq / nullif(weight, 0))) as flip_weight_sq,
     sum(coalesce(flip_sq, least(flip, flip_weight) * weight_sq / nullif(weight, 0))) as flip_total_sq,
     sum(coalesce(flip_cross, least(flip, flip_weight) * weight_sq / nullif(weight, 0))) as flip_cross,
@@ -38,7 +39,7 @@ ROLL_UP: Final = """sum(n_items)::bigint as n_items, sum(n_groups)::bigint as n_
 """Aggregates over rows of a roll-up: what `roll_up_of` reads. Before revision 0033 rows have no squares: of these an exchange, or
 a closed session, counts as one, and the divergence has none."""
 _OF_PEOPLE: Final = 67  # numbers of each measure in `rollup_hour.people`
-MORE_MEASURES: Final = {**MEASURES, Metric.JS.value: "nullif(c.js, 'NaN')", "tie": "c.tie::int"}
+MORE_MEASURES: Final = {**MEASURES, "tie": "c.tie::int"}
 # How many groups there are is not known to the planner, which would sort all rows: three times the processor time.
 _HASHED: Final = text(
     "select set_config('enable_sort', 'off', true), set_config('enable_incremental_sort', 'off', true),"
@@ -74,8 +75,8 @@ class SliceClusters(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     n_items, n_exchanges, n_clusters
         Items and exchanges compared, and people; an exchange without a person counts as one.
-    weight
-        Sum of 1 / pi over the exchanges: an estimate of how many came.
+    weight, items
+        Sum of 1 / pi over the exchanges: an estimate of how many came; and over their answers.
     of
         The sums of each measure.
     n_infinite
@@ -93,10 +94,71 @@ class SliceClusters(msgspec.Struct, frozen=True, kw_only=True):
     n_exchanges: int
     n_clusters: int
     weight: float
+    items: float = 0.0
     of: Mapping[str, ClusterSums]
     n_infinite: int = 0
     shared: Mapping[str, SharedSums] = {}
     product: float = 0.0
+
+
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the exchanges of one slice, from comparisons or roll-ups.
+
+    Parameters
+    ----------
+    n_items, n_groups
+        Items and exchanges compared.
+    weight, weight_sq, items
+        Sum of 1 / pi over exchanges, and of its square; a session counts as one in the latter. And the sum over their answers.
+    n_infinite
+        Items whose divergence was infinite.
+    tie, tie_weight
+        Weighted sum of the decisions that differ by equal top scores alone, and the weight of those that can.
+    cap
+        Of a single divergence.
+    of
+        The sums over people and exchanges of flips and of the divergence. Of a roll-up before revision 0033 the squares of the
+        divergence are 0.
+    """
+
+    n_items: int = 0
+    n_groups: int = 0
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    items: float = 0.0
+    n_infinite: int = 0
+    tie: float = 0.0
+    tie_weight: float = 0.0
+    cap: float = HIGHEST
+    of: Mapping[str, ClusterSums] = {}
+
+    def __add__(self, other: "Sums") -> "Sums":
+        names = {*self.of, *other.of}
+        return Sums(
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMMED},
+            cap=max(self.cap, other.cap),
+            of={name: added(self.of.get(name), other.of.get(name)) for name in names},
+        )
+
+    @property
+    def n_effective(self) -> float:
+        """Kish's effective number of independent exchanges or sessions, weight^2 / weight_sq; 0 where there are none."""
+        return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
+
+    def n_effective_of(self, metric: Metric) -> float:
+        """Return the part of `n_effective` that has a metric: flip or divergence."""
+        return self.n_effective * self.sums_of(metric).weight / self.weight if self.weight else 0.0
+
+    def estimate(self, metric: Metric, level: float = LEVEL) -> Estimate | None:
+        """Return the mean of flips or of the divergence with its interval at a level; None where no item has that metric."""
+        return ratio(self.sums_of(metric), 1.0 if metric is Metric.FLIP else self.cap, level)
+
+    def sums_of(self, metric: Metric) -> ClusterSums:
+        """Return the sums over people and exchanges of flips or of the divergence."""
+        return self.of.get(metric.value, ClusterSums())
+
+
+_SUMMED: Final = tuple(name for name in Sums.__struct_fields__ if name not in {"of", "cap"})
 
 
 # What each step computes of a measure {m}: its rows (or clusters), and the sums of w, w^2, y, y^2 and w y, with y the weight times
@@ -193,16 +255,17 @@ def statement(
         group by 1, 2, 3, 4, 5
     ), exchanged as (
         select version_id, slice_id, at, group_key, n_items, case when exchange is null then n_items else 1 end as n,
-            w / parts as w, heaviest, n_infinite, {of_exchange} as xy, {each(_OF_EXCHANGE)}
+            w / parts as w, w as items, heaviest, n_infinite, {of_exchange} as xy, {each(_OF_EXCHANGE)}
         from sliced cross join lateral (select case when exchange is null then 1 else n_items end) as of_exchange (parts)
     ), cluster as (
         select version_id, slice_id, at, group_key, sum(n_items) as n_items, sum(n) as n_exchanges,
-            case when group_key = '' then sum(n) else 1 end as n, sum(w) as w, max(heaviest) as heaviest,
+            case when group_key = '' then sum(n) else 1 end as n, sum(w) as w, sum(items) as items, max(heaviest) as heaviest,
             sum(n_infinite) as n_infinite, {of_cluster} as xy, {each(_OF_CLUSTER)}
         from exchanged group by 1, 2, 3, 4
     ){shared if is_pair else ""}
     select version_id, slice_id, at, sum(n_items)::bigint as n_items, sum(n_exchanges)::bigint as n_exchanges,
-        sum(n)::bigint as n_clusters, sum(w) as weight, sum(n_infinite)::bigint as n_infinite, sum(xy) as product,
+        sum(n)::bigint as n_clusters, sum(w) as weight, sum(items) as items, sum(n_infinite)::bigint as n_infinite,
+        sum(xy) as product,
         {each(_OF_ALL)}{"," + ", ".join(names) if is_pair else ""}
     from cluster {"left join shared using (slice_id)" if is_pair else ""} group by 1, 2, 3 order by 1, 2, 3
     """  # noqa: S608 - constant text
@@ -311,6 +374,7 @@ def sums_of(row: RowMapping, measures: Mapping[str, str]) -> SliceClusters:
         n_exchanges=row["n_exchanges"],
         n_clusters=row["n_clusters"],
         weight=row["weight"],
+        items=row["items"],
         n_infinite=row["n_infinite"],
         of={name: ClusterSums(**_fields(row, name, _SUM_NAMES)) for name in measures},
         shared={
@@ -339,6 +403,41 @@ def roll_up_of(row: RowMapping) -> dict[str, ClusterSums]:
         )
         found[name] = of_groups(sums, people[number * _OF_PEOPLE : (number + 1) * _OF_PEOPLE])
     return found
+
+
+def sums_of_clusters(found: SliceClusters, cap: float) -> Sums:
+    """Return the sums of comparisons."""
+    widest = max((found.of[name] for name in MEASURES), key=lambda sums: sums.weight)
+    tie = found.of.get("tie", ClusterSums())
+    return Sums(
+        n_items=found.n_items,
+        n_groups=found.n_exchanges,
+        weight=found.weight,
+        # Kish's number is that of the clusters that have a value: nearly all of them do.
+        weight_sq=widest.weight_sq * (found.weight / widest.weight) ** 2 if widest.weight else 0.0,
+        items=found.items,
+        tie=tie.total,
+        tie_weight=tie.weight,
+        n_infinite=found.n_infinite,
+        cap=cap,
+        of=found.of,
+    )
+
+
+def sums_of_roll_up(row: RowMapping) -> Sums:
+    """Return the sums of a row of `ROLL_UP`."""
+    return Sums(
+        n_items=row["n_items"],
+        n_groups=row["n_exchanges"],
+        weight=row["weight"],
+        weight_sq=row["weight_sq"],
+        items=row["items"] or 0.0,
+        tie=row["tie"],
+        tie_weight=row["tie_weight"],
+        n_infinite=row["n_infinite"],
+        cap=row["cap"] or HIGHEST,
+        of=roll_up_of(row),
+    )
 
 
 def _fields(row: RowMapping, measure: str, names: Sequence[str]) -> dict[str, Any]:

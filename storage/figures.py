@@ -1,22 +1,23 @@
 """Reads of figures: the sums of slices in a window, from roll-ups, which have whole hours exactly."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
-from sqlalchemy import RowMapping, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.records import Metric
 from quantdrift.facts import figures
 from quantdrift.facts.figures import HOUR, Counted, Figure, FigureName, Scope, Served, Subject, Window
-from quantdrift.facts.interval import HIGHEST
-from quantdrift.storage.estimates import ROLL_UP, roll_up_of
+from quantdrift.storage.estimates import ROLL_UP, Sums, sums_of_roll_up
+from quantdrift.storage.monitor.alerts import AlertFact
 
 # Sums over people are added for the slices that are shown alone: there may be thousands of slices.
 _SUMS_OF_ALL: Final = f"""
     select r.slice_id, s.name as slice, s.predicate, {ROLL_UP},
-        sum(weight * n_items / nullif(n_groups, 0)) as items, min(hour) as first_hour
+        min(hour) as first_hour
     from rollup_hour r join slice s on s.id = r.slice_id
     where r.model_version_id = :version and r.hour >= :begin and r.hour <= :end group by 1, 2, 3
 """  # noqa: S608 - constants
@@ -28,7 +29,28 @@ _SUMS: Final = text(
 )
 _NEWEST_HOURS: Final = text("""
     select hour, n_items from rollup_hour
-    where model_version_id = :version and slice_id = :slice order by hour desc limit 24
+    where model_version_id = :version and slice_id = :slice and hour <= :until order by hour desc limit 24
+""")
+_VERSIONS: Final = text("""
+    select w.id, w.model, w.candidate_version as version, w.first_seen_at as first_at,
+        least(max(v.last_at), cast(:until as timestamptz)) as last_at
+    from model_version w join verdict v on v.model_version_id = w.id
+    where w.id = any(cast(:ids as int[])) group by w.id
+""")
+_PEOPLE: Final = text("""
+    select s.id as slice_id, s.name as slice, count(*) as n, count(distinct c.group_key) as n_people
+    from comparison c cross join lateral unnest(c.slice_ids) as member (slice_id) join slice s on s.id = member.slice_id
+    where c.flip and c.group_key <> '' and c.captured_at >= :begin and c.captured_at <= :end and c.model_version_id = :version
+        and (cast(:slices as int[]) is null or member.slice_id = any(cast(:slices as int[])))
+    group by 1, 2
+""")
+# Whether the newest requests name the person who sends them: without `sampling.sticky_header` none does.
+_NAMES_PEOPLE: Final = text("""
+    select exists (
+        select from (
+            select group_key from comparison where model_version_id = :version order by captured_at desc limit 1000
+        ) as newest where group_key <> ''
+    )
 """)
 
 
@@ -40,6 +62,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     first_at: datetime
     last_at: datetime
+
+    def served(self, begin: datetime, end: datetime, width: timedelta = HOUR) -> Served:
+        """Return the time before `end` in which it served, of data that begins in the bucket of `begin`.
+
+        Of data that was loaded later `first_at` is the time of loading, and does not count.
+        """
+        is_new = begin <= self.first_at < begin + width
+        return Served.within(begin, end, self.first_at if is_new else None, self.last_at)
 
 
 class SliceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +105,104 @@ class SliceFigures(msgspec.Struct, frozen=True, kw_only=True):
         return self.requests.basis if self.requests.name is FigureName.REQUESTS_PER_DAY else "so far"
 
 
+class AlertFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured of the slice of an alert.
+
+    Parameters
+    ----------
+    when_paged
+        The share of changed answers from the onset until the alert, frozen with it; None where it does not say so.
+    now
+        In the newest hours with data; None where there are none.
+    people
+        Those with a changed answer since the onset, on its last day with data; None: none is known, or it was not asked for.
+    """
+
+    when_paged: Figure | None = None
+    now: SliceFigures | None = None
+    people: Figure | None = None
+
+
+async def versions(
+    connection: AsyncConnection, version_ids: Sequence[int], until: datetime | None = None
+) -> dict[int, Version]:
+    """Return versions by id, each with its newest exchange before `until`; those of which nothing was folded are left out."""
+    values = {"ids": list(version_ids), "until": until}
+    return {row["id"]: Version(**row) for row in (await connection.execute(_VERSIONS, values)).mappings()}
+
+
+async def people_affected(
+    connection: AsyncConnection,
+    version: Version,
+    as_of: datetime,
+    *,
+    slice_ids: Sequence[int] | None = None,
+    since: datetime | None = None,
+) -> dict[int, Figure] | None:
+    """Return by slice how many people got a changed answer in the last 24 hours with data; None: no request names its person.
+
+    A slice in which none is known to is left out. The window begins at `since` where that is later.
+    """
+    window = figures.last_day(version.last_at)
+    if since is not None and since > window.begin:
+        window = msgspec.structs.replace(window, begin=since)
+    values = {
+        "version": version.id,
+        "begin": window.begin,
+        "end": window.end,
+        "slices": None if slice_ids is None else list(slice_ids),
+    }
+    rows = (await connection.execute(_PEOPLE, values)).mappings().all()
+    if not rows and not await connection.scalar(_NAMES_PEOPLE, values):
+        return None
+    return {
+        row["slice_id"]: figures.people_affected(
+            Scope(
+                window=window,
+                of=Subject(model=version.model, version=version.version, slice=row["slice"]),
+                as_of=as_of,
+            ),
+            Counted(n=row["n"]),
+            row["n_people"],
+        )
+        for row in rows
+    }
+
+
+async def of_alert(
+    connection: AsyncConnection,
+    alert: AlertFact,
+    version: Version | None,
+    as_of: datetime,
+    *,
+    unit: str = "",
+    with_people: bool = False,
+) -> AlertFigures:
+    """Return how large an alert was when it was written, and how large it is in its slice's newest hours.
+
+    Parameters
+    ----------
+    version
+        That of the alert, as `versions` has it; None: nothing of it was folded yet. The newest hours are those before its newest
+        exchange, or before the alert was over.
+    """
+    when_paged = None if alert.event is None else alert.event.when_paged(alert.written_at)
+    if version is None:
+        return AlertFigures(when_paged=when_paged)
+    if alert.resolved_at is not None and alert.resolved_at < version.last_at:
+        version = msgspec.structs.replace(version, last_at=alert.resolved_at)
+    people = (
+        await people_affected(connection, version, as_of, slice_ids=[alert.slice_id], since=alert.onset_at)
+        if with_people
+        else None
+    )
+    return AlertFigures(
+        when_paged=when_paged,
+        now=await now(connection, version, alert.slice_id, as_of, unit=unit),
+        people=(people or {}).get(alert.slice_id),
+    )
+
+
 async def last_day(
     connection: AsyncConnection,
     version: Version,
@@ -101,7 +229,7 @@ async def now(
     connection: AsyncConnection, version: Version, slice_id: int, as_of: datetime, *, unit: str = ""
 ) -> SliceFigures | None:
     """Return the figures of a slice in the newest hours that hold 100 answers; None where there are none."""
-    values = {"version": version.id, "slice": slice_id}
+    values = {"version": version.id, "slice": slice_id, "until": version.last_at}
     hours = [(row.hour, row.n_items) for row in await connection.execute(_NEWEST_HOURS, values)]
     if not hours:
         return None
@@ -132,34 +260,39 @@ async def in_window(
     whole = next((row for row in rows if row["predicate"] == "true"), None)
     if whole is None or not whole["items"]:
         return {}
-    # Of data that was loaded later the first time is that of loading.
     hour: datetime = whole["first_hour"]
-    is_new = hour <= version.first_at < hour + HOUR
-    served = Served.within(hour, window.end, version.first_at if is_new else None, version.last_at)
+    served = version.served(hour, window.end)
     found = {}
     for row in rows:
         of = Subject(model=version.model, version=version.version, slice=row["slice"])
         scope = Scope(window=window, of=of, as_of=as_of)
-        found[row["slice_id"]] = _of_slice(scope, row, whole, served, unit)
+        found[row["slice_id"]] = of_slice(scope, sums_of_roll_up(row), sums_of_roll_up(whole), served, unit)
     return found
 
 
-def _of_slice(scope: Scope, row: RowMapping, whole: RowMapping, served: Served, unit: str) -> SliceFigures:
-    """Return the figures of a slice as a part of its version: of a request with several answers it has their part."""
-    share = min(1.0, (row["items"] or 0.0) / whole["items"])
-    counted = Counted(n=row["n_items"], requests=whole["weight"] * share, served=served)
-    clusters = roll_up_of(row)
-    changed = figures.changed_share(scope, counted, clusters["flip"])
+def of_slice(scope: Scope, part: Sums, whole: Sums, served: Served | None, unit: str = "") -> SliceFigures:
+    """Return the figures of a slice as a part of its version: of a request with several answers it has their part.
+
+    Parameters
+    ----------
+    part, whole
+        The sums of the slice, and of all traffic of its version, over one window.
+    served
+        The time in the window during which the version served; None: not known.
+    """
+    share = min(1.0, part.items / whole.items) if whole.items else 0.0
+    counted = Counted(n=part.n_items, requests=whole.weight * share, served=served)
+    changed = figures.changed_share(scope, counted, part.sums_of(Metric.FLIP))
     daily = figures.requests_per_day(scope, counted)
     return SliceFigures(
         changed_share=changed,
         divergence=figures.divergence(
-            scope, counted, clusters["divergence"], cap=row["cap"] or HIGHEST, unit=unit
+            scope, counted, part.sums_of(Metric.DIVERGENCE), cap=part.cap, unit=unit
         ),
         requests=daily or figures.requests(scope, counted),
         changed=figures.changed_per_day(daily, changed)
         if daily
         else figures.changed(scope, counted, changed),
         share=share,
-        sampled=min(1.0, row["n_exchanges"] / row["weight"]) if row["weight"] else 0.0,
+        sampled=min(1.0, part.n_groups / part.weight) if part.weight else 0.0,
     )

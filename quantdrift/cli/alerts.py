@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from quantdrift.core.config.schema import Config
     from quantdrift.core.records import Predicate
+    from quantdrift.storage.figures import AlertFigures
     from quantdrift.storage.monitor.alerts import ActionFact, AlertFact, Finding
 
 _MOST_CHARACTERS = 60
@@ -133,20 +134,27 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
     Example:
       quantdrift alerts show 12
     """
+    from quantdrift.core.clock import SystemClock
     from quantdrift.core.links import alert_link, alert_page
+    from quantdrift.facts.figures import shown
+    from quantdrift.facts.words.size import size
     from quantdrift.storage.commands.slice_list import where_of
-    from quantdrift.storage.monitor.alerts import actions_of, count_people, find_alert, findings_of
+    from quantdrift.storage.figures import of_alert, versions
+    from quantdrift.storage.monitor.alerts import actions_of, find_alert, findings_of
 
     async def ask(
         connection: "AsyncConnection",
-    ) -> "tuple[AlertFact, list[ActionFact], list[Finding], int, tuple[Predicate, ...]]":
+    ) -> "tuple[AlertFact, list[ActionFact], list[Finding], AlertFigures, tuple[Predicate, ...]]":
         alert = await find_alert(connection, alert_id)
         actions, findings = await actions_of(connection, alert_id), await findings_of(connection, [alert_id])
-        people, where = await count_people(connection, alert), await where_of(connection, alert.slice_id)
-        return alert, actions, findings.get(alert_id, []), people, where
+        version = (await versions(connection, [alert.version_id])).get(alert.version_id)
+        unit, now = config.measure(alert.model).unit, SystemClock().now()
+        figures = await of_alert(connection, alert, version, now, unit=unit, with_people=True)
+        where = await where_of(connection, alert.slice_id)
+        return alert, actions, findings.get(alert_id, []), figures, where
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    alert, actions, findings, people, where = run(config_path, data, ask)
+    alert, actions, findings, figures, where = run(config_path, data, ask)
     text = alert.plain(partial(alert_link, config))
     link = alert_page(config, alert.id)
     if as_json:
@@ -156,7 +164,7 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
                 **facts,
                 "text": text,
                 "words": alert.words,
-                "people": people,
+                "figures": figures,
                 "actions": actions,
                 "findings": findings,
                 "runbook": config.notify.runbook_url,
@@ -170,9 +178,12 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
             plain(mitigated_sentence(alert.version, alert.slice, alert.mitigation, alert.mitigated_by))
         )
     lines += ["", plain_lines(text), ""]
-    if people:
+    if figures.now is not None:
+        lines.append(f"Size: {size(figures.when_paged, figures.now.changed_share)}.")
+    if figures.people is not None:
         lines.append(
-            f"People: at least {people:,} got a changed answer in this slice in its last day; only sampled requests are counted."
+            f"People: at least {shown(figures.people)} got a changed answer in this slice in its last day; only sampled requests are"
+            " counted."
         )
     lines += [f"{plain(one.text)} ({_utc(one.at)} UTC, {plain(one.by)})" for one in findings]
     lines += [_said(action) for action in actions if not action.is_finding]

@@ -16,6 +16,7 @@ from quantdrift.core.records import Metric, Side, Suspect, Verdict
 from quantdrift.core.slices import ALL, EVERYTHING
 from quantdrift.core.tasks import Build, Task
 from quantdrift.facts.explanation import Begin, Explanation
+from quantdrift.facts.figures import Figure, FigureName, Subject, when_paged
 
 
 class AlertSlice(msgspec.Struct, frozen=True, kw_only=True, rename={"name": "slice"}):
@@ -241,6 +242,23 @@ class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
         if self.explanation.build in set(Build):
             return Build(self.explanation.build)
         return Build.LANGUAGE if self.slice.task is Task.GENERATION else Build.NETWORK
+
+    def when_paged(self, written_at: datetime) -> Figure | None:
+        """Return the share of changed answers from the onset until the alert was written; None where it does not say so."""
+        share, onset = self.explanation, self.onset
+        if share.changed is None or onset is None:
+            return None
+        return Figure(
+            name=FigureName.CHANGED_SHARE,
+            value=share.changed,
+            low=share.changed_low,
+            high=share.changed_high,
+            n=share.n_answers or 0,
+            n_people=share.n_people,
+            window=when_paged(onset, written_at),
+            of=Subject(model=self.slice.model, version=self.slice.version, slice=self.slice.name),
+            as_of=written_at,
+        )
 
     def attributes(self) -> dict[str, Any]:
         """Return the flat form: plain JSON types by name, without values that are unknown."""

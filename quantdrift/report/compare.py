@@ -16,7 +16,6 @@ from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.cost import cost_figure
 from quantdrift.facts.estimate import (
-    LEVEL,
     Change,
     Difference,
     Estimate,
@@ -24,16 +23,23 @@ from quantdrift.facts.estimate import (
     change_of,
     compared,
     difference_with_p,
-    ratio,
 )
 from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject
 from quantdrift.report.figures import ComparedSlice, ComparedVersion, Gap, SideFigures, VersionComparison
-from quantdrift.report.finding import bins_by_key, by_key, task_of
+from quantdrift.report.finding import by_key, task_of
 from quantdrift.report.period import ceiling, floor
 from quantdrift.report.wording import moment
 from quantdrift.storage.cost import mean_worth, prices_of
-from quantdrift.storage.estimates import MOST_ROWS, Side, SliceClusters, cluster_sums, pair_sums
-from quantdrift.storage.report.facts import Grain, SliceName, Sums, Version, VersionSpan, Window
+from quantdrift.storage.estimates import (
+    MOST_ROWS,
+    Side,
+    SliceClusters,
+    Sums,
+    cluster_sums,
+    pair_sums,
+    sums_of_clusters,
+)
+from quantdrift.storage.report.facts import Grain, SliceName, Version, VersionSpan, Window
 from quantdrift.storage.report.reading import Reader
 
 DAYS: Final = 7
@@ -440,53 +446,30 @@ async def _apart(
     """
     if side.window.grain is Grain.ITEM:
         clusters = await cluster_sums(reader.connection, _sides(side, cap), slice_ids=list(predicates))
-        return {predicates[one.slice_id]: _of_clusters(one, cap) for one in clusters}
-    caps = {side.version.id: cap}
-    totals, bins = dict[int, Sums](), dict[int, tuple[float, ...]]()
+        return {predicates[found.slice_id]: _of_clusters(found, cap) for found in clusters}
+    totals = dict[int, Sums]()
     for begin, end in side.parts:
         window = Window(begin=begin, end=end, grain=Grain.HOUR)
-        sums = by_key(await reader.divergence.sums(window, end - begin, caps, list(predicates)))
-        for (_, slice_id), more in sums.items():
+        sums = await reader.divergence.sums(window, end - begin, {side.version.id: cap}, list(predicates))
+        for (_, slice_id), more in by_key(sums).items():
             totals[slice_id] = totals.get(slice_id, Sums()) + more
-        found = bins_by_key(await reader.divergence.bins(window, caps, list(predicates)))
-        for (_, slice_id), weights in found.items():
-            known = bins.get(slice_id, (0.0,) * len(weights))
-            bins[slice_id] = tuple(a + b for a, b in zip(known, weights, strict=True))
-    return {
-        predicates[slice_id]: _of_sums(sums, cap, bins.get(slice_id, ())) for slice_id, sums in totals.items()
-    }
+    return {predicates[slice_id]: _of_sums(sums) for slice_id, sums in totals.items()}
 
 
 def _of_clusters(clusters: SliceClusters, cap: float) -> _SliceSide:
-    caps = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}
-
-    def interval(metric: Metric, level: float) -> Estimate | None:
-        return ratio(clusters.of[metric], caps[metric], level)
-
-    of_side = SideFigures(
-        n_items=clusters.n_items,
-        n_exchanges=clusters.n_exchanges,
-        n_clusters=clusters.n_clusters,
-        weight=clusters.weight,
-        flip=interval(Metric.FLIP, LEVEL),
-        divergence=interval(Metric.DIVERGENCE, LEVEL),
-    )
-    return _SliceSide(of_side, clusters, interval)
+    return _of_sums(sums_of_clusters(clusters, cap), clusters)
 
 
-def _of_sums(sums: Sums, cap: float, bins: Sequence[float]) -> _SliceSide:
-    def interval(metric: Metric, level: float) -> Estimate | None:
-        return sums.estimate(metric, cap, bins, level)
-
+def _of_sums(sums: Sums, clusters: SliceClusters | None = None) -> _SliceSide:
     of_side = SideFigures(
         n_items=sums.n_items,
         n_exchanges=sums.n_groups,
-        n_clusters=None,
+        n_clusters=clusters.n_clusters if clusters else None,
         weight=sums.weight,
-        flip=interval(Metric.FLIP, LEVEL),
-        divergence=interval(Metric.DIVERGENCE, LEVEL),
+        flip=sums.estimate(Metric.FLIP),
+        divergence=sums.estimate(Metric.DIVERGENCE),
     )
-    return _SliceSide(of_side, None, interval)
+    return _SliceSide(of_side, clusters, sums.estimate)
 
 
 def _entries(

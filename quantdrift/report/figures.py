@@ -7,25 +7,14 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.tasks import MEASURES, Task
+from quantdrift.core.tasks import Task
 from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
-from quantdrift.facts.events import AggregateEvidence
-from quantdrift.facts.figures import (
-    Counted,
-    Figure,
-    FigureName,
-    Scope,
-    Subject,
-    changed_per_day,
-    estimate_figure,
-    last_day,
-    people_affected,
-    period,
-)
+from quantdrift.facts.figures import Figure
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
+from quantdrift.storage.figures import SliceFigures as Measured
 from quantdrift.storage.report.facts import Direction, Fleet, Grain, ReasonCount, StratumCounts
 
 
@@ -42,12 +31,10 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         The monitor's verdict at the end of the period, and its reason.
     n_items, n_exchanges, n_effective
         Items and exchanges compared, and the effective number of exchanges under the weights; a session counts as one.
-    traffic_share
-        Estimated share of the model's exchanges, in [0, 1]; None where nothing was compared.
-    flip
-        Share of exchanges whose decision changed (mean over items).
-    divergence, js
-        Mean of the model's graded divergence, capped per item, and of a classifier's JS in nats.
+    figures
+        What is measured over the period.
+    people
+        People with a changed answer on the last day of data; None: none is known.
     flip_budget, divergence_budget
         Accepted means.
     flip_noise, divergence_noise
@@ -64,11 +51,6 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     decided
         The figures that decided its verdict, where that is an alert or the end of one. The other figures are of the
         whole period.
-    per_day
-        Estimated exchanges a day while the version served; None where that time is not known.
-    n_people
-        People, or sessions, with a changed answer on the last day of data: at least so many, since only sampled requests are
-        counted. 0: none is known.
     page_url
         Its address on the live page; empty if `web.url` is not set.
     """
@@ -81,10 +63,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     n_items: int
     n_exchanges: int
     n_effective: float
-    traffic_share: float | None
-    flip: Estimate | None
-    divergence: Estimate | None
-    js: Estimate | None
+    figures: Measured
+    people: Figure | None = None
     flip_budget: float | None
     divergence_budget: float | None
     n_infinite: int
@@ -94,9 +74,17 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     divergence_noise: float = 0.0
     tie: float | None = None
     decided: str = ""
-    per_day: float | None = None
-    n_people: int = 0
     page_url: str = ""
+
+    @property
+    def flip(self) -> Estimate | None:
+        """Share of answers whose decision changed."""
+        return self.figures.changed_share.estimate if self.figures.changed_share else None
+
+    @property
+    def divergence(self) -> Estimate | None:
+        """Mean of the model's graded divergence."""
+        return self.figures.divergence.estimate if self.figures.divergence else None
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
@@ -114,23 +102,6 @@ class ExampleFigures(_Figures, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
-class SpreadRow(_Figures, frozen=True, kw_only=True):
-    """The share of exchanges with a divergence in a range, before and after an onset.
-
-    Parameters
-    ----------
-    low, high
-        Ends of the range; None: none.
-    before, after
-        In [0, 1]; before is None where there is too little data.
-    """
-
-    low: float | None
-    high: float | None
-    before: float | None
-    after: float
-
-
 class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     """An alert that was open in the period.
 
@@ -145,22 +116,14 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     decided
         The figures that decided, from the onset until the alert, and what they were compared with; empty where the
         alert does not hold them.
-    before, after
-        The metric in up to 24 hours before the onset, and from the onset to the end of the episode or period; `before` is
-        None below 30 exchanges.
-    n_before, n_after
-        Exchanges compared in each.
-    flip_after
-        Share of changed decisions in the latter.
+    when_paged, now
+        The share of changed answers when it was written, and what is measured in the newest hours before the end of the period.
     budget
-        The accepted mean.
-    share_before, share_after
-        Estimated share of the model's exchanges, in [0, 1].
-    aggregate, aggregate_verdict, aggregate_accepted
-        The same metric on all exchanges since the onset, their verdict at the end of the period, and their accepted
-        mean, noise allowance included.
-    explanation
-        Why it alerts, in sentences; empty where it was not explained.
+        The accepted mean of the metric.
+    aggregate_verdict
+        That of all traffic at the end of the period.
+    explanation, details
+        Why it alerts, in sentences, and the statistics behind that; empty where it was not explained.
     explained_by, explains
         The smaller alerting slice that explains this alert (without its items no excess is left), and the larger
         ones that this alert explains.
@@ -172,8 +135,6 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         Example exchanges, and the next steps.
     directions
         Which answers became which, the most frequent first.
-    spread
-        The distribution of the divergence before and after the onset.
     findings
         The cause, the best repair and the gate's verdict, in words, as far as commands have found them.
     page_url
@@ -196,18 +157,12 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     headline: str = ""
     decided: str = ""
     by_budget: bool = True
-    before: Estimate | None
-    after: Estimate | None
-    n_before: int = 0
-    n_after: int
-    flip_after: Estimate | None = None
+    when_paged: Figure | None
+    now: Measured | None
     budget: float | None
-    share_before: float | None
-    share_after: float | None
-    aggregate: Estimate | None
     aggregate_verdict: Verdict
-    aggregate_accepted: float | None = None
     explanation: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
     explained_by: str | None = None
     explained_by_id: int | None = None
     explains: tuple[str, ...] = ()
@@ -216,17 +171,12 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     examples: tuple[ExampleFigures, ...]
     advice: tuple[str, ...]
     directions: tuple[Direction, ...] = ()
-    spread: tuple[SpreadRow, ...] = ()
     page_url: str = ""
 
     @property
-    def whole(self) -> AggregateEvidence:
-        """The aggregate of its version since the onset."""
-        return AggregateEvidence(
-            verdict=self.aggregate_verdict,
-            mean=self.aggregate.mean if self.aggregate else None,
-            accepted=self.aggregate_accepted,
-        )
+    def share(self) -> Figure | None:
+        """The share of changed answers when it was written, else the newest one."""
+        return self.when_paged or (self.now.changed_share if self.now else None)
 
 
 class ModelFigures(_Figures, frozen=True, kw_only=True):
@@ -554,8 +504,6 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         What changed answers cost by version, and what replays cost by model (no version); empty without prices.
     incidents
         Those that overlap the period, open ones first.
-    figures
-        What the page shows of each slice, by name, window and subject.
     """
 
     kind: PeriodKind
@@ -582,7 +530,6 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     costs: tuple[Figure, ...] = ()
     labels: tuple[LabelFigures, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    figures: tuple[Figure, ...] = ()
 
     def silence(self) -> str:
         """Return the sentence for a report without any version."""
@@ -593,28 +540,3 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     def headlines(self) -> list[str]:
         """Return the headline of each version; without a version, the sentence of `silence`."""
         return [model.headline for model in self.models] or [self.silence()]
-
-    def of_slices(self) -> tuple[Figure, ...]:
-        """Return what is measured of each slice as figures: over the period, and people over the last day with data."""
-        made: list[Figure | None] = []
-        for model in self.models:
-            for entry in (model.aggregate, *model.slices):
-                if entry is None:
-                    continue
-                of = Subject(model=model.model, version=model.version, slice=entry.name)
-                scope = Scope(window=period(self.begin, self.end), of=of, as_of=self.end)
-                counted = Counted(n=entry.n_items)
-                share = estimate_figure(FigureName.CHANGED_SHARE, scope, counted, entry.flip)
-                a_day = None if entry.per_day is None else Estimate(mean=entry.per_day, low=None, high=None)
-                requests = estimate_figure(FigureName.REQUESTS_PER_DAY, scope, counted, a_day)
-                unit = MEASURES[model.task].unit
-                made += [
-                    share,
-                    estimate_figure(FigureName.DIVERGENCE, scope, counted, entry.divergence, unit),
-                    requests,
-                    changed_per_day(requests, share),
-                ]
-                if entry.n_people and self.last_at is not None:
-                    of_day = Scope(window=last_day(self.last_at), of=of, as_of=self.end)
-                    made.append(people_affected(of_day, counted, entry.n_people))
-        return tuple(figure for figure in made if figure is not None)

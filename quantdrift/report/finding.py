@@ -1,6 +1,5 @@
 """The figures of each slice, episode and version, from the facts that were read. Pure."""
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from statistics import median
@@ -13,39 +12,32 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain
-from quantdrift.facts.estimate import Estimate
-from quantdrift.facts.explanation import FEWEST_BEFORE, Kind
-from quantdrift.facts.interval import (
-    HIGHEST,
-    LOWEST,
-    N_BINS,
-    excess,
-    quantile,
-    shortfall,
-)
+from quantdrift.facts.explanation import Kind
+from quantdrift.facts.figures import Figure, Scope, Served, Subject, period
+from quantdrift.facts.interval import excess, quantile, shortfall
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.facts.words.details import DECIDED
 from quantdrift.facts.words.ending import AFTER
-from quantdrift.facts.words.text import AlertText, Step
 from quantdrift.report.figures import (
     EpisodeFigures,
     ExampleFigures,
     Gap,
     ModelFigures,
     SliceFigures,
-    SpreadRow,
 )
 from quantdrift.report.wording import headline, moment, speed_sentence
+from quantdrift.storage.estimates import Sums
+from quantdrift.storage.figures import AlertFigures, of_slice
+from quantdrift.storage.figures import SliceFigures as Measured
+from quantdrift.storage.monitor.alerts import AlertFact
 from quantdrift.storage.page.history import Times
 from quantdrift.storage.page.now import Saved
 from quantdrift.storage.report.facts import (
     Direction,
-    Episode,
     Example,
     SliceBins,
     SliceName,
     SliceSums,
-    Sums,
     VerdictFact,
     Version,
 )
@@ -53,28 +45,16 @@ from quantdrift.storage.report.facts import (
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 SHORTFALL = 0.99  # the mean of the divergence above this quantile is shown
 
-EDGES = (0.001, 0.01, 0.1, 1.0)
-"""Between the ranges of the divergence that are shown before and after an onset."""
-
 _USUAL_GROUPS = 20  # with fewer exchanges per bucket, an empty bucket is chance and not a gap
 Key = tuple[int, int]
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums and divergence histogram of one slice over one window."""
-
-    sums: Sums
-    bins: tuple[float, ...]
-
-
 class EpisodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode with the sums before and after its onset; None: nothing was compared."""
+    """An alert that was open in the period, what was found about it, and what is measured of its slice."""
 
-    episode: Episode
-    before: Measured | None
-    after: Measured | None
-    all_before: Measured | None
-    all_after: Measured | None
+    alert: AlertFact
+    findings: tuple[str, ...] = ()
+    figures: AlertFigures
     examples: tuple[Example, ...]
     directions: tuple[Direction, ...] = ()
 
@@ -84,6 +64,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    begin, end
+        The period.
     versions, slices
         All that the report may name.
     totals
@@ -94,26 +76,38 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         At the end of the period.
     episodes
         Episodes that were open at some time of the period, pages first.
-    days
-        Per version the days of the period in which it was compared.
+    served
+        Per version the time in which there is data of it.
     times, learned_s, saved
         Per version how long its answers took at the end of the period, and what 99 % did not exceed when that was learned; and
         what an item cost with reference and candidate.
     people
-        Sessions or people with a changed answer on the last day of data, among the sampled requests.
+        How many people got a changed answer on the last day of data.
     """
 
+    begin: datetime
+    end: datetime
     versions: tuple[Version, ...]
     slices: Mapping[int, SliceName]
     totals: Mapping[Key, Sums]
     bins: Mapping[Key, tuple[float, ...]]
     verdicts: Mapping[Key, VerdictFact]
     episodes: tuple[EpisodeFacts, ...]
-    days: Mapping[int, float] = {}
+    served: Mapping[int, Served] = {}
     times: Mapping[int, Times] = {}
     learned_s: Mapping[int, float] = {}
     saved: tuple[Saved, ...] = ()
-    people: Mapping[Key, int] = {}
+    people: Mapping[Key, Figure] = {}
+
+    def figures_of(self, version: Version, slice_id: int, unit: str) -> Measured:
+        """Return what is measured of a slice over the period; `unit` is that of the model's divergence."""
+        everything = next(
+            (sums for key, sums in self.totals.items() if key[0] == version.id and _is_all(self, key)), Sums()
+        )
+        of = Subject(model=version.model, version=version.candidate_version, slice=self.slices[slice_id].name)
+        scope = Scope(window=period(self.begin, self.end), of=of, as_of=self.end)
+        sums, served = self.totals.get((version.id, slice_id), Sums()), self.served.get(version.id)
+        return of_slice(scope, sums, everything, served, unit)
 
 
 def task_of(config: Config, model: str) -> Task:
@@ -147,7 +141,7 @@ def episodes(config: Config, facts: Facts) -> tuple[EpisodeFigures, ...]:
     """Return the alerts, pages first, with figures and next steps; each is followed by the alerts it explains."""
     versions = {version.id: version for version in facts.versions}
     return grouped(
-        [_episode(config, facts, versions[entry.episode.version_id], entry) for entry in facts.episodes]
+        [_episode(config, facts, versions[entry.alert.version_id], entry) for entry in facts.episodes]
     )
 
 
@@ -211,7 +205,7 @@ def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: tim
 
 
 def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | None:
-    own_episodes = [entry for entry in facts.episodes if entry.episode.version_id == version.id]
+    own_episodes = [entry for entry in facts.episodes if entry.alert.version_id == version.id]
     if not own_episodes and not any(key[0] == version.id for key in facts.totals):
         return None
     alerts = [_episode(config, facts, version, entry) for entry in own_episodes]
@@ -264,10 +258,7 @@ def _status(entries: Sequence[SliceFigures], alerts: Sequence[EpisodeFigures]) -
 
 def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures]:
     keys = {key for key in (*facts.totals, *facts.verdicts) if key[0] == version.id}
-    everything = next(
-        (sums for key, sums in facts.totals.items() if key[0] == version.id and _is_all(facts, key)), Sums()
-    )
-    entries = [_slice(config, facts, version, key, everything) for key in keys if key[1] in facts.slices]
+    entries = [_slice(config, facts, version, key) for key in keys if key[1] in facts.slices]
     return sorted(
         entries,
         key=lambda entry: (
@@ -282,7 +273,7 @@ def _is_all(facts: Facts, key: Key) -> bool:
     return key[1] in facts.slices and facts.slices[key[1]].predicate == EVERYTHING
 
 
-def _slice(config: Config, facts: Facts, version: Version, key: Key, everything: Sums) -> SliceFigures:
+def _slice(config: Config, facts: Facts, version: Version, key: Key) -> SliceFigures:
     sums = facts.totals.get(key, Sums())
     bins = facts.bins.get(key, ())
     accepted = config.budget(version.model)
@@ -306,18 +297,14 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         n_items=sums.n_items,
         n_exchanges=sums.n_groups,
         n_effective=sums.n_effective,
-        traffic_share=min(sums.weight / everything.weight, 1.0) if everything.weight else None,
-        flip=sums.estimate(Metric.FLIP, accepted.cap, bins),
-        divergence=sums.estimate(Metric.DIVERGENCE, accepted.cap, bins),
-        js=sums.estimate(Metric.JS, accepted.cap, bins),
+        figures=facts.figures_of(version, key[1], config.measure(version.model).unit),
+        people=facts.people.get(key),
         flip_budget=budgets.get(Metric.FLIP, accepted.flip),
         divergence_budget=budgets.get(Metric.DIVERGENCE, accepted.divergence),
         n_infinite=sums.n_infinite,
         tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
         tie=sums.tie / sums.tie_weight if sums.tie_weight else None,
-        per_day=sums.weight / days if (days := facts.days.get(version.id)) else None,
-        n_people=facts.people.get(key, 0),
         flip_noise=noise.get(Metric.FLIP, 0.0),
         divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
         page_url=slice_page(config, *key),
@@ -325,70 +312,41 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
 
 
 def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts) -> EpisodeFigures:
-    episode, name = entry.episode, facts.slices[entry.episode.slice_id]
+    alert, name = entry.alert, facts.slices[entry.alert.slice_id]
     accepted = config.budget(version.model)
-    fact = facts.verdicts.get((version.id, episode.slice_id))
-    default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(episode.metric)
-    budget = fact.budgets.get(episode.metric, default) if fact else default
-
-    def estimate(measured: Measured | None, metric: Metric = episode.metric) -> Estimate | None:
-        if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
-            return None
-        return measured.sums.estimate(metric, accepted.cap, measured.bins)
-
+    metric, fact = Metric(alert.metric), facts.verdicts.get((version.id, alert.slice_id))
+    default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(metric)
     all_traffic = next(
         (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
         None,
     )
-    n_before = entry.before.sums.n_groups if entry.before else 0
-    enough = n_before >= FEWEST_BEFORE  # the mean of fewer is too uncertain to compare with
-    before, after = estimate(entry.before) if enough else None, estimate(entry.after)
-    if episode.metric is Metric.LATENCY and episode.event is not None:
-        # The sums have no times: these are the shares that decided.
-        shares = episode.event.evidence.before, episode.event.evidence.after
-        before, after = (
-            None if share is None else Estimate(mean=share, low=None, high=None) for share in shares
-        )
-    flip_after = estimate(entry.after, Metric.FLIP)
-    share_before = _share(entry.before, entry.all_before)
-    share_after = _share(entry.after, entry.all_after)
-    aggregate = estimate(entry.all_after)
-    aggregate_verdict = all_traffic.verdict if all_traffic else Verdict.UNKNOWN
-    aggregate_accepted = _accepted(all_traffic, episode.metric, default)
-    event = episode.event
-    words = episode.words or AlertText(headline="", do_now=(Step(text="Look at its examples."),))
+    event, words = alert.event, alert.words
     figures = [line for line in words.details if line.startswith(DECIDED)]
     return EpisodeFigures(
-        alert_id=episode.id,
-        page_url=alert_page(config, episode.id),
-        findings=tuple(plain(one) for one in episode.findings),
+        alert_id=alert.id,
+        page_url=alert_page(config, alert.id),
+        findings=tuple(plain(text) for text in entry.findings),
         model=version.model,
         version=version.candidate_version,
-        slice_id=episode.slice_id,
+        slice_id=alert.slice_id,
         slice=name.name,
         predicate=name.predicate,
-        severity=episode.severity,
+        severity=Verdict(alert.severity),
         task=task_of(config, version.model),
-        metric=episode.metric,
+        metric=metric,
         headline=words.headline,
         decided="".join(figures).removeprefix(DECIDED).rstrip("."),
         by_budget=event is None or event.evidence.detector == Kind.BUDGET,
-        onset_at=episode.onset_at,
-        opened_at=episode.opened_at,
-        resolved_at=episode.resolved_at,
-        ended=episode.ended,
-        before=before,
-        after=after,
-        n_before=n_before,
-        n_after=entry.after.sums.n_groups if entry.after else 0,
-        flip_after=flip_after,
-        budget=budget,
-        share_before=share_before if enough else None,
-        share_after=share_after,
-        aggregate=aggregate,
-        aggregate_verdict=aggregate_verdict,
-        aggregate_accepted=aggregate_accepted,
-        explanation=(*map(str, words.lines), *(line for line in words.details if line not in figures)),
+        onset_at=alert.onset_at,
+        opened_at=alert.opened_at,
+        resolved_at=alert.resolved_at,
+        ended=alert.ended,
+        when_paged=entry.figures.when_paged,
+        now=entry.figures.now,
+        budget=fact.budgets.get(metric, default) if fact else default,
+        aggregate_verdict=all_traffic.verdict if all_traffic else Verdict.UNKNOWN,
+        explanation=tuple(map(str, words.lines)),
+        details=tuple(line for line in words.details if line not in figures),
         explained_by=event.explanation.explained_by if event else None,
         explained_by_id=event.explanation.explained_by_id if event else None,
         explains=event.explanation.explains if event else (),
@@ -405,43 +363,10 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             for example in entry.examples
         ),
         directions=entry.directions,
-        spread=_spread(entry.before if enough else None, entry.after),
-        advice=(AFTER.get(episode.ended, AFTER["recovered"]),)
-        if episode.resolved_at is not None
+        advice=(AFTER.get(alert.ended, AFTER["recovered"]),)
+        if alert.resolved_at is not None
         else tuple(map(str, (*words.do_now, *words.tomorrow))),
     )
-
-
-def _spread(before: Measured | None, after: Measured | None) -> tuple[SpreadRow, ...]:
-    """Return how the divergence is spread before and after, in ranges of a factor of ten; empty without a histogram."""
-    if after is None or sum(after.bins) <= 0:
-        return ()
-
-    def shares(measured: Measured | None) -> list[float] | None:
-        if measured is None or sum(measured.bins) <= 0:
-            return None
-        found = [0.0] * (len(EDGES) + 1)
-        for index, weight in enumerate(measured.bins):
-            middle = LOWEST * (HIGHEST / LOWEST) ** ((index + 0.5) / N_BINS)
-            found[bisect_left(EDGES, middle)] += weight / sum(measured.bins)
-        return found
-
-    old, new = shares(before), shares(after) or []
-    return tuple(
-        SpreadRow(
-            low=EDGES[index - 1] if index else None,
-            high=EDGES[index] if index < len(EDGES) else None,
-            before=old[index] if old else None,
-            after=value,
-        )
-        for index, value in enumerate(new)
-    )
-
-
-def _accepted(fact: VerdictFact | None, metric: Metric, default: float | None) -> float | None:
-    """Return the accepted mean of a metric, noise allowance included."""
-    budget = fact.budgets.get(metric, default) if fact else default
-    return None if budget is None else budget + (fact.noise.get(metric, 0.0) if fact else 0.0)
 
 
 def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:
@@ -450,9 +375,3 @@ def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> st
         return next((episode.decided for episode in episodes if episode.resolved_at is None), "")
     ends = [episode.resolved_at for episode in episodes if episode.resolved_at is not None]
     return f"its alert ended {moment(max(ends))}; the figures include the time of the alert" if ends else ""
-
-
-def _share(part: Measured | None, all_traffic: Measured | None) -> float | None:
-    if part is None or all_traffic is None or not all_traffic.sums.weight:
-        return None
-    return min(part.sums.weight / all_traffic.sums.weight, 1.0)

@@ -1,6 +1,6 @@
 """Reading of the facts of a report, in one snapshot, with as few rows of `comparison` as possible."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
-from quantdrift.facts.figures import DAY, Counted, Figure, FigureName, Scope, Served, Subject
+from quantdrift.facts.figures import Figure, Served
 from quantdrift.facts.incidents import ACTIONS, Incident
 from quantdrift.report.compare import DAYS, Sides, compare_pair
 from quantdrift.report.figures import (
@@ -23,21 +23,25 @@ from quantdrift.report.figures import (
 from quantdrift.report.finding import (
     EpisodeFacts,
     Facts,
-    Measured,
+    Key,
     bins_by_key,
     by_key,
     gaps,
     ranked,
 )
 from quantdrift.report.labels import worst_first
-from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
+from quantdrift.report.period import MOST_ITEMS, Period, Resolution, resolution
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
 from quantdrift.storage.estimates import MOST_ROWS
+from quantdrift.storage.figures import AlertFigures, of_alert, people_affected
+from quantdrift.storage.figures import Version as SeenVersion
+from quantdrift.storage.figures import versions as versions_until
 from quantdrift.storage.incidents import list_incidents
 from quantdrift.storage.labels import outcomes
+from quantdrift.storage.monitor.alerts import AlertFact, Finding, alerts_between, findings_of
 from quantdrift.storage.page.history import Times, baselines, times
 from quantdrift.storage.page.now import saved
-from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
+from quantdrift.storage.report.facts import Changes, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
 
 MOST_TABLE = 25  # slices in a version's table
@@ -48,10 +52,8 @@ _SPEED_SPAN = timedelta(days=1)  # a whole week would be read for a version whos
 MOST_DIRECTIONS = 6
 MOST_COMPARISONS = 5  # releases of the period that are compared with the version before
 
-_MOST_EPISODE_ITEMS = 200_000  # with more, the time around an alert is summed from the roll-ups
-_HISTORY = timedelta(hours=24)
+_MOST_EPISODE_ITEMS = 200_000  # of a longer time, directions are those of its newest hour
 _EXAMPLE_SPAN = timedelta(hours=1)
-_HOUR = timedelta(hours=1)
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,15 +131,18 @@ async def gather(
     verdicts = {
         (fact.version_id, fact.slice_id): fact for fact in await reader.verdicts(period.end, list(caps))
     }
-    open_then = await reader.episodes(period.begin, period.end, list(caps))
+    open_then = await alerts_between(reader.connection, period.begin, period.end, list(caps))
 
     progress("summing divergence")
     totals = {}
     if how is not None:
         whole = _whole(period, extent, how)
         totals = by_key(await reader.divergence.sums(whole, whole.end - whole.begin, caps, list(slices)))
+    seen = await versions_until(reader.connection, list(caps), period.end)
     version_ids = {version for version, _ in totals} | {episode.version_id for episode in open_then}
     facts = Facts(
+        begin=period.begin,
+        end=period.end,
         versions=versions,
         slices=slices,
         totals=totals,
@@ -152,10 +157,11 @@ async def gather(
         bins = bins_by_key(await reader.divergence.bins(how.window, caps, sorted(shown)))
         wanted = sorted({slice_id for chosen in drawn.values() for slice_id in chosen} | _everything(facts))
         series = await reader.divergence.sums(how.window, how.width, caps, wanted)
-        last_at = extent.last or period.end
-        people = await reader.people(max(period.begin, last_at - timedelta(days=1)), period.end, list(caps))
         facts = msgspec.structs.replace(
-            facts, bins=bins, days=_days(facts, series, how, extent.last), people=people
+            facts,
+            bins=bins,
+            served=_served(facts, seen, series, how),
+            people=await _people(reader, facts, seen, period),
         )
 
     progress("reading how long answers took")
@@ -167,9 +173,23 @@ async def gather(
     )
 
     progress("reading alerts")
+    alerts = open_then[:MOST_EPISODES]
+    findings = await findings_of(reader.connection, [alert.id for alert in alerts])
     episodes = [
-        await _read_episode(reader, episode, period, caps, _everything(facts))
-        for episode in open_then[:MOST_EPISODES]
+        await _read_episode(
+            reader,
+            alert,
+            period,
+            figures=await of_alert(
+                reader.connection,
+                alert,
+                seen.get(alert.version_id),
+                period.end,
+                unit=config.measure(alert.model).unit,
+            ),
+            findings=findings.get(alert.id, ()),
+        )
+        for alert in alerts
     ]
 
     progress("counting coverage and losses")
@@ -205,7 +225,7 @@ async def gather(
 
 async def _divided(
     reader: Reader,
-    episodes: Sequence[Episode],
+    episodes: Sequence[AlertFact],
     how: Resolution,
     series: Sequence[SliceSums],
     caps: dict[int, float],
@@ -261,23 +281,30 @@ async def _learned_s(reader: Reader, config: Config, facts: Facts) -> dict[int, 
     return found
 
 
-def _days(
-    facts: Facts, series: Sequence[SliceSums], how: Resolution, last_at: datetime | None
-) -> dict[int, float]:
-    """Return, per version, the days in which there is data of it: `Served`, as far as its first and last time are known."""
-    ends: dict[int, tuple[datetime, datetime]] = {}
-    everything = _everything(facts)
+def _served(
+    facts: Facts, seen: Mapping[int, SeenVersion], series: Sequence[SliceSums], how: Resolution
+) -> dict[int, Served]:
+    """Return, per version, the time in which there is data of it."""
+    first: dict[int, datetime] = {}
     for point in series:
-        if point.slice_id in everything:
-            first, last = ends.get(point.version_id, (point.at, point.at))
-            ends[point.version_id] = min(first, point.at), max(last, point.at)
-    seen = {version.id: version.first_seen_at for version in facts.versions}
-    found = {}
-    for version, (first, last) in ends.items():
-        begin, end = seen.get(version, first), last + how.width
-        inside = first <= begin < first + how.width  # of data that was loaded later it is the time of loading
-        newest = last_at if last_at is not None and last <= last_at < end else end
-        found[version] = Served.within(first, end, begin if inside else first, newest).span / DAY
+        if point.slice_id in _everything(facts):
+            first[point.version_id] = min(first.get(point.version_id, point.at), point.at)
+    return {
+        version: seen[version].served(begin, facts.end, how.width)
+        for version, begin in first.items()
+        if version in seen
+    }
+
+
+async def _people(
+    reader: Reader, facts: Facts, seen: Mapping[int, SeenVersion], period: Period
+) -> dict[Key, Figure]:
+    """Return how many people got a changed answer on the last day of each version with data, by version and slice."""
+    found: dict[Key, Figure] = {}
+    for version_id in {version_id for version_id, _ in facts.totals}:
+        if version_id in seen:
+            of_slices = await people_affected(reader.connection, seen[version_id], period.end)
+            found |= {(version_id, slice_id): people for slice_id, people in (of_slices or {}).items()}
     return found
 
 
@@ -380,27 +407,17 @@ async def _costs(
     reader: Reader, config: Config, facts: Facts, period: Period, now: datetime
 ) -> tuple[Figure, ...]:
     """Return what the changed answers of each version cost in the period, and the replays of each model; empty without prices."""
-    window = figures.period(period.begin, period.end)
-    everything, costs = _everything(facts), list[Figure]()
+    window, costs = figures.period(period.begin, period.end), list[Figure]()
     for version in facts.versions:
         prices = prices_of(config, version.model)
-        for (version_id, slice_id), sums in facts.totals.items():
-            if version_id != version.id or slice_id not in everything:
+        for slice_id in _everything(facts):
+            share = facts.figures_of(version, slice_id, "").changed_share
+            if share is None:
                 continue
-            of = Subject(
-                model=version.model, version=version.candidate_version, slice=facts.slices[slice_id].name
+            cost = await changed_cost(
+                reader.connection, prices, share, version_id=version.id, slice_id=slice_id
             )
-            share = figures.estimate_figure(
-                FigureName.CHANGED_SHARE,
-                Scope(window=window, of=of, as_of=now),
-                Counted(n=sums.n_items, requests=sums.weight),
-                sums.estimate(Metric.FLIP, 1.0),
-            )
-            if share is not None:
-                cost = await changed_cost(
-                    reader.connection, prices, share, version_id=version_id, slice_id=slice_id
-                )
-                costs += [] if cost is None else [cost]
+            costs += [] if cost is None else [cost]
     if config.cost.device_hour:
         times = await replay_times(reader.connection, period.begin, period.end)
         costs += replay_costs(times, config, window, now).values()
@@ -412,7 +429,7 @@ def _everything(facts: Facts) -> set[int]:
 
 
 def _choose(
-    config: Config, facts: Facts, episodes: Sequence[Episode]
+    config: Config, facts: Facts, episodes: Sequence[AlertFact]
 ) -> tuple[set[int], dict[int, tuple[int, ...]]]:
     """Return the slices whose histogram is needed, and per version those to draw: alerted first, then worst."""
     shown, drawn = _everything(facts), {}
@@ -430,65 +447,40 @@ def _choose(
 
 
 async def _read_episode(
-    reader: Reader, episode: Episode, period: Period, caps: dict[int, float], everything: set[int]
+    reader: Reader,
+    alert: AlertFact,
+    period: Period,
+    *,
+    figures: AlertFigures,
+    findings: Sequence[Finding],
 ) -> EpisodeFacts:
-    until = min(episode.resolved_at or period.end, period.end)
-    before = await _window(reader, episode.onset_at - _HISTORY, episode.onset_at, outward=False)
-    after = await _window(reader, episode.onset_at, until, outward=True)
-    measured = []
-    for window in (before, after):
-        by_slice = await _measure(reader, window, episode, caps, everything)
-        measured.append(
-            (
-                by_slice.get(episode.slice_id),
-                next((by_slice[key] for key in by_slice if key in everything), None),
-            )
-        )
+    until = min(alert.resolved_at or period.end, period.end)
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
-    most = 0 if episode.metric is Metric.LATENCY else MOST_EXAMPLES
+    most = 0 if alert.metric == Metric.LATENCY else MOST_EXAMPLES
     examples = await reader.examples(
-        max(episode.onset_at, episode.opened_at - _EXAMPLE_SPAN),
-        episode.opened_at + timedelta(seconds=1),
-        version=episode.version_id,
-        slice_id=episode.slice_id,
-        flips=episode.metric is Metric.FLIP,
+        max(alert.onset_at, alert.opened_at - _EXAMPLE_SPAN),
+        alert.opened_at + timedelta(seconds=1),
+        version=alert.version_id,
+        slice_id=alert.slice_id,
+        flips=alert.metric == Metric.FLIP,
         most=most,
     )
+    # A large window would be read row by row: its newest hour says the same.
+    n = await reader.divergence.count(alert.onset_at, until, _MOST_EPISODE_ITEMS + 1)
     directions = await reader.directions(
-        # A large window would be read row by row: its newest hour says the same.
-        after.begin if after.grain is Grain.ITEM else max(episode.onset_at, until - _EXAMPLE_SPAN),
+        alert.onset_at if n <= _MOST_EPISODE_ITEMS else max(alert.onset_at, until - _EXAMPLE_SPAN),
         until,
-        version=episode.version_id,
-        slice_id=episode.slice_id,
+        version=alert.version_id,
+        slice_id=alert.slice_id,
         most=MOST_DIRECTIONS,
     )
     return EpisodeFacts(
-        episode=episode,
-        before=measured[0][0],
-        after=measured[1][0],
-        all_before=measured[0][1],
-        all_after=measured[1][1],
+        alert=alert,
+        findings=tuple(finding.text for finding in findings if finding.at < period.end),
+        figures=figures,
         examples=tuple(examples),
         directions=tuple(directions),
     )
-
-
-async def _window(reader: Reader, begin: datetime, end: datetime, *, outward: bool) -> Window:
-    n = await reader.divergence.count(begin, end, _MOST_EPISODE_ITEMS + 1)
-    if 0 < n <= _MOST_EPISODE_ITEMS:
-        return Window(begin=begin, end=end, grain=Grain.ITEM)
-    last = ceiling(end, _HOUR) if outward else floor(end, _HOUR)
-    return Window(begin=floor(begin, _HOUR), end=last, grain=Grain.HOUR)
-
-
-async def _measure(
-    reader: Reader, window: Window, episode: Episode, caps: dict[int, float], everything: set[int]
-) -> dict[int, Measured]:
-    own_cap = {episode.version_id: caps[episode.version_id]}
-    wanted = [episode.slice_id, *sorted(everything)]
-    bins = {entry.slice_id: entry.bins for entry in await reader.divergence.bins(window, own_cap, wanted)}
-    entries = await reader.divergence.sums(window, window.end - window.begin, own_cap, wanted)
-    return {entry.slice_id: Measured(sums=entry.sums, bins=bins.get(entry.slice_id, ())) for entry in entries}
 
 
 def _gaps(

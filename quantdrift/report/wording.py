@@ -6,7 +6,6 @@ from typing import Any
 
 from quantdrift.core.notation import count_of, decimals, fixed, number, percent
 from quantdrift.core.records import SHARES, Metric, Verdict
-from quantdrift.core.tasks import MEASURES
 from quantdrift.facts.estimate import Change, Estimate
 from quantdrift.facts.words.ending import ENDS
 from quantdrift.report.figures import EpisodeFigures, LabelFigures, SliceFigures, VersionComparison
@@ -218,29 +217,20 @@ def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence
         return f"All traffic of {title} drifted: {_says(pages[0])}."
     lead = next(page for page in pages if page.slice_id != aggregate.slice_id)
     more = f"; also {_listed(names[1:])}" if len(names) > 1 else ""
-    over = "" if lead.resolved_at is None else f"; {ended(lead)} on {moment(lead.resolved_at)}"
     whole = (
-        f", while in all traffic {percent(lead.aggregate.mean)} changed"
-        if lead.aggregate and lead.metric is Metric.FLIP
+        f", while in all traffic {percent(aggregate.flip.mean)} changed"
+        if aggregate.flip and lead.metric is Metric.FLIP
         else ""
     )
+    over = "" if lead.resolved_at is None else f"; {ended(lead)} on {moment(lead.resolved_at)}"
     return (
         f"{len(names)} of {count_of(n_slices, 'slice')} of {title} drifted: {_says(lead)}{whole}{over}{more}."
     )
 
 
 def _says(episode: EpisodeFigures) -> str:
-    """Return what an alert said first when it was written, without its model and version; else what was measured since its onset."""
-    if words := episode.headline.removeprefix(f"{episode.model} {episode.version}: ").rstrip("."):
-        return words
-    measure = MEASURES[episode.task]
-    what = {Metric.FLIP: "of answers changed", Metric.LATENCY: "of exchanges were too slow"}.get(
-        episode.metric, f"mean {measure.name}"
-    )
-    budget = (
-        "" if episode.budget is None else f" (budget: {amount(episode.metric, episode.budget, measure.unit)})"
-    )
-    return f"{episode.slice}: {measured(episode.metric, episode.after, measure.unit)} {what} since the onset{budget}"
+    """Return what an alert said first when it was written, without its model and version."""
+    return episode.headline.removeprefix(f"{episode.model} {episode.version}: ").rstrip(".")
 
 
 def _verb(metric: Metric, aggregate: SliceFigures) -> str:

@@ -29,7 +29,7 @@ from quantdrift.facts.events import AlertEvent, Ending, event_of
 from quantdrift.facts.status import said
 from quantdrift.facts.words import ending
 from quantdrift.facts.words.alert import text_of
-from quantdrift.facts.words.text import AlertText
+from quantdrift.facts.words.text import AlertText, Step
 from quantdrift.storage.audit import Action, add
 
 LONGEST_REASON: Final = 2_000
@@ -38,15 +38,15 @@ RELATED: Final = ("explained_by", "explained_by_id", "incident", "explains", "ex
 """What `alert.details` has: how an alert is related to others. It changes after the event of the alert was written."""
 LAST_EVENT: Final = """
     left join lateral (
-        select details, text from transition where alert_id = a.id and to_verdict in ('warning', 'firing') order by id desc limit 1
+        select details, text, at from transition where alert_id = a.id and to_verdict in ('warning', 'firing') order by id desc limit 1
     ) event on true
 """
 """Joins to `alert a` the event that says what it is about: the newest that opened it or made it worse."""
 DETAILS: Final = f"coalesce(event.details - cast(array{list(RELATED)} as text[]), '{{}}') || a.details"
 """The event of an alert, flat, as its relations are now."""
 _STATE: Final = f"""
-    select a.id, w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, a.severity, a.metric,
-        a.onset_at, a.opened_at, a.resolved_at, {DETAILS} as details, event.text, coalesce(a.ended, '') as ended,
+    select a.id, w.id as version_id, w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, a.severity, a.metric,
+        a.onset_at, a.opened_at, a.resolved_at, {DETAILS} as details, event.text, coalesce(event.at, a.opened_at) as written_at, coalesce(a.ended, '') as ended,
         last.action, last.made_by, last.identity, last.made_at, last.reason,
         (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations,
         a.incident_id as incident,
@@ -143,20 +143,16 @@ _SEND: Final = text("""
 _WORSE: Final = "clearly worse than when it was acknowledged"
 _RISEN: Final = "from warning to firing"
 
-_PEOPLE: Final = text("""
-    select count(distinct c.group_key) from comparison c, alert a
-    where a.id = :id and c.model_version_id = a.model_version_id and c.slice_ids @> array[a.slice_id] and c.flip
-        and c.group_key <> '' and c.captured_at >= a.onset_at
-        and c.captured_at > coalesce(a.resolved_at, (select event_time from fold)) - interval '1 day'
-        and c.captured_at <= coalesce(a.resolved_at, (select event_time from fold))
-""")
-
 _MARK: Final = text(
     "select coalesce((select max(id) from outbox), 0), coalesce((select max(id) from alert_action), 0),"
     " coalesce((select max(id) from incident_change), 0)"
 )
 _OPEN: Final = text(
     f"{_STATE} where a.resolved_at is null and last.action is distinct from 'close' and i.state is distinct from 'mitigated' order by a.id"
+)
+_BETWEEN: Final = text(
+    f"{_STATE} where w.id = any(:versions) and a.opened_at < :end and (a.resolved_at is null or a.resolved_at >= :begin)"
+    " order by a.severity, a.opened_at, a.id"
 )
 _OF_IDS: Final = text(f"{_STATE} where a.id = any(:ids)")
 _ENDED: Final = text("""
@@ -279,6 +275,8 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    written_at
+        When its event was written: it paged then, or got worse.
     details, text
         The flat form of its event, see `quantdrift.facts.events`, and the words that were stored with it.
     acknowledged
@@ -301,6 +299,7 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: int
+    version_id: int
     model: str
     version: str
     slice: str
@@ -309,6 +308,7 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     metric: str
     onset_at: datetime
     opened_at: datetime
+    written_at: datetime
     resolved_at: datetime | None
     details: dict[str, Any]
     text: AlertText | None
@@ -333,7 +333,10 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     def words(self) -> AlertText:
         """What it says."""
         status = said(self.severity)
-        return self.text or AlertText(headline=f"{self.model} {self.version}: {self.slice}: {status}.")
+        return self.text or AlertText(
+            headline=f"{self.model} {self.version}: {self.slice}: {status}.",
+            do_now=(Step(text="Look at its examples."),),
+        )
 
     def over(self) -> list[str]:
         """Return why it is over, in one line that stands before its text; empty while it lasts, or if it has recovered."""
@@ -432,6 +435,20 @@ async def list_alerts(
     return [_fact(row) for row in (await connection.execute(_LIST, values)).mappings()]
 
 
+async def alerts_between(
+    connection: AsyncConnection, begin: datetime, end: datetime, version_ids: Sequence[int]
+) -> list[AlertFact]:
+    """Return the alerts that were open in a time, pages first, as they were at its end."""
+    values = {"begin": begin, "end": end, "versions": list(version_ids)}
+    found = [_fact(row) for row in (await connection.execute(_BETWEEN, values)).mappings()]
+    return [
+        alert
+        if alert.resolved_at is None or alert.resolved_at < end
+        else msgspec.structs.replace(alert, resolved_at=None, ended="")
+        for alert in found
+    ]
+
+
 async def find_alert(connection: AsyncConnection, alert_id: int) -> AlertFact:
     """Return one alert.
 
@@ -475,14 +492,6 @@ async def add_finding(
         There is no such alert, or the database user lacks the right (role quantdrift_operator).
     """
     await act(connection, alert_id, Act.NOTE, said[:LONGEST_REASON], finding={"kind": kind.value, **details})
-
-
-async def count_people(connection: AsyncConnection, alert: AlertFact) -> int:
-    """Return how many sessions or people got a changed answer in the alert's last day, among the sampled requests.
-
-    It is 0 where `sampling.sticky_header` does not say who sends a request.
-    """
-    return int(await connection.scalar(_PEOPLE, {"id": alert.id}) or 0)
 
 
 async def act(

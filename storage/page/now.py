@@ -11,11 +11,12 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import WORST_FIRST
 from quantdrift.storage import cost
 from quantdrift.storage.cost import ReplayTime
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import SliceFigures, Version, last_day
+from quantdrift.storage.figures import SliceFigures, Version, last_day, people_affected
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.page import queries
 
@@ -64,18 +65,6 @@ _REASONS: Final = text("""
     where n.model_version_id = :version and n.verdict = 'unknown' group by 1 order by 2 desc limit 5
 """)
 
-_PEOPLE: Final = text("""
-    select slice_id, people_day from slice_now
-    where model_version_id = :version and slice_id = any(cast(:slices as int[])) and people_day > 0
-""")
-# Whether the newest requests name the person who sends them: without `sampling.sticky_header` none does.
-_NAMES_PEOPLE: Final = text("""
-    select exists (
-        select from (
-            select group_key from comparison where model_version_id = :version order by captured_at desc limit 1000
-        ) as newest where group_key <> ''
-    )
-""")
 _REPLAYS: Final = text("""
     with minute as (
         select provenance ->> 'runtime' as runtime, provenance ->> 'version' as version, provenance ->> 'provider' as provider,
@@ -190,14 +179,14 @@ class SingleFacts(Fact, frozen=True, kw_only=True):
     Parameters
     ----------
     people
-        At least so many got a changed answer on the last day, by slice; zero is left out. None: not known.
+        Those with a changed answer on the last day, by slice; a slice without one is left out. None: not known.
     outcomes
         What true labels say of the last seven days, by slice; no entry without labels.
     unread
         What took too long to read: `people`, `labels`.
     """
 
-    people: dict[int, int] | None = None
+    people: dict[int, Figure] | None = None
     outcomes: dict[int, Outcome] = {}
     unread: tuple[str, ...] = ()
 
@@ -320,16 +309,21 @@ async def traffic(
     connection: AsyncConnection, version: VersionNow, as_of: datetime, slice_ids: Sequence[int] = ()
 ) -> dict[int, SliceFigures]:
     """Return the figures of each slice of a version in the last day with data; intervals count the people of `slice_ids`."""
+    found = seen(version)
+    return {} if found is None else await last_day(connection, found, as_of, slice_ids=slice_ids)
+
+
+def seen(version: VersionNow) -> Version | None:
+    """Return a version as figures are of it; None: nothing of it was folded yet."""
     if version.last_at is None:
-        return {}
-    of = Version(
+        return None
+    return Version(
         id=version.id,
         model=version.model,
         version=version.version,
         first_at=version.first_at,
         last_at=version.last_at,
     )
-    return await last_day(connection, of, as_of, slice_ids=slice_ids)
 
 
 async def slices(
@@ -380,36 +374,30 @@ async def unknowns(connection: AsyncConnection, version_id: int) -> list[Unknown
 
 
 async def affected(
-    connection: AsyncConnection, version: VersionNow, slice_ids: Sequence[int]
-) -> tuple[dict[int, int] | None, bool]:
-    """Return at least how many people got a changed answer on the last day, by slice, and whether it was read in time.
+    connection: AsyncConnection, version: VersionNow, as_of: datetime, slice_ids: Sequence[int]
+) -> tuple[dict[int, Figure] | None, bool]:
+    """Return how many people got a changed answer on the last day, by slice, and whether it was read in time.
 
     None: it took too long, or no request names its person.
     """
-    read = partial(_affected, connection, version.id, slice_ids)
+    of = seen(version)
+
+    async def read() -> tuple[dict[int, Figure] | None]:
+        return (None if of is None else await people_affected(connection, of, as_of, slice_ids=slice_ids),)
+
     found = await in_time(connection, read, PATIENCE_S)
     return (None, False) if found is None else (found[0], True)
 
 
-async def _affected(
-    connection: AsyncConnection, version_id: int, slice_ids: Sequence[int]
-) -> tuple[dict[int, int] | None]:
-    values = {"version": version_id, "slices": list(slice_ids)}
-    found = {row.slice_id: row.people_day for row in await connection.execute(_PEOPLE, values)}
-    if not found and not await connection.scalar(_NAMES_PEOPLE, {"version": version_id}):
-        return (None,)
-    return (found,)
-
-
 async def single_facts(
-    connection: AsyncConnection, version: VersionNow, slice_ids: Sequence[int]
+    connection: AsyncConnection, version: VersionNow, as_of: datetime, slice_ids: Sequence[int]
 ) -> SingleFacts:
     """Return what single exchanges say of slices of a version, as far as it can be read quickly."""
     if version.last_at is None:
         return SingleFacts()
     end = version.last_at + timedelta(microseconds=1)
     only = slice_ids[0] if len(slice_ids) == 1 else 0
-    people, is_read = await affected(connection, version, slice_ids)
+    people, is_read = await affected(connection, version, as_of, slice_ids)
     outcome = partial(outcomes, connection, [version.id], end - timedelta(days=7), end, slice_id=only)
     labels = await in_time(connection, outcome, PATIENCE_S)
     return SingleFacts(

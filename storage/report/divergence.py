@@ -27,11 +27,11 @@ from quantdrift.storage.estimates import (
     MORE_MEASURES,
     ROLL_UP,
     Side,
-    SliceClusters,
     cluster_sums,
-    roll_up_of,
+    sums_of_clusters,
+    sums_of_roll_up,
 )
-from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
+from quantdrift.storage.report.facts import Extent, Grain, SliceBins, SliceSums, Window
 from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 
@@ -133,7 +133,12 @@ class Divergence(SnapshotReader):
                 self._connection, sides, slice_ids=slice_ids, width=width, measures=MORE_MEASURES
             )
             return [
-                SliceSums(version_id=one.version_id, slice_id=one.slice_id, at=one.at, sums=_of_clusters(one))
+                SliceSums(
+                    version_id=one.version_id,
+                    slice_id=one.slice_id,
+                    at=one.at,
+                    sums=sums_of_clusters(one, caps[one.version_id]),
+                )
                 for one in found
             ]
         values = {"versions": list(caps), "slices": list(slice_ids), "begin": window.begin, "end": window.end}
@@ -143,7 +148,7 @@ class Divergence(SnapshotReader):
                 version_id=row["model_version_id"],
                 slice_id=row["slice_id"],
                 at=row["at"],
-                sums=_sums(row),
+                sums=sums_of_roll_up(row),
             )
             for row in rows
         ]
@@ -199,44 +204,3 @@ class Divergence(SnapshotReader):
 
 def _rollup(grain: Grain) -> tuple[type[RollupHour | RollupDay], InstrumentedAttribute[datetime]]:
     return (RollupHour, RollupHour.hour) if grain is Grain.HOUR else (RollupDay, RollupDay.day)
-
-
-def _of_clusters(found: SliceClusters) -> Sums:
-    flip, divergence, js, tie = (found.of[name] for name in ("flip", "divergence", "js", "tie"))
-    widest = max((flip, divergence), key=lambda sums: sums.weight)
-    return Sums(
-        n_items=found.n_items,
-        n_groups=found.n_exchanges,
-        weight=found.weight,
-        # Kish's number is that of the clusters that have a value: nearly all of them do.
-        weight_sq=widest.weight_sq * (found.weight / widest.weight) ** 2 if widest.weight else 0.0,
-        flip=flip.total,
-        js=js.total,
-        divergence=divergence.total,
-        flip_weight=flip.weight,
-        js_weight=js.weight,
-        divergence_weight=divergence.weight,
-        tie=tie.total,
-        tie_weight=tie.weight,
-        n_infinite=found.n_infinite,
-        of=found.of,
-    )
-
-
-def _sums(row: RowMapping) -> Sums:
-    return Sums(
-        n_items=int(row["n_items"]),
-        n_groups=int(row["n_exchanges"]),
-        weight=float(row["weight"]),
-        weight_sq=float(row["weight_sq"]),
-        flip=float(row["flip"]),
-        js=float(row["js"]),
-        divergence=float(row["divergence"]),
-        flip_weight=float(row["flip_weight"]),
-        js_weight=float(row["js_weight"]),
-        divergence_weight=float(row["divergence_weight"]),
-        tie=float(row["tie"]),
-        tie_weight=float(row["tie_weight"]),
-        n_infinite=int(row["n_infinite"]),
-        of=roll_up_of(row),
-    )

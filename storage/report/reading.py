@@ -10,9 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.facts.events import event_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT, findings_of, words_of
 from quantdrift.storage.report.compare import VersionReader
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.report.divergence import Divergence
@@ -20,7 +18,6 @@ from quantdrift.storage.report.facts import (
     Changes,
     Decision,
     Direction,
-    Episode,
     Example,
     SliceName,
     VerdictFact,
@@ -50,16 +47,6 @@ _VERDICTS = text("""
     from verdict v left join later l using (model_version_id, slice_id)
     where v.model_version_id = any(cast(:versions as int[])) order by 1, 2
 """)
-
-_EPISODES = text(f"""
-    select a.id, a.model_version_id, a.slice_id, a.severity, a.metric, a.onset_at, a.opened_at, {DETAILS} as details, event.text,
-        case when a.resolved_at < :end then a.resolved_at end as resolved_at,
-        case when a.resolved_at < :end then coalesce(a.ended, '') else '' end as ended
-    from alert a {LAST_EVENT}
-    where a.model_version_id = any(cast(:versions as int[])) and a.opened_at < :end
-        and (a.resolved_at is null or a.resolved_at >= :begin)
-    order by a.severity, a.opened_at, a.id
-""")  # noqa: S608 - constants
 
 _CHANGES = text("""
     select count(*) filter (where paged_now) as pages, count(*) filter (where warned_now and not paged) as tickets
@@ -100,15 +87,6 @@ _EXAMPLES = text("""
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
         and slice_ids @> array[cast(:slice as int)] and (flip or not :flips)
     order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most
-""")
-
-
-_PEOPLE = text("""
-    select c.model_version_id as version, member.slice_id as slice, count(distinct c.group_key) as n
-    from comparison c cross join lateral unnest(c.slice_ids) as member (slice_id)
-    where c.flip and c.group_key <> '' and c.captured_at >= :begin and c.captured_at < :end
-        and c.model_version_id = any(cast(:versions as int[]))
-    group by 1, 2
 """)
 
 
@@ -159,28 +137,6 @@ class Reader(SnapshotReader):
             for row in await self._rows(_VERDICTS, end=end, versions=list(versions))
         ]
 
-    async def episodes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> list[Episode]:
-        """Return the alerts that were open in a period, pages first; those resolved after it count as open."""
-        rows = await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
-        found = await findings_of(self._connection, [row["id"] for row in rows])
-        return [
-            Episode(
-                id=row["id"],
-                version_id=row["model_version_id"],
-                slice_id=row["slice_id"],
-                severity=Verdict(row["severity"]),
-                metric=Metric(row["metric"]),
-                onset_at=row["onset_at"],
-                opened_at=row["opened_at"],
-                resolved_at=row["resolved_at"],
-                ended=row["ended"],
-                event=event_of(row["details"]),
-                words=words_of(row["text"], row["details"]),
-                findings=tuple(one.text for one in found.get(row["id"], ()) if one.at < end),
-            )
-            for row in rows
-        ]
-
     async def changes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> Changes:
         """Return how many alerts paged in a period, and how many warned in it and did not page by its end."""
         return Changes(**(await self._rows(_CHANGES, begin=begin, end=end, versions=list(versions)))[0])
@@ -208,16 +164,6 @@ class Reader(SnapshotReader):
         """
         wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "most": most}
         return [Direction(**row) for row in await self._rows(_DIRECTIONS, **wanted)]
-
-    async def people(
-        self, begin: datetime, end: datetime, versions: Sequence[int]
-    ) -> dict[tuple[int, int], int]:
-        """Return how many sessions or people got a changed answer among the sampled requests, by version and slice.
-
-        Empty where none did, or `sampling.sticky_header` does not say who sends a request.
-        """
-        rows = await self._rows(_PEOPLE, begin=begin, end=end, versions=list(versions))
-        return {(row["version"], row["slice"]): row["n"] for row in rows}
 
     async def decisions(self, begin: datetime, end: datetime, model: str = "") -> list[Decision]:
         """Return what people decided in a period about `model`, or all: the newest 200, newest first."""

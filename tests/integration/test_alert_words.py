@@ -16,7 +16,13 @@ from quantdrift.monitor.notify.alertmanager import encode
 from quantdrift.monitor.notify.webhook import document
 from quantdrift.monitor.outbox import log_record
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.alerts import RELATED, current_alerts, due_deliveries, find_alert
+from quantdrift.storage.monitor.alerts import (
+    RELATED,
+    alerts_between,
+    current_alerts,
+    due_deliveries,
+    find_alert,
+)
 from quantdrift.storage.monitor.outbox import unsent
 from quantdrift.storage.report.reading import reading
 from tests.support.monitor.fold_stream import (
@@ -82,6 +88,8 @@ async def test_every_surface_says_what_was_written_with_the_alert(
     async with reading(database) as reader:
         at = alert.opened_at
         (episode,) = [
-            one for one in await reader.episodes(at, at + SPAN, [WITH_REFERENCE]) if one.id == alert_id
+            one
+            for one in await alerts_between(reader.connection, at, at + SPAN, [WITH_REFERENCE])
+            if one.id == alert_id
         ]
     assert episode.words == alert.words

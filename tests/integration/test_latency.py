@@ -15,7 +15,6 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Suspect
-from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
@@ -203,10 +202,7 @@ async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
     )
     (version,) = figures.models
     episode = next(one for one in figures.episodes if one.slice_id == FAINT_ID)
-    assert (episode.metric, episode.after) == (
-        Metric.LATENCY,
-        Estimate(mean=slow.evidence.after or 0.0, low=None, high=None),
-    )
+    assert episode.metric is Metric.LATENCY
     assert episode.examples == ()
     assert episode.advice == tuple(str(step) for step in text_of(slow).do_now)
     assert "100 % of exchanges took longer than 0.25 s since" in episode.decided

@@ -9,7 +9,9 @@ import pytest
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
-from quantdrift.storage.report.facts import Grain, Sums, Window
+from quantdrift.storage.estimates import Sums
+from quantdrift.storage.monitor.alerts import alerts_between
+from quantdrift.storage.report.facts import Grain, Window
 from quantdrift.storage.report.reading import Reader, reading, record_run
 from tests.support.storage.report_rows import (
     CAP,
@@ -43,11 +45,15 @@ async def reader(postgres_dsn: str, story: Story) -> AsyncIterator[Reader]:
 
 
 def _close(found: Sums, sums: list[float]) -> None:
-    names = ("n_items", "n_groups", "weight", "weight_sq", "flip", "js", "divergence", "n_infinite")
-    assert [getattr(found, name) for name in names] == pytest.approx(sums[:8], rel=1e-9)
-    assert [found.flip_weight, found.js_weight, found.divergence_weight] == pytest.approx(
-        3 * [sums[2]], rel=1e-9
-    )
+    flip, divergence = found.sums_of(Metric.FLIP), found.sums_of(Metric.DIVERGENCE)
+    values = [found.n_items, found.n_groups, found.weight, found.weight_sq, flip.total, divergence.total]
+    assert [*values, found.n_infinite] == pytest.approx([*sums[:5], *sums[6:8]], rel=1e-9)
+    assert [flip.weight, divergence.weight] == pytest.approx(2 * [sums[2]], rel=1e-9)
+
+
+def _mean(sums: Sums, metric: Metric) -> float | None:
+    estimate = sums.estimate(metric)
+    return None if estimate is None else estimate.mean
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ async def test_weights_undo_unequal_probabilities(postgres_dsn: str, story: Stor
     (known,) = rollup(story.items, None, grain=24 * HOUR).values()
     assert found.sums.weight == pytest.approx(2 * known[2])
     assert found.sums.weight_sq == pytest.approx(4 * known[3])
-    assert found.sums.mean(Metric.FLIP) == pytest.approx(known[4] / known[2])
+    assert _mean(found.sums, Metric.FLIP) == pytest.approx(known[4] / known[2])
     assert found.sums.n_effective == pytest.approx(known[1])
 
 
@@ -136,11 +142,11 @@ async def test_an_alert_belongs_to_every_period_it_was_open_in(postgres_dsn: str
     await db.close()
     versions = [story.version_id]
     async with Database(postgres_dsn) as database, reading(database) as reader:
-        (whole,) = await reader.episodes(START, END, versions)
-        (early,) = await reader.episodes(START, START + 70 * MINUTE, versions)
-        (late,) = await reader.episodes(START + 75 * MINUTE, END, versions)
-        assert await reader.episodes(START + 81 * MINUTE, END, versions) == []
-        assert await reader.episodes(START, START + 62 * MINUTE, versions) == []
+        (whole,) = await alerts_between(reader.connection, START, END, versions)
+        (early,) = await alerts_between(reader.connection, START, START + 70 * MINUTE, versions)
+        (late,) = await alerts_between(reader.connection, START + 75 * MINUTE, END, versions)
+        assert await alerts_between(reader.connection, START + 81 * MINUTE, END, versions) == []
+        assert await alerts_between(reader.connection, START, START + 62 * MINUTE, versions) == []
         changes = [
             await reader.changes(begin, END, versions)
             for begin in (START, START + 62 * MINUTE, START + 63 * MINUTE)
@@ -220,7 +226,9 @@ async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str
         async with Database(postgres_dsn) as database, reading(database) as reader:
             (found,) = await reader.divergence.sums(window, window.end - window.begin, caps, [faint])
             bins = await reader.divergence.bins(window, caps, [faint])
-        assert sum(sum(entry.bins) for entry in bins) == pytest.approx(found.sums.divergence_weight)
+        assert sum(sum(entry.bins) for entry in bins) == pytest.approx(
+            found.sums.sums_of(Metric.DIVERGENCE).weight
+        )
         return found.sums
 
     db = await asyncpg.connect(postgres_dsn)
@@ -235,15 +243,11 @@ async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str
     first = [item for item in mine if item.item == 0]
     part = [1 / item.n_items for item in first]
     expected = sum(w * min(item.divergence, CAP) for w, item in zip(part, first, strict=True)) / sum(part)
-    assert some.mean(Metric.DIVERGENCE) == pytest.approx(expected)
+    assert _mean(some, Metric.DIVERGENCE) == pytest.approx(expected)
     assert some.n_effective_of(Metric.DIVERGENCE) == pytest.approx(some.n_effective * sum(part) / some.weight)
     assert some.n_effective_of(Metric.FLIP) == pytest.approx(some.n_effective)
-    assert (none.mean(Metric.DIVERGENCE), none.mean(Metric.JS), none.n_effective_of(Metric.DIVERGENCE)) == (
-        None,
-        None,
-        0.0,
-    )
-    assert none.mean(Metric.FLIP) == some.mean(Metric.FLIP)
+    assert (_mean(none, Metric.DIVERGENCE), none.n_effective_of(Metric.DIVERGENCE)) == (None, 0.0)
+    assert _mean(none, Metric.FLIP) == _mean(some, Metric.FLIP)
 
 
 async def test_losses_after_publishing_are_counted_by_reason(reader: Reader) -> None:

@@ -230,7 +230,7 @@ async def test_slice_item_weighs_an_exchange_once_in_each_of_its_slices(
     async with reading(database) as reader:
         sums = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1, 2])
     for row, entry in zip(means, sums, strict=True):
-        assert row["flip"] == pytest.approx(entry.sums.flip / entry.sums.flip_weight)
+        assert row["flip"] == pytest.approx(entry.sums.of["flip"].total / entry.sums.of["flip"].weight)
         assert row["tie"] == pytest.approx(entry.sums.tie / entry.sums.tie_weight)
     assert means[1]["flip"] == pytest.approx(10 / 15)
 
@@ -264,7 +264,7 @@ async def test_the_report_counts_a_session_once_in_what_its_intervals_rest_on(
 async def test_the_report_gives_a_value_that_is_not_a_number_no_part(
     record: asyncpg.Connection, database: Database
 ) -> None:
-    """Of two exchanges with a divergence and a JS of 0.5 and NaN the sums are those of the first alone, as in the roll-ups."""
+    """Of two exchanges with a divergence of 0.5 and NaN the sums are those of the first alone, as in the roll-ups."""
     await make_partitions(record, [HOUR.date()])
     rows = [
         Comparison(
@@ -283,9 +283,9 @@ async def test_the_report_gives_a_value_that_is_not_a_number_no_part(
     async with reading(database) as reader:
         (entry,) = await reader.divergence.sums(window, timedelta(hours=1), {1: 2.0}, [1])
         (bins,) = await reader.divergence.bins(window, {1: 2.0}, [1])
-    assert (entry.sums.divergence, entry.sums.divergence_weight) == (0.5, 1.0)
-    assert (entry.sums.js, entry.sums.js_weight) == (0.5, 1.0)
-    assert (entry.sums.flip, entry.sums.n_items, entry.sums.n_infinite) == (2.0, 2, 0)
+    divergence = entry.sums.of["divergence"]
+    assert (divergence.total, divergence.weight) == (0.5, 1.0)
+    assert (entry.sums.of["flip"].total, entry.sums.n_items, entry.sums.n_infinite) == (2.0, 2, 0)
     assert sum(bins.bins) == 1.0
 
 

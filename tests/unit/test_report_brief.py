@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.facts.estimate import Estimate
 from quantdrift.report.figures import EpisodeFigures, ModelFigures, SliceFigures
 from quantdrift.show.report.brief import answer
 from tests.support.monitor.report_figures import make_episode, make_figures, make_slice
@@ -20,14 +19,14 @@ MEASURES = list(
 
 def alerting(share: float, slice_id: int = 2) -> SliceFigures:
     """Return a slice that alerts, with a share of changed answers, or a divergence."""
-    shown = Estimate(mean=share, low=share / 2, high=2 * share)
-    return msgspec.structs.replace(
-        make_slice("scanner=archive", slice_id=slice_id, verdict=Verdict.FIRING, flip=share),
-        flip=shown,
-        divergence=shown,
-        flip_budget=BUDGET,
-        divergence_budget=BUDGET,
+    entry = make_slice("scanner=archive", slice_id=slice_id, verdict=Verdict.FIRING, flip=share)
+    divergence = entry.figures.divergence
+    assert divergence is not None
+    figures = msgspec.structs.replace(
+        entry.figures,
+        divergence=msgspec.structs.replace(divergence, value=share, low=share / 2, high=2 * share),
     )
+    return msgspec.structs.replace(entry, figures=figures, flip_budget=BUDGET, divergence_budget=BUDGET)
 
 
 def alert_of(entry: SliceFigures, metric: Metric, *, by_budget: bool) -> EpisodeFigures:

@@ -8,19 +8,16 @@ import pytest
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.config.web import Web
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.facts.interval import N_BINS
+from quantdrift.facts.estimate import ClusterSums
+from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.words.alert import text_of
 from quantdrift.facts.words.ending import AFTER
 from quantdrift.report.figures import EpisodeFigures, Gap
-from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
-from quantdrift.storage.report.facts import (
-    Episode,
-    SliceName,
-    SliceSums,
-    Sums,
-    VerdictFact,
-    Version,
-)
+from quantdrift.report.finding import EpisodeFacts, Facts, episodes, gaps, grouped, models
+from quantdrift.storage.estimates import Sums
+from quantdrift.storage.figures import AlertFigures
+from quantdrift.storage.monitor.alerts import AlertFact
+from quantdrift.storage.report.facts import SliceName, SliceSums, VerdictFact, Version
 from tests.support.monitor.alert_cases import event_with
 from tests.support.monitor.report_figures import NOW, make_episode
 
@@ -41,17 +38,13 @@ def _version(digest: str = "5f") -> Version:
 
 def _sums(n: int, flips: float = 0.0, divergence: float = 0.0) -> Sums:
     weight = 10.0 * n
-    return Sums(
-        n_items=n,
-        n_groups=n,
-        weight=weight,
-        weight_sq=100.0 * n,
-        flip=10 * flips,
-        divergence=10 * divergence,
-        flip_weight=weight,
-        js_weight=weight,
-        divergence_weight=weight,
-    )
+    of = {
+        name: ClusterSums(
+            n=n, weight=weight, weight_sq=100.0 * n, total=10 * total, total_sq=100 * total, cross=100 * total
+        )
+        for name, total in (("flip", flips), ("divergence", divergence))
+    }
+    return Sums(n_items=n, n_groups=n, weight=weight, weight_sq=100.0 * n, items=weight, of=of)
 
 
 def _said(slice_id: int, verdict: Verdict, **budgets: float) -> VerdictFact:
@@ -67,6 +60,8 @@ def _said(slice_id: int, verdict: Verdict, **budgets: float) -> VerdictFact:
 
 def _facts(*said: VerdictFact, digest: str = "5f", told: tuple[EpisodeFacts, ...] = ()) -> Facts:
     return Facts(
+        begin=NOW - timedelta(days=7),
+        end=NOW,
         versions=(_version(digest),),
         slices=SLICES,
         totals={(1, 1): _sums(5000, 20), (1, 2): _sums(500, 15)},
@@ -76,22 +71,31 @@ def _facts(*said: VerdictFact, digest: str = "5f", told: tuple[EpisodeFacts, ...
     )
 
 
-def _alert(
-    before: Measured | None, after: Measured | None, metric: Metric = Metric.DIVERGENCE
-) -> EpisodeFacts:
-    episode = Episode(
+def _alert(metric: Metric = Metric.DIVERGENCE, event: AlertEvent | None = None) -> EpisodeFacts:
+    alert = AlertFact(
         id=1,
         version_id=1,
+        model="digits",
+        version="7",
+        slice="scanner=faint",
         slice_id=2,
-        severity=Verdict.FIRING,
-        metric=metric,
+        severity="firing",
+        metric=metric.value,
         onset_at=NOW,
         opened_at=NOW,
+        written_at=NOW,
         resolved_at=None,
+        details=event.attributes() if event else {},
+        text=text_of(event) if event else None,
+        acknowledged=None,
+        escalations=0,
     )
-    return EpisodeFacts(
-        episode=episode, before=before, after=after, all_before=before, all_after=after, examples=()
-    )
+    return EpisodeFacts(alert=alert, figures=AlertFigures(), examples=())
+
+
+def _over(entry: EpisodeFacts, ended: str = "") -> EpisodeFacts:
+    alert = msgspec.structs.replace(entry.alert, resolved_at=NOW, ended=ended)
+    return msgspec.structs.replace(entry, alert=alert)
 
 
 def _points(*at: datetime, n: int = 100) -> list[SliceSums]:
@@ -129,62 +133,30 @@ def test_the_monitors_budget_goes_before_the_configured_one() -> None:
     assert (model.slices[0].flip_budget, model.slices[0].divergence_budget) == (0.03, 0.05)
 
 
-def test_an_alert_on_kl_has_figures_in_nats() -> None:
-    """Before and after the onset with intervals, each with the variance of its own time."""
-    before = Measured(sums=_sums(400, divergence=2.0), bins=tuple([0.0] * 30 + [4000.0] + [0.0] * 33))
-    after = Measured(sums=_sums(400, divergence=40.0), bins=tuple([0.0] * 30 + [2000.0, 0.0] * 17)[:N_BINS])
-    (told,) = episodes(CONFIG, _facts(_said(2, Verdict.FIRING), told=(_alert(before, after),)))
-    assert told.before is not None
-    assert told.after is not None
-    assert (told.before.mean, told.after.mean, told.budget) == pytest.approx((0.005, 0.1, 0.05))
-    assert told.before.low == pytest.approx(0.005)  # one bin alone has no variance
-    assert told.after.low is not None
-    assert told.after.low < 0.1
-    assert (told.share_after, told.aggregate_verdict) == (1.0, Verdict.UNKNOWN)
-
-
-def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
-    """`KL before: 1 nat` of a single exchange is no figure to compare with; neither is its share of the traffic."""
-    bins = tuple([0.0] * 30 + [4000.0] + [0.0] * 33)
-    after = Measured(sums=_sums(400, divergence=40.0), bins=bins)
-    for n, known in ((1, False), (29, False), (30, True)):
-        before = Measured(sums=_sums(n, divergence=float(n)), bins=bins)
-        (told,) = episodes(CONFIG, _facts(told=(_alert(before, after),)))
-        assert (told.before is not None, told.share_before is not None, told.n_before) == (known, known, n)
-
-
 def test_the_report_says_what_the_alert_said() -> None:
     """Word by word, with the steps; of an alert that is over not what was to be done, and what follows for the owner."""
-    entry = _alert(None, None)
-    words = text_of(event_with(onset=NOW.isoformat(), after=0.053, changes=("sidecar pod-7, first seen",)))
-    lasting = msgspec.structs.replace(entry.episode, words=words)
-    over = msgspec.structs.replace(lasting, resolved_at=NOW, ended="replaced")
-    told, ended = (
-        episodes(CONFIG, _facts(told=(msgspec.structs.replace(entry, episode=episode),)))[0]
-        for episode in (lasting, over)
-    )
-    assert told.headline == words.headline
-    assert told.explanation == tuple(map(str, words.lines))
-    assert "What changed: sidecar pod-7, first seen." in told.explanation
-    assert told.advice == tuple(map(str, (*words.do_now, *words.tomorrow)))
+    event = event_with(onset=NOW.isoformat(), after=0.053, changes=("sidecar pod-7, first seen",))
+    words, entry = text_of(event), _alert(event=event)
+    lasting, ended = (episodes(CONFIG, _facts(told=(fact,)))[0] for fact in (entry, _over(entry, "replaced")))
+    assert lasting.headline == words.headline
+    assert lasting.explanation == tuple(map(str, words.lines))
+    assert "What changed: sidecar pod-7, first seen." in lasting.explanation
+    assert lasting.advice == tuple(map(str, (*words.do_now, *words.tomorrow)))
     assert ended.advice == (AFTER["replaced"],)
 
 
 def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -> None:
     """From the monitor's own figures of the window that it decided by; the end of an alert is told as one."""
-    after = Measured(sums=_sums(400, flips=4.0, divergence=4.0), bins=())
     deciding = event_with(
         onset=NOW.isoformat(), after=0.053, n_since_onset=254, budget=0.01, evidence=16.2, threshold=10.0
     )
-    entry = _alert(after, after, Metric.FLIP)
-    lasting = msgspec.structs.replace(entry.episode, event=deciding, words=text_of(deciding))
-    facts = _facts(_said(2, Verdict.FIRING), told=(msgspec.structs.replace(entry, episode=lasting),))
+    entry = _alert(Metric.FLIP, deciding)
+    facts = _facts(_said(2, Verdict.FIRING), told=(entry,))
     decided = "5.3 % of answers changed since 2026-11-16 12:00 UTC (254 observations), budget 1 %; evidence 16, 10 needed"
     assert [told.decided for told in episodes(CONFIG, facts)] == [decided]
     (model,) = models(CONFIG, facts)
     assert model.slices[0].decided == decided
-    over = msgspec.structs.replace(lasting, resolved_at=NOW)
-    facts = _facts(_said(2, Verdict.OK), told=(msgspec.structs.replace(entry, episode=over),))
+    facts = _facts(_said(2, Verdict.OK), told=(_over(entry),))
     (model,) = models(CONFIG, facts)
     assert model.slices[0].decided.startswith(
         "its alert ended 2026-11-16 12:00 UTC; the figures include the time"
@@ -193,8 +165,8 @@ def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -
 
 def test_an_alert_without_data_around_it_has_no_numbers() -> None:
     """Retention took its comparisons: what is not known is None."""
-    (told,) = episodes(CONFIG, _facts(told=(_alert(None, None),)))
-    assert (told.before, told.after, told.aggregate, told.share_after) == (None, None, None, None)
+    (told,) = episodes(CONFIG, _facts(told=(_alert(),)))
+    assert (told.when_paged, told.now, told.share) == (None, None, None)
     assert told.budget == 0.05
 
 
@@ -237,7 +209,7 @@ def test_what_is_explained_follows_what_explains_it() -> None:
 
 def test_slices_and_alerts_have_their_addresses_on_the_live_page() -> None:
     """Of numbers alone, so that no name from the wire is part of a link; without `web.url` there is none."""
-    facts = _facts(_said(2, Verdict.FIRING), told=(_alert(None, None),))
+    facts = _facts(_said(2, Verdict.FIRING), told=(_alert(),))
     addressed = msgspec.structs.replace(CONFIG, web=Web(url="https://drift.example.com"))
     for config, of_slice, of_alert in (
         (addressed, "https://drift.example.com/slice/1/2", "https://drift.example.com/alert/1"),

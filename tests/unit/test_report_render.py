@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
-from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.figures import ReportFigures
 from quantdrift.show.report.markdown import render_markdown
@@ -100,7 +99,7 @@ def test_every_part_of_the_page_is_there() -> None:
         "100,000",
         "against reference 5f1d5f1d5f1d, float32+bfloat16",
         "page scanner=faint",
-        "5.2 % [3.9, 6.8] from 1,042 exchanges",
+        "Changed answers when it paged 5.2 % 3.9 to 6.8 % 1,042 answers",
         "n too small",
         "the stream did not keep up",
         "Versions without a reference",
@@ -113,23 +112,18 @@ def test_every_part_of_the_page_is_there() -> None:
 
 
 def test_the_page_shows_what_decided_and_counts_in_the_singular() -> None:
-    """One exchange is no mean to compare with; changed decisions and an aggregate above its budget stand beside the badge."""
+    """The share when it paged stands beside the newest one, each with its answers."""
     figures = make_figures()
     episode = msgspec.structs.replace(
         make_episode(metric=Metric.DIVERGENCE),
         decided="mean KL 0.09 nat since the onset (254 exchanges), 0.04 nat accepted",
-        n_before=1,
-        n_after=1,
-        flip_after=Estimate(mean=0.44, low=0.4, high=0.48),
-        aggregate=Estimate(mean=0.058, low=None, high=None),
-        aggregate_accepted=0.05,
     )
     text = _page(msgspec.structs.replace(figures, episodes=(episode,), n_episodes_left_out=1)).text
     for part in (
-        "KL before too few 1 exchange in 24 hours, 30 are needed",
-        "from 1 exchange Flipped decisions since then 44 % [40, 48]",
+        "Changed answers when it paged 5.2 % 3.9 to 6.8 % 1,042 answers",
+        "In its newest hours 3.1 % 2.3 to 4 % 2,400 answers",
         "Decided by mean KL 0.09 nat since the onset (254 exchanges), 0.04 nat accepted.",
-        "OK but above its budget of 0.05 nat",
+        "All traffic OK",
         "1 more alert is in the table",
     ):
         assert part in text, part

@@ -5,8 +5,10 @@ from datetime import timedelta
 import pytest
 
 from quantdrift.core.records import Metric
+from quantdrift.facts.estimate import ClusterSums
 from quantdrift.show.report.trends import Grid, Trend, trend
-from quantdrift.storage.report.facts import SliceSums, Sums
+from quantdrift.storage.estimates import Sums
+from quantdrift.storage.report.facts import SliceSums
 from tests.support.monitor.report_figures import NOW
 
 pytestmark = pytest.mark.unit
@@ -17,13 +19,14 @@ GRID = Grid(begin=NOW - timedelta(hours=4), width=5 * MINUTE, n=48)
 
 def _bucket(index: float, n: int, flips: float = 0.0) -> SliceSums:
     weight = float(n)
-    sums = Sums(n_items=n, n_groups=n, weight=weight, weight_sq=weight, flip=flips, flip_weight=weight)
+    of = {"flip": ClusterSums(n=n, weight=weight, weight_sq=weight, total=flips, total_sq=flips, cross=flips)}
+    sums = Sums(n_items=n, n_groups=n, weight=weight, weight_sq=weight, items=weight, of=of)
     return SliceSums(version_id=1, slice_id=2, at=GRID.begin + index * GRID.width, sums=sums)
 
 
 def _trend(buckets: list[SliceSums], *onsets: float) -> Trend:
     at = [GRID.begin + onset * GRID.width for onset in onsets]
-    return trend(Metric.FLIP, buckets, GRID, (), 2.0, onsets=at)
+    return trend(Metric.FLIP, buckets, GRID, onsets=at)
 
 
 def test_a_busy_slice_keeps_every_bucket() -> None:

@@ -134,7 +134,8 @@ def test_the_headline_of_an_unknown_version_does_not_reassure() -> None:
 
 def test_the_headline_of_a_version_whose_outputs_are_no_distributions_says_so() -> None:
     """A reference that gives nothing but NaN measures nothing, however much was replayed."""
-    blind = msgspec.structs.replace(ALL, flip=None, divergence=None, js=None)
+    nothing = msgspec.structs.replace(ALL.figures, changed_share=None, divergence=None)
+    blind = msgspec.structs.replace(ALL, figures=nothing)
     assert headline("digits int8-7", OTHERS, blind, []) == (
         "No exchange of digits int8-7 gave outputs that can be compared in this period, so its health is unknown."
     )

@@ -19,7 +19,7 @@ from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.estimate import Difference, adjusted, change_of, difference_with_p, scaled
-from quantdrift.facts.figures import Window, WindowName
+from quantdrift.facts.figures import Figure, Window, WindowName
 from quantdrift.facts.incidents import (
     commands_of_incident,
     headline,
@@ -41,7 +41,7 @@ from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import SliceFigures
+from quantdrift.storage.figures import AlertFigures, SliceFigures, of_alert
 from quantdrift.storage.incidents import (
     find_incident,
     has_labels,
@@ -57,7 +57,6 @@ from quantdrift.storage.monitor.alerts import (
     FindingKind,
     act,
     actions_of,
-    count_people,
     find_alert,
     findings_of,
 )
@@ -122,15 +121,15 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[present.VersionNow, ...]
     verdict: str
     worst: tuple[present.SliceNow, ...]
-    traffic: dict[int, SliceFigures]
+    traffic: dict[int, SliceFigures] = {}
     unknowns: tuple[present.Unknown, ...]
     explaining: dict[int, int] = {}
     incidents: dict[int, int] = {}
     facts: present.SingleFacts = present.SingleFacts()
 
-    def people(self, slice_id: int) -> int | None:
-        """Return at least how many people got a changed answer in a slice on the last day; None: not known."""
-        return None if self.facts.people is None else self.facts.people.get(slice_id, 0)
+    def people(self, slice_id: int) -> Figure | None:
+        """Return how many people got a changed answer in a slice on the last day; None: nobody is known to."""
+        return (self.facts.people or {}).get(slice_id)
 
     @property
     def truth(self) -> LabelledSlice | None:
@@ -175,19 +174,10 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return (self.now.firing_since if self.verdict == "firing" else None) or self.now.since
 
     @property
-    def n_changed(self) -> float | None:
-        """Changed answers a day, or so far, in all traffic together; None: not known."""
-        return self.whole.changed.value if self.whole and self.whole.changed else None
-
-    @property
-    def excess(self) -> float:
-        """Changed answers a day in the slice that has most of them, among those that fire or warn."""
-        found = [
-            changed.value
-            for one in self.worst
-            if one.slice_id in self.traffic and (changed := self.traffic[one.slice_id].changed)
-        ]
-        return max(found, default=0.0)
+    def excess(self) -> Figure | None:
+        """Changed answers in the slice that has most of them, among those that fire or warn."""
+        found = [self.traffic[bad.slice_id].changed for bad in self.worst if bad.slice_id in self.traffic]
+        return max((changed for changed in found if changed), key=lambda changed: changed.value, default=None)
 
     @property
     def headline(self) -> str:
@@ -242,7 +232,6 @@ async def overview(request: web.Request) -> web.Response:
                     others=tuple(versions[1:]),
                     verdict=newest.verdict,
                     worst=tuple(one for one in worst if one.verdict in status.ALERTS),
-                    traffic=await present.traffic(connection, newest, now),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
                     explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
                     incidents=await incidents_of(connection, alert_ids) if alert_ids else {},
@@ -296,9 +285,10 @@ async def _with_facts(
     connection: present.Connection, model: ModelView, slice_ids: list[int], now: datetime
 ) -> ModelView:
     """Return a model with what single exchanges say of its traffic and of some of its slices, whose intervals count people."""
-    ids = list(dict.fromkeys([*([model.now.all_id] if model.now.all_id else []), *slice_ids]))
-    traffic = await present.traffic(connection, model.now, now, ids) if slice_ids else model.traffic
-    facts = await present.single_facts(connection, model.now, ids)
+    bad = [slice_now.slice_id for slice_now in model.worst]
+    ids = list(dict.fromkeys([*([model.now.all_id] if model.now.all_id else []), *bad, *slice_ids]))
+    traffic = await present.traffic(connection, model.now, now, ids)
+    facts = await present.single_facts(connection, model.now, now, ids)
     return msgspec.structs.replace(model, facts=facts, traffic=traffic)
 
 
@@ -401,7 +391,7 @@ async def slice_page(request: web.Request) -> web.Response:
         traffic = (await present.traffic(connection, version, datetime.now(UTC), [entry.slice_id])).get(
             entry.slice_id
         )
-        people, _ = await present.affected(connection, version, [entry.slice_id])
+        people, _ = await present.affected(connection, version, datetime.now(UTC), [entry.slice_id])
         budget = config.budget(version.model)
         singles = await past.singles(connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s)
         happened = await past.happenings(connection, *ids, begin, end)
@@ -424,7 +414,7 @@ async def slice_page(request: web.Request) -> web.Response:
         span=period.span,
         spans=_SPANS,
         traffic=traffic,
-        people=None if people is None else people.get(entry.slice_id, 0),
+        people=(people or {}).get(entry.slice_id),
         flips=charts.line(
             _points(chosen.history, "flip", period.width, (version.first_at, entry.last_at)),
             begin,
@@ -638,13 +628,20 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         )
         period, history = young or (period, await _history(connection, ids, period, found.onset_at, cap))
         begin, end = period.begin, period.end
-        traffic = (await present.traffic(connection, version, datetime.now(UTC), [found.slice_id])).get(
-            found.slice_id
+        measured = await present.in_time(
+            connection,
+            partial(
+                of_alert,
+                connection,
+                state,
+                present.seen(version),
+                datetime.now(UTC),
+                unit=config.measure(found.model).unit,
+                with_people=True,
+            ),
+            present.PATIENCE_S,
         )
         truth = await past.truth(connection, found.version_id, found.slice_id, found.onset_at, end)
-        people = await present.in_time(
-            connection, partial(count_people, connection, state), present.PATIENCE_S
-        )
     event = state.event
     ends = state.over()
     if state.mitigation:
@@ -681,8 +678,8 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
         steps=steps,
-        traffic=traffic,
-        people=people,
+        figures=measured or AlertFigures(when_paged=event.when_paged(state.written_at) if event else None),
+        budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
         chart=charts.line(
             _points(history, "flip", period.width, (version.first_at, last_at)),
             begin,

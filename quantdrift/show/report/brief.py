@@ -5,6 +5,7 @@ from datetime import timedelta
 
 from quantdrift.core.notation import count_of, estimated, percent
 from quantdrift.core.records import UNVERIFIED, Metric, Verdict
+from quantdrift.facts.figures import FigureName
 from quantdrift.facts.incidents import Incident, headline
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.report.figures import (
@@ -205,7 +206,7 @@ def _alert_line(episode: EpisodeFigures) -> str:
     end = "" if until is None else f" to {until:%H:%M} UTC" if same_day else f" to {moment(until)}"
     when = f"Since {moment(begin)}" if until is None else f"{begin:%Y-%m-%d %H:%M}{end}"
     where = "all traffic" if episode.predicate == "true" else episode.slice
-    share = episode.after if episode.metric is Metric.FLIP else episode.flip_after
+    share = episode.share
     if share is None:
         what = "outputs moved" if episode.metric is Metric.DIVERGENCE else "answers were slow"
     else:
@@ -214,7 +215,7 @@ def _alert_line(episode: EpisodeFigures) -> str:
             if share.low is not None and share.high is not None
             else ""
         )
-        what = f"{percent(share.mean)} of answers changed{of}"
+        what = f"{percent(share.value)} of answers changed{of}"
     repair = next((text for text in episode.findings if text.startswith("Repair: ")), "")
     return f"{when}, {where} of {episode.version}: {what}; {ended(episode)}.{f' {repair}' if repair else ''}"
 
@@ -230,22 +231,19 @@ def _how_many(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
 def _affected(entry: SliceFigures) -> str:
     if entry.flip is None:
         return ""
+    changed = entry.figures.changed
     a_day = (
-        f", some {estimated(entry.flip.mean * entry.per_day):,} a day"
-        if entry.per_day and entry.flip.mean
+        f", some {estimated(changed.value):,} {'a day' if changed.name is FigureName.CHANGED_PER_DAY else 'so far'}"
+        if changed and changed.value
         else ""
     )
     people = (
-        f", on the last day for at least {count_of(entry.n_people, 'person', 'people')}"
-        if entry.n_people
+        f", on the last day for at least {count_of(round(entry.people.value), 'person', 'people')}"
+        if entry.people
         else ""
     )
     budget = f" (budget: {percent(entry.flip_budget)})" if entry.flip_budget else ""
-    traffic = (
-        f" ({percent(entry.traffic_share)} of the traffic)"
-        if entry.traffic_share is not None and entry.predicate != "true"
-        else ""
-    )
+    traffic = f" ({percent(entry.figures.share)} of the traffic)" if entry.predicate != "true" else ""
     return (
         f"in {_name(entry)}{traffic} {percent(entry.flip.mean)} of the answers changed{budget}{a_day}{people}"
     )
@@ -268,7 +266,8 @@ def _confidence(model: ModelFigures, bad: Sequence[SliceFigures]) -> str:
 
 
 def _people(model: ModelFigures) -> str:
-    n = max((entry.n_people for entry in (model.aggregate, *model.slices) if entry is not None), default=0)
+    entries = [entry for entry in (model.aggregate, *model.slices) if entry is not None]
+    n = max((round(entry.people.value) for entry in entries if entry.people), default=0)
     if n:
         return f"At least {count_of(n, 'person', 'people')} got a changed answer on the last day."
     return (

@@ -10,6 +10,7 @@ from quantdrift.core.tasks import MEASURES
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import said
+from quantdrift.facts.words.size import size
 from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.wording import (
     compared_sentence,
@@ -82,8 +83,7 @@ def _alerts(figures: ReportFigures) -> list[str]:
             _text(
                 f"{episode.model} {episode.version}, opened {moment(episode.opened_at)}, {state}."
                 f" Since about {moment(episode.onset_at)}:"
-                f" {measured(episode.metric, episode.after, MEASURES[episode.task].unit)} from"
-                f" {count_of(episode.n_after, 'exchange')}."
+                f" {size(episode.when_paged, episode.now.changed_share if episode.now else None)}."
             ),
             *(_text(one) for one in episode.findings),
             "\n".join(f"{number}. {_text(step)}" for number, step in enumerate(episode.advice, 1)),
@@ -180,8 +180,8 @@ def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
         measured(Metric.FLIP, entry.flip, ""),
         percent(entry.flip_budget) if entry.flip_budget else "none",
         measured(Metric.DIVERGENCE, entry.divergence, unit),
-        count(entry.n_exchanges),
-        "no data" if entry.traffic_share is None else percent(entry.traffic_share),
+        count(entry.n_items),
+        percent(entry.figures.share),
     )
     return (_link(entry.name, entry.page_url), *map(_text, cells))
 

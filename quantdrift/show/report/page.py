@@ -93,7 +93,7 @@ async def write(
             raise OperatorError(f"no comparison of a model `{model}` is stored: check its name")
         figures = _figures(config, period, gathered, path)
         progress("drawing trends" if form is Form.HTML else f"writing {path}")
-        text = await asyncio.to_thread(_rendered, form, config, gathered, figures)
+        text = await asyncio.to_thread(_rendered, form, gathered, figures)
         await asyncio.to_thread(_store, path, text)
         await record_run(
             database,
@@ -106,7 +106,7 @@ async def write(
     return figures
 
 
-def _rendered(form: Form, config: Config, gathered: Gathered, figures: ReportFigures) -> str:
+def _rendered(form: Form, gathered: Gathered, figures: ReportFigures) -> str:
     if form is Form.MARKDOWN:
         return render_markdown(TITLE, figures, most_table=MOST_TABLE)
     if form is Form.JSON:
@@ -115,7 +115,7 @@ def _rendered(form: Form, config: Config, gathered: Gathered, figures: ReportFig
             msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(figures, path=""))).decode()
             + "\n"
         )
-    drawings = _draw(config, gathered, figures)
+    drawings = _draw(gathered, figures)
     return render(TITLE, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
 
 
@@ -125,7 +125,7 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
     n_offered = sum(stratum.offered for stratum in gathered.coverage.strata)
     n_compared = sum(entry.aggregate.n_exchanges for entry in models if entry.aggregate)
     how, last_at = gathered.resolution, gathered.extent.last
-    report = ReportFigures(
+    return ReportFigures(
         kind=period.kind,
         begin=period.begin,
         end=period.end,
@@ -163,10 +163,9 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
             per_million=1e6 * n_compared / n_offered if n_offered >= n_compared > 0 else None,
         ),
     )
-    return msgspec.structs.replace(report, figures=report.of_slices())
 
 
-def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
+def _draw(gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
     """Draw the chosen slices of each version; all drawings of one version have the same time axis."""
     how = gathered.resolution
     if how is None:
@@ -189,7 +188,7 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
         buckets[part.version_id, part.slice_id].append(part)
     drawings = []
     for version in figures.models:
-        cap, whole = config.budget(version.model).cap, version.aggregate
+        whole = version.aggregate
         entries = {entry.slice_id: entry for entry in (*version.slices, whole) if entry}
         chosen = [*gathered.drawn.get(version.version_id, ()), *([whole.slice_id] if whole else [])]
         marks = [
@@ -215,8 +214,6 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
                         metric,
                         buckets.get((version.version_id, which), []),
                         grid,
-                        gathered.facts.bins.get((version.version_id, which), ()),
-                        cap,
                         onsets=onsets,
                     )
                     for which in (slice_id, whole.slice_id if whole else slice_id)

@@ -10,7 +10,6 @@ from markupsafe import Markup
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.facts import status
-from quantdrift.facts.explanation import FEWEST_BEFORE
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -97,7 +96,6 @@ def render(
     drawn: dict[int, dict[int, Drawing]] = {}
     for drawing in drawings:
         drawn.setdefault(drawing.version_id, {})[drawing.slice_id] = drawing
-    by_subject = {(one.name, one.of.model, one.of.version, one.of.slice): one for one in figures.of_slices()}
     return (
         _environment()
         .get_template("report.html")
@@ -105,9 +103,6 @@ def render(
             title=title,
             figures=figures,
             drawn=drawn,
-            figure_of=lambda name, model, entry: by_subject.get(
-                (name, model.model, model.version, entry.name)
-            ),
             style=Markup(rendering.style()),  # noqa: S704 - package data
             most_table=most_table,
             most_tail=most_tail,
@@ -135,6 +130,5 @@ def _environment() -> jinja2.Environment:
         "alert_kind": status.alert_kind,
         "quantiles": QUANTILES,
         "shortfall": SHORTFALL,
-        "fewest_before": FEWEST_BEFORE,
     }
     return environment

@@ -8,7 +8,8 @@ import msgspec
 
 from quantdrift.core.records import Metric
 from quantdrift.show.charts import Point
-from quantdrift.storage.report.facts import SliceSums, Sums
+from quantdrift.storage.estimates import Sums
+from quantdrift.storage.report.facts import SliceSums
 
 _TRUSTED = 20  # effective exchanges that a point needs to count for the height of the axis
 _ENOUGH = 60  # effective exchanges wanted in each point
@@ -51,8 +52,6 @@ def trend(
     metric: Metric,
     buckets: Sequence[SliceSums],
     grid: Grid,
-    bins: Sequence[float],
-    cap: float,
     *,
     onsets: Sequence[datetime] = (),
 ) -> Trend:
@@ -66,10 +65,6 @@ def trend(
         The slice's, those without data left out.
     grid
         All buckets; they are joined until each has enough exchanges of the slice, or few buckets are left.
-    bins
-        The slice's divergence histogram over the whole period, from which the variance of each point is taken.
-    cap
-        Cap of single divergences.
     onsets
         No point is from before and after one of them.
     """
@@ -85,7 +80,7 @@ def trend(
     points, top = [], 0.0
     for (index, since), sums in sorted(merged.items()):
         n = sums.n_effective_of(metric)
-        estimate = sums.estimate(metric, cap, bins) if n >= least else None
+        estimate = sums.estimate(metric) if n >= least else None
         if estimate is None:
             continue
         begin = max(grid.begin + index * width, since)

@@ -3,9 +3,11 @@
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
+import msgspec
+
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
-from quantdrift.facts.estimate import Estimate
+from quantdrift.facts.figures import Figure, FigureName, Subject, period
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.figures import (
     CoverageFigures,
@@ -18,9 +20,39 @@ from quantdrift.report.figures import (
     Unreferenced,
 )
 from quantdrift.report.period import PeriodKind
+from quantdrift.storage.figures import SliceFigures as Measured
 from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+
+
+def _figure(
+    name: FigureName, of: str, n: int, value: float, ends: tuple[float | None, float | None] = (None, None)
+) -> Figure:
+    return Figure(
+        name=name,
+        value=value,
+        low=ends[0],
+        high=ends[1],
+        unit="nat" if name is FigureName.DIVERGENCE else "",
+        n=n,
+        window=period(NOW - timedelta(days=7), NOW),
+        of=Subject(model="digits", version="int8-7", slice=of),
+        as_of=NOW,
+    )
+
+
+def make_measured(of: str, flip: float, n: int) -> Measured:
+    """Return what is measured of a slice, without a rate of a day."""
+    requests = _figure(FigureName.REQUESTS, of, n, 10.0 * n)
+    return Measured(
+        changed_share=_figure(FigureName.CHANGED_SHARE, of, n, flip, (flip * 0.75, flip * 1.3)),
+        divergence=_figure(FigureName.DIVERGENCE, of, n, 0.01),
+        requests=requests,
+        changed=msgspec.structs.replace(requests, name=FigureName.CHANGED, value=requests.value * flip),
+        share=0.04,
+        sampled=0.1,
+    )
 
 
 def make_slice(
@@ -41,10 +73,7 @@ def make_slice(
         n_items=n,
         n_exchanges=n,
         n_effective=float(n),
-        traffic_share=0.04,
-        flip=Estimate(mean=flip, low=flip * 0.75, high=flip * 1.3),
-        divergence=Estimate(mean=0.01, low=None, high=None),
-        js=None,
+        figures=make_measured(name, flip, n),
         flip_budget=0.01,
         divergence_budget=0.02,
         n_infinite=2,
@@ -79,13 +108,9 @@ def make_episode(
         resolved_at=resolved_at,
         ended=ended,
         headline=f"digits int8-7: at least 3.1 % of answers in {slice_name} changed (budget: 1 %).",
-        before=None,
-        after=Estimate(mean=0.052, low=0.039, high=0.068),
-        n_after=1042,
+        when_paged=_figure(FigureName.CHANGED_SHARE, slice_name, 1042, 0.052, (0.039, 0.068)),
+        now=make_measured(slice_name, 0.031, 2400),
         budget=0.01,
-        share_before=0.005,
-        share_after=0.04,
-        aggregate=Estimate(mean=0.004, low=0.003, high=0.005),
         aggregate_verdict=Verdict.OK,
         examples=(
             ExampleFigures(
