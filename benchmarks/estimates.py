@@ -9,7 +9,8 @@
 - `weighted_width_over_wald`: the same width over that of Wald's interval by strata whose traffic shares and flip rates are
   known, with inclusion probabilities of 0.01 to 1; the largest ratio over the cases for which Wald's normal approximation is
   meant: at least five flips are expected in the stratum that is sampled least. `weighted_width_over_wald_few` is that of the
-  others, where Wald's interval is too narrow.
+  others, where Wald's interval is too narrow. `width_over_wald_rare_0.1` and so on is the mean ratio where a tenth of the traffic has
+  that rate and the rest 1: few exchanges of the smallest rate are in a window, and each could weigh much.
 - `window_missed`: share of windows whose interval misses the mean at any look (to be at most 5 %), and
   `rolling_missed`: share of streams in which any window of ten does, which nobody promises.
 - `sessions_used`: share of the replayed sessions that count in the slice of all traffic, with weights, under a default rate of
@@ -50,6 +51,8 @@ STRATA = (
 RATES = ((0.01, 0.01, 0.01), (0.05, 0.05, 0.05), (0.01, 0.02, 0.05), (0.05, 0.02, 0.01))
 _LEAST_FLIPS = 5  # by the usual rule for normal approximations of a rate
 _MOST_RATE = 0.2
+_RARE_FLIPS, _LEAST_EVENTS = 0.05, 10.0
+RARE_RATES = (0.3, 0.1, 0.03, 0.01)
 _Z = 1.959963984540054
 
 
@@ -114,6 +117,23 @@ def width_over_wald(streams: int, n: int = 2000) -> tuple[float, float]:
             few = int(n * taken[0] * flips[0] < _LEAST_FLIPS)
             ratios[few].append(float(np.mean(widths)) / wald)
     return max(ratios[0]), max(ratios[1])
+
+
+def width_where_the_least_rate_is_rare(streams: int, least: float, n: int = 2000) -> float:
+    """Return the mean ratio where nine tenths of the traffic is sampled at 1 and the rest at `least`; at least ten effective events.
+
+    Wald's interval is that of the ratio, from the same sample. 5 % flips.
+    """
+    rng, ratios = np.random.default_rng([SEED, round(1e3 * least)]), []
+    for _ in range(streams):
+        w = np.where(rng.random(n) < 0.9 / (0.9 + 0.1 * least), 1.0, 1.0 / least)
+        x = (rng.random(n) < _RARE_FLIPS).astype(float)
+        mean = float(w @ x / w.sum())
+        wald = 2 * _Z * math.sqrt(n / (n - 1) * float(w**2 @ (x - mean) ** 2)) / float(w.sum())
+        if (w @ x) ** 2 >= _LEAST_EVENTS * (w**2 @ x):
+            found = estimate_of(x, least * w)
+            ratios.append((found.high - found.low) / wald)
+    return float(np.mean(ratios))
 
 
 def missed(streams: int, rate: float, windows: int = 10) -> tuple[float, float]:
@@ -222,6 +242,10 @@ def measure(*, quick: bool) -> Figures:
         "severity_lower_over_cp": severity_over_clopper_pearson(200 if quick else 2000),
         "weighted_width_over_wald": enough,
         "weighted_width_over_wald_few": few,
+        **{
+            f"width_over_wald_rare_{least:g}": width_where_the_least_rate_is_rare(20, least)
+            for least in RARE_RATES
+        },
         "sessions_used": used,
         "sessions_used_plain": used_plain,
         "incidents_of_two_stores": incidents(50 if quick else 500),
