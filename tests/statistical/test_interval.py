@@ -12,6 +12,7 @@ from benchmarks.estimates import (
     severity_over_clopper_pearson,
     width_over_clopper_pearson,
     width_over_wald,
+    width_where_the_least_rate_is_rare,
 )
 from quantdrift.drift.evidence import interval
 from quantdrift.drift.evidence.interval import PLAIN, SUMS, advance, estimate
@@ -74,11 +75,13 @@ def test_nothing_observed_is_no_estimate() -> None:
 def test_the_interval_is_little_wider_than_one_that_may_be_looked_at_once() -> None:
     """At most 1.5 times Clopper and Pearson's in a recent window; lower ends are at least 0.6 of theirs, 0.3 for 10 in 1,000.
 
-    With inclusion probabilities of 0.01 to 1 at most twice Wald's by strata with known shares.
+    With inclusion probabilities of 0.01 to 1 at most twice Wald's by strata with known shares. Where few exchanges have the smallest
+    one, 0.1 beside 1, at most 2.5 times Wald's of the same sample.
     """
     assert width_over_clopper_pearson() <= 1.5
     assert severity_over_clopper_pearson(200) >= 0.6
     assert width_over_wald(20)[0] <= 2.0
+    assert width_where_the_least_rate_is_rare(20, 0.1) <= 2.5
     assert estimate_of((np.arange(1000) < 10).astype(float)).low > 0.6 * 0.0048
 
 
