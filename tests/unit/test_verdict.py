@@ -31,6 +31,7 @@ DOUBTS: dict[str, dict[str, Any]] = {
         "counts": RecentCounts(offered=0, taken=0, lost=0, expired=5)
     },  # all of it was taken before
     "stale": {"silent_s": 601},
+    "samples missing": {"fallen": "samples missing: its share of the samples fell from 4 % to 0.4 %"},
     "undecided": {"evidence_ratio": 1e-3},
 }
 
