@@ -24,10 +24,11 @@ _HOURS: Final = text("""
         select distinct of.model, of.slice_id
         from sums of join sums a on a.model = of.model and a.slice_id = 0 and a.window_h = of.window_h
         where of.slice_id = 0 or of.now * a.history < :kept * of.history * a.now
+    ), counted as (
+        select model, count(distinct slice_id) as n_slices from sums group by model
     )
-    select h.model, h.slice_id, (extract(epoch from h.hour) * 1000000)::bigint as hour_us, h.weight, h.weight_sq,
-        (select count(distinct slice_id) from hours o where o.model = h.model) as n_slices
-    from hours h join smaller using (model, slice_id) order by h.model, h.slice_id, h.hour
+    select h.model, h.slice_id, (extract(epoch from h.hour) * 1000000)::bigint as hour_us, h.weight, h.weight_sq, n_slices
+    from hours h join smaller using (model, slice_id) join counted using (model) order by h.model, h.slice_id, h.hour
 """)
 
 
