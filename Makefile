@@ -12,7 +12,7 @@ TORCH_INDEX ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-servers coverage lint format docs bench images locks release clean
+.PHONY: help setup demo check test test-release coverage lint format docs bench images locks release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,11 +44,11 @@ endef
 check: setup ## Run the linters and the quick tests: unit, contract, property (90 s on 2 cores)
 	$(call beside_lint,$(JOBS:auto=logical),-m "unit or contract or property" tests/unit tests/contract tests/property)
 
-test: setup ## Run the linters and every test
+test: setup ## Run the linters and the tests: each feature end to end, not what only a release needs
 	$(call beside_lint,$(JOBS),$(TESTS))
 
-test-servers: setup ## Run the tests with every real server, the large ones too (5 GB; Java for TorchServe)
-	TEST_SERVERS=all $(BIN)/python -m pytest -m servers tests/servers
+test-release: setup ## Run every test: all servers (5 GB; Java for TorchServe), the images, the whole demo, full simulations
+	$(call beside_lint,$(JOBS),--release $(TESTS))
 
 coverage: setup ## Run the tests and report coverage by branch
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term:skip-covered $(TESTS)

@@ -61,11 +61,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFi
     return LongestFirst(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test-release`."""
+    parser.addoption("--release", action="store_true", help="run also what only a release needs")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the tests that several processes share into an order: what takes long comes first."""
+    """Leave out what only a release needs, and order the tests that several processes share: what takes long comes first."""
+    if not config.option.release and (left_out := [*filter(_is_for_releases, items)]):
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _is_for_releases(item)]
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: rank(item.nodeid))
+
+
+def _is_for_releases(item: pytest.Item) -> bool:
+    return item.get_closest_marker("release") is not None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,5 @@
 """`make demo` is a promise: the drifted slice fires, no other does, and a report lies on disk."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -61,7 +60,7 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.skipif("TEST_DEMO" not in os.environ, reason="takes five minutes: TEST_DEMO=1 runs it")
+@pytest.mark.release
 def test_the_whole_demo_repairs_the_slice(tmp_path: Path) -> None:
     """After the page: the cause, repairs with their costs, the gate's pass on live traffic, and a slice within its budget."""
     done = subprocess.run(

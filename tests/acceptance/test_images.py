@@ -1,11 +1,10 @@
 """The images, built by their own build files, run the demo: the sidecar, the shadow and the monitor, each from its root.
 
-They take minutes, root, a package index, buildah and mmdebstrap: `TEST_IMAGES=1` runs this.
+They take minutes, root, a package index, buildah and mmdebstrap: `make test-release` runs this.
 """
 
 import asyncio
 import logging
-import os
 import shutil
 import subprocess
 import time
@@ -27,7 +26,7 @@ from tests.support.image_root import can_mount, environment, running
 pytestmark = [
     pytest.mark.acceptance,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif("TEST_IMAGES" not in os.environ, reason="takes minutes: TEST_IMAGES=1 runs it"),
+    pytest.mark.release,
 ]
 
 _LOG = logging.getLogger(__name__)

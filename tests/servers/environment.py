@@ -12,16 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parents[1] / "out" / "servers"
 _INSTALL_S, _SCRIPT_S = 1800, 120
-
-# Large, or in need of what a machine for tests does not have (Java): a person runs them before a release.
-OUTSIDE_CI = pytest.mark.skipif(
-    os.environ.get("TEST_SERVERS") != "all", reason="a server for which `make test-servers` is"
-)
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

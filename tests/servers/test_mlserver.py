@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
-from tests.servers.environment import OUTSIDE_CI
 from tests.servers.oip_clients import ask_grpc, ask_http, grpc_input, http_input, serialised
 from tests.servers.passage import Passage, passage
 from tests.servers.server import Server
 from tests.servers.tensors import X, tensor
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), pytest.mark.release]
 
 TEXTS = np.array([b"plain", "größe".encode()], dtype=np.object_)
 MODELS = [{"name": "linear"}, {"name": "words"}]

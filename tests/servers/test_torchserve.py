@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Exchange, Protocol
-from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import MARK, Passage, passage
 from tests.servers.server import Server
 from tests.servers.tensors import tensor
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), pytest.mark.release]
 
 ROW = np.array([1, 2, 3, 4], dtype=np.float32)
 SCORES = (ROW @ (np.arange(12, dtype=np.float32).reshape(4, 3) / np.float32(8))).tolist()

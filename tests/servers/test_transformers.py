@@ -10,14 +10,13 @@ from quantdrift.core.records import Protocol
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.registry import open_reference
 from tests.servers.answers import Answers, Asked
-from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import Passage, passage
 from tests.servers.server import Server
 from tests.servers.tensors import texts
 from tests.support.shadow.language_models import opening
 from tests.support.shadow.openai_exchanges import prepared
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), pytest.mark.release]
 
 CHAT = {
     "model": "small",

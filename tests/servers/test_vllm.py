@@ -14,7 +14,6 @@ import pytest
 from quantdrift.core.records import Protocol
 from quantdrift.shadow.tensors.codec import decode
 from tests.servers.answers import Answers
-from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import Passage, passage
 from tests.servers.server import Server
 from tests.servers.tensors import texts
@@ -33,7 +32,7 @@ from tests.servers.vllm_asked import (
 from tests.support.shadow.language_models import loaded
 from tests.support.sidecar.relay_process import wait
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), pytest.mark.release]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from quantdrift.shadow.runtimes.canaries.text import random_texts, tokenised_can
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.tensors.codec import decode
 from tests.servers.answers import Answers, Asked
-from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import passage
 from tests.servers.server import Server, vllm_at
 from tests.servers.vllm_asked import REQUEST, TOOL, compared, runtime_request
@@ -28,7 +27,7 @@ from tests.support.shadow.language_models import loaded, opening
 from tests.support.shadow.score_streams import scored
 from tests.support.sidecar.relay_process import free_port
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), pytest.mark.release]
 
 TEXTS = ["what drifts?", "the relay forwards bytes", "größe"]
 
