@@ -18,8 +18,10 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.facts.incidents import ENDINGS, mitigated_sentence
+from quantdrift.facts.incidents import mitigated_sentence
 from quantdrift.facts.status import alert_kind
+from quantdrift.facts.words.ending import ENDS
+from quantdrift.facts.words.happened import ACTIONS
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -34,27 +36,32 @@ COMPLETION_S = 2.0
 _Found = TypeVar("_Found")
 
 
-def _completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the numbers of open alerts for the shell; nothing where the database does not answer at once."""
+def completed(
+    ask: "Callable[[AsyncConnection], Awaitable[dict[int, str]]]",
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what completes numbers for the shell, each with a word on it; nothing where the database does not answer at once."""
+
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found: dict[int, str] = {}
+        with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
+            path = context.params.get("config_path") or Path("config.toml")
+            found = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
+        items = [CompletionItem(str(number), help=plain(text)) for number, text in found.items()]
+        return [item for item in items if item.value.startswith(incomplete)]
+
+    return complete
+
+
+async def _current(connection: "AsyncConnection") -> dict[int, str]:
     from quantdrift.storage.monitor.alerts import list_alerts
 
-    async def ask(connection: "AsyncConnection") -> "list[AlertFact]":
-        return await list_alerts(connection)
-
-    found: list[AlertFact] = []
-    with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
-        path = context.params.get("config_path") or Path("config.toml")
-        found = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
-    return [
-        CompletionItem(
-            str(alert.id), help=plain(f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}")
-        )
-        for alert in found
-        if str(alert.id).startswith(incomplete)
-    ]
+    found = await list_alerts(connection)
+    return {alert.id: f"{alert_kind(alert.severity)}: {alert.model} {alert.slice}" for alert in found}
 
 
-_ALERT = click.argument("alert_id", metavar="ALERT", type=click.IntRange(min=1), shell_complete=_completed)
+_ALERT = click.argument(
+    "alert_id", metavar="ALERT", type=click.IntRange(min=1), shell_complete=completed(_current)
+)
 _WHY = click.option("--reason", required=True, help="Why; the alert and the audit have it.")
 
 
@@ -310,14 +317,28 @@ def _act(
 ) -> None:
     from quantdrift.storage.monitor.alerts import Act, act
 
-    async def ask(connection: "AsyncConnection") -> "ActionFact":
-        return await act(connection, alert_id, Act(what), reason)
+    decide(
+        config_path,
+        data,
+        lambda connection: act(connection, alert_id, Act(what), reason),
+        lambda made: f"Alert {alert_id} {_DONE[what]}; by {plain(made.by)}.",
+        as_json={"alert": alert_id} if as_json else None,
+    )
 
+
+def decide(
+    config_path: Path,
+    data: Path | None,
+    ask: "Callable[[AsyncConnection], Awaitable[_Found]]",
+    said: "Callable[[_Found], str]",
+    as_json: Mapping[str, Any] | None,
+) -> None:
+    """Do what a person has decided, and say so; `as_json` is what the record is printed with, None: print the sentence."""
     made = run(config_path, data, ask)
-    if as_json:
-        emit({"alert": alert_id, **msgspec.to_builtins(made)})
+    if as_json is None:
+        click.echo(said(made))
     else:
-        click.echo(f"Alert {alert_id} {_DONE[what]}; by {plain(made.by)}.")
+        emit({**as_json, **msgspec.to_builtins(made)})
 
 
 NO_NOTE = click.option(
@@ -380,10 +401,10 @@ def _row(alert: "AlertFact") -> tuple[str, ...]:
 def _ended(alert: "AlertFact") -> str:
     """Return when an alert ended, and why; a hyphen while it lasts."""
     if alert.closed is not None:
-        return f"{_utc(alert.resolved_at or alert.closed.at)} {ENDINGS['closed']}"
+        return f"{_utc(alert.resolved_at or alert.closed.at)} {ENDS['closed']}"
     if alert.resolved_at is None:
         return "mitigated" if alert.mitigation else "-"
-    return f"{_utc(alert.resolved_at)} {ENDINGS.get(alert.ended, alert.ended)}".rstrip()
+    return f"{_utc(alert.resolved_at)} {ENDS.get(alert.ended, alert.ended)}".rstrip()
 
 
 def _same_cause(alert: "AlertFact") -> str:
@@ -413,7 +434,7 @@ def _state(alert: "AlertFact") -> str:
     if alert.closed:
         return f"{kind}, closed by {plain(alert.closed.by)} at {_utc(alert.closed.at)} UTC"
     if alert.resolved_at:
-        why = f" ({ENDINGS.get(alert.ended, alert.ended)})" if alert.ended else ""
+        why = f" ({ENDS.get(alert.ended, alert.ended)})" if alert.ended else ""
         return f"{kind}, ended at {_utc(alert.resolved_at)} UTC{why}"
     made = alert.acknowledged
     if made:
@@ -422,18 +443,9 @@ def _state(alert: "AlertFact") -> str:
     return f"{kind}, open since {_utc(alert.opened_at)} UTC, not acknowledged{again}"
 
 
-_WORDS = {
-    "ack": "acknowledged",
-    "unack": "not acknowledged any more",
-    "note": "note",
-    "escalate": "escalated",
-    "close": "closed",
-}
-
-
 def _said(action: "ActionFact") -> str:
     through = f" through {plain(action.through)}" if action.through else ""
-    return f"{_utc(action.at)} UTC, {_WORDS[action.act.value]}, {plain(action.by)}{through}: {plain(action.reason)}"
+    return f"{_utc(action.at)} UTC, {ACTIONS[action.act.value]}, {plain(action.by)}{through}: {plain(action.reason)}"
 
 
 def _utc(at: datetime) -> str:

@@ -224,10 +224,10 @@ def _left_out(text: str, zone: ZoneInfo) -> tuple[datetime, datetime]:
 
 def text_of(found: "VersionComparison") -> str:
     """Return the comparison for the terminal: a sentence, the table, and what only one version has."""
+    from quantdrift.core.notation import moment
     from quantdrift.facts.cost import money_of
-    from quantdrift.report.wording import compared_sentence, moment
 
-    lines = [compared_sentence(found), _window(found.old), _window(found.new)]
+    lines = [found.sentence, _window(found.old), _window(found.new)]
     lines += [f"left out: {moment(one.begin)} to {moment(one.end)}" for one in found.not_in]
     if found.cost is not None:
         lines.append(f"cost of the difference in the window of the new side: {money_of(found.cost)}")
@@ -246,12 +246,12 @@ def text_of(found: "VersionComparison") -> str:
 
 
 def _window(version: "ComparedVersion") -> str:
-    from quantdrift.report.wording import count, moment
+    from quantdrift.core.notation import moment
 
-    people = "" if version.n_people is None else f" of {count(version.n_people)} people"
+    people = "" if version.n_people is None else f" of {version.n_people:,} people"
     name = version.version if version.label in {"", version.version} else f"{version.model} {version.version}"
     return (
-        f"{name}: {moment(version.begin)} to {moment(version.end)}, {count(version.n_answers)} answers{people},"
+        f"{name}: {moment(version.begin)} to {moment(version.end)}, {version.n_answers:,} answers{people},"
         f" from {version.source.value}"
     )
 
@@ -259,7 +259,6 @@ def _window(version: "ComparedVersion") -> str:
 def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
     from quantdrift.core.records import Metric
     from quantdrift.core.tasks import MEASURES
-    from quantdrift.report.wording import count
 
     measure = MEASURES[found.task]
     unit = f", {measure.unit}" if measure.unit else ""
@@ -271,7 +270,7 @@ def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
             _mean(Metric.FLIP, entry.new.flip),
             _difference(Metric.FLIP, entry.flip),
             _difference(Metric.DIVERGENCE, entry.divergence),
-            f"{count(entry.old.n_exchanges)} / {count(entry.new.n_exchanges)}",
+            f"{entry.old.n_exchanges:,} / {entry.new.n_exchanges:,}",
         )
         for entry in entries
     ]
@@ -288,12 +287,12 @@ def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
 
 
 def _mean(metric: "Metric", estimate: "Estimate | None") -> str:
-    from quantdrift.report.wording import amount
+    from quantdrift.facts.words.amount import amount
 
     return "-" if estimate is None else amount(metric, estimate.mean, "")
 
 
 def _difference(metric: "Metric", estimate: "Estimate | None") -> str:
-    from quantdrift.report.wording import signed
+    from quantdrift.facts.words.amount import signed
 
     return "-" if estimate is None else signed(metric, estimate)

@@ -1,19 +1,16 @@
 """The command `quantdrift incidents`: what happened, whom it hit, whether it is over, and who did what."""
 
-import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from click.shell_completion import CompletionItem
 
-from quantdrift.cli.alerts import COMPLETION_S, command_options, run
+from quantdrift.cli.alerts import command_options, completed, decide, run
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
-from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts.status import alert_kind
 
@@ -23,26 +20,15 @@ if TYPE_CHECKING:
     from quantdrift.facts.incidents import Incident, StoryEvent
 
 
-def _completed(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the numbers of current incidents for the shell; nothing where the database does not answer at once."""
+async def _current(connection: "AsyncConnection") -> dict[int, str]:
     from quantdrift.storage.incidents import list_incidents
 
-    async def ask(connection: "AsyncConnection") -> "list[Incident]":
-        return await list_incidents(connection)
-
-    found: list[Incident] = []
-    with context.scope(cleanup=False), contextlib.suppress(QuantdriftError, TimeoutError):
-        path = context.params.get("config_path") or Path("config.toml")
-        found = run(path, context.params.get("data"), ask, timeout_s=COMPLETION_S)
-    return [
-        CompletionItem(str(one.id), help=plain(f"{one.state}: {one.model} {', '.join(one.slices)}"))
-        for one in found
-        if str(one.id).startswith(incomplete)
-    ]
+    found = await list_incidents(connection)
+    return {one.id: f"{one.state}: {one.model} {', '.join(one.slices)}" for one in found}
 
 
 _INCIDENT = click.argument(
-    "number", metavar="INCIDENT", type=click.IntRange(min=1), shell_complete=_completed
+    "number", metavar="INCIDENT", type=click.IntRange(min=1), shell_complete=completed(_current)
 )
 _WHY = click.option("--reason", required=True, help="Why; the incident and the audit have it.")
 
@@ -233,14 +219,13 @@ _DONE = {
 def _say(config_path: Path, data: Path | None, number: int, what: str, reason: str, *, as_json: bool) -> None:
     from quantdrift.storage.incidents import Say, say
 
-    async def ask(connection: "AsyncConnection") -> "Incident":
-        return await say(connection, number, Say(what), reason)
-
-    incident = run(config_path, data, ask)
-    if as_json:
-        emit(incident)
-    else:
-        click.echo(f"Incident {incident.id} {_DONE[what]}; by {plain(incident.said_by)}.")
+    decide(
+        config_path,
+        data,
+        lambda connection: say(connection, number, Say(what), reason),
+        lambda incident: f"Incident {incident.id} {_DONE[what]}; by {plain(incident.said_by)}.",
+        as_json={} if as_json else None,
+    )
 
 
 _WHEN = {

@@ -295,7 +295,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
 
 
 def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
-    from quantdrift.report.wording import points
+    from quantdrift.facts.words.amount import points
 
     head = (
         "slice",

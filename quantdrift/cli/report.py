@@ -133,7 +133,6 @@ def _table(model: "ModelFigures") -> str:
 
 def _row(entry: "SliceFigures") -> tuple[str, ...]:
     from quantdrift.core.notation import number, percent
-    from quantdrift.report.wording import count
 
     tail = [*entry.tail[1:], entry.shortfall]
     return (
@@ -142,5 +141,5 @@ def _row(entry: "SliceFigures") -> tuple[str, ...]:
         percent(entry.flip.mean) if entry.flip else "-",
         number(entry.divergence.mean) if entry.divergence else "-",
         *("-" if value is None else number(value.value) for value in tail),
-        count(entry.n_exchanges),
+        f"{entry.n_exchanges:,}",
     )

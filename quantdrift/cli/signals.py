@@ -53,7 +53,7 @@ def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
     unit
         Unit of the model's graded divergence.
     """
-    from quantdrift.report.wording import amount
+    from quantdrift.facts.words.amount import amount
 
     if not noises:
         return []
@@ -76,7 +76,7 @@ def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
 
 
 def _against(signal: SignalView, unit: str) -> str:
-    from quantdrift.report.wording import amount
+    from quantdrift.facts.words.amount import amount
 
     if signal.budget is not None:
         noise = f" and noise of {amount(Metric(signal.metric), signal.noise, unit)}" if signal.noise else ""
@@ -88,7 +88,7 @@ def _against(signal: SignalView, unit: str) -> str:
 
 
 def _quantile(metric: str, unit: str, figure: Quantile) -> str:
-    from quantdrift.report.wording import amount
+    from quantdrift.facts.words.amount import amount
 
     if figure.value is None:
         return "too few exchanges"
@@ -101,7 +101,7 @@ def _recent(metric: str, unit: str, recent: Estimate) -> str:
     """Return mean and interval; where the interval would hold every value, how much is missing for one."""
     if not recent.missing:
         return _measured(metric, unit, recent.mean, recent.low, recent.high)
-    from quantdrift.report.wording import amount
+    from quantdrift.facts.words.amount import amount
 
     needed = f"{count_of(recent.missing, 'more exchange')} {'is' if recent.missing == 1 else 'are'} needed"
     return f"{amount(Metric(metric), recent.mean, unit)}; {needed} for an interval"
@@ -109,6 +109,6 @@ def _recent(metric: str, unit: str, recent: Estimate) -> str:
 
 def _measured(metric: str, unit: str, mean: float, low: float, high: float) -> str:
     from quantdrift.facts import estimate
-    from quantdrift.report.wording import measured
+    from quantdrift.facts.words.amount import measured
 
     return measured(Metric(metric), estimate.Estimate(mean=mean, low=low, high=high), unit)

@@ -1,7 +1,7 @@
 """Numbers as text: two or three significant digits, no exponent, nouns in singular or plural."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from math import floor, isfinite, log10
 
 _MOST_DECIMALS = 9  # smaller numbers are shown as 0
@@ -16,10 +16,17 @@ def count_of(n: int, noun: str, plural: str = "") -> str:
     return f"{n:,} {noun if n == 1 else plural or f'{noun}s'}"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them: `a`, `a and b`, `a, b and c`."""
-    *first, last = names
+def listed(names: Sequence[str], most: int = 0) -> str:
+    """Return names as a sentence has them: `a`, `a and b`, `a, b and c`, with `most` above 0 also `a, b and 4 more`."""
+    if 0 < most < len(names):
+        return f"{', '.join(names[:most])} and {len(names) - most:,} more"
+    *first, last = names or [""]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def moment(at: datetime) -> str:
+    """Return a time in UTC, to the minute: `2026-03-01 12:00 UTC`."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -37,6 +44,13 @@ def estimated(n: float) -> int:
     """Return a large number that was estimated, such as a rate of a day, with two significant digits: 68,178 is 68,000."""
     size = 10 ** max(0, floor(log10(n)) - 1) if n >= 1 else 1
     return round(n / size) * size
+
+
+def about(n: float) -> str:
+    """Return a large number that was estimated as people say it: `about 1,200`, `less than 1`."""
+    if n < 10:
+        return f"{n:.0f}" if n >= 1 or not n else "less than 1"
+    return f"about {estimated(n):,}"
 
 
 def percent(ratio: float, digits: int = 2) -> str:

@@ -15,9 +15,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from quantdrift.core.notation import count_of, listed
+from quantdrift.core.notation import count_of, listed, moment
 from quantdrift.facts.cost import Prices, cost_of_changed, money_of
 from quantdrift.facts.figures import Figure, shown
+from quantdrift.facts.words.happened import released
 
 LEAST_SILENCE: Final = timedelta(minutes=10)
 LEAST_EXPECTED: Final = 100.0
@@ -45,27 +46,6 @@ MEANINGS: Final = MappingProxyType(
     }
 )
 """A sentence for a legend of the states."""
-
-
-ACTIONS: Final = MappingProxyType(
-    {
-        "ack": "acknowledged",
-        "unack": "not acknowledged any more",
-        "note": "note",
-        "escalate": "escalated",
-        "close": "closed",
-    }
-)
-"""What was done about an alert."""
-ENDINGS: Final = MappingProxyType(
-    {
-        "recovered": "recovered",
-        "replaced": "version replaced",
-        "retired": "not compared any more",
-        "closed": "closed by a person",
-    }
-)
-"""Why an alert is over, in words."""
 
 
 class Mitigation(StrEnum):
@@ -358,11 +338,11 @@ class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 def standing_sentence(incident: Incident) -> str:
     """Return the state of an incident in a sentence, with the reason."""
-    where, at = listed(incident.slices), "" if incident.ended_at is None else _utc(incident.ended_at)
+    where, at = listed(incident.slices), "" if incident.ended_at is None else moment(incident.ended_at)
     by = f" by {incident.said_by}: {incident.reason.rstrip('.')}" if incident.said_by else ""
     match incident.state, incident.mitigation:
         case IncidentState.OPEN, _:
-            return f"Open since {_utc(incident.opened_at)}."
+            return f"Open since {moment(incident.opened_at)}."
         case IncidentState.MITIGATED, Mitigation.ROUTED:
             return f"Mitigated: no request of {where} has reached {incident.version} since {at}. It serves others."
         case IncidentState.MITIGATED, Mitigation.REPORTED:
@@ -459,7 +439,7 @@ def story_text(event: StoryEvent) -> str:
         case StoryKind.ONSET:
             return f"{event.text} began to drift, as estimated"
         case StoryKind.RELEASE:
-            return f"version {event.text} was seen for the first time"
+            return released(event.text)
         case _:
             return event.text
 
@@ -476,10 +456,6 @@ def unknown_sentence(incident: Incident) -> str:
     if incident.changed is None or not incident.changed.value:
         return ""
     return "Not known yet: whether the changed answers are wrong. 50 labels would tell."
-
-
-def _utc(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _day(at: datetime) -> str:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from quantdrift.core.notation import moment
 from quantdrift.core.records import Verdict
 
 
@@ -70,7 +71,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
         elif self.serves is Serves.REPLACED:
             text = f"replaced by {self.replaced_by}" if self.replaced_by else "replaced"
         elif self.serves is Serves.SILENT and self.seen_at is not None:
-            text = f"silent since {self.seen_at:%Y-%m-%d %H:%M} UTC"
+            text = f"silent since {moment(self.seen_at)}"
         else:
             text = self.serves.value
         return f"{text}, paused {self.paused}" if self.paused else text

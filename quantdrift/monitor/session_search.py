@@ -30,7 +30,7 @@ from quantdrift.drift.dependence import (
     log_evidence,
     log_threshold,
 )
-from quantdrift.monitor.fold.verdict import looks_like_sessions
+from quantdrift.facts.words.verdict import looks_like_sessions
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence, unfenced
 from quantdrift.storage.monitor.read import read_catalog

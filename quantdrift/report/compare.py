@@ -11,6 +11,7 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.wrong_values import nearest
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import moment
 from quantdrift.core.records import Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
@@ -28,7 +29,6 @@ from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject
 from quantdrift.report.figures import ComparedSlice, ComparedVersion, Gap, SideFigures, VersionComparison
 from quantdrift.report.finding import by_key, task_of
 from quantdrift.report.period import ceiling, floor
-from quantdrift.report.wording import moment
 from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.estimates import (
     MOST_ROWS,

@@ -12,6 +12,8 @@ from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.interval import Quantile
+from quantdrift.facts.words.comparison import compared
+from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.figures import SliceFigures as Measured
@@ -192,8 +194,6 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
         How the reference's outputs contradict the configuration, as last checked; empty if they do not.
     status
         The worst verdict in the period: firing, warning, unknown or ok.
-    headline
-        A summary in one or two sentences.
     n_slices, n_unknown
         Slices watched besides the aggregate, and how many of these are unknown.
     aggregate
@@ -213,7 +213,6 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     precision: str = ""
     doubt: str = ""
     status: Verdict
-    headline: str
     n_slices: int
     n_unknown: int
     aggregate: SliceFigures | None
@@ -403,9 +402,22 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
     not_in: tuple[Gap, ...] = ()
     cost: Figure | None = None
 
-    def n_of(self, change: Change) -> int:
-        """Return how many slices, the aggregate left out, changed so."""
-        return sum(entry.change is change for entry in self.slices)
+    @property
+    def sentence(self) -> str:
+        """What the comparison shows."""
+        whole = self.aggregate
+        shares = (
+            (whole.old.flip.mean, whole.new.flip.mean)
+            if whole and whole.old.flip and whole.new.flip
+            else None
+        )
+        return compared(
+            f"{self.model} {self.new.label or self.new.version}",
+            self.old.label or self.old.version,
+            [(entry.name, entry.change) for entry in self.slices],
+            None if whole is None else whole.change,
+            shares,
+        )
 
 
 class Mark(_Figures, frozen=True, kw_only=True):
@@ -464,6 +476,11 @@ class LabelFigures(_Figures, frozen=True, kw_only=True):
     model: str
     version: str
     slices: tuple[LabelledSlice, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Whether accuracy was lost, and where."""
+        return lost([(entry.slice, entry.n_items, entry.loss) for entry in self.slices])
 
 
 class Replays(_Figures, frozen=True, kw_only=True):
@@ -538,5 +555,9 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
         return "Nothing was compared in this period: health is unknown, not good."
 
     def headlines(self) -> list[str]:
-        """Return the headline of each version; without a version, the sentence of `silence`."""
-        return [model.headline for model in self.models] or [self.silence()]
+        """Return the answer on each model, its incidents and its replaced versions; without a version, the sentence of `silence`."""
+        lines = []
+        for brief in self.briefs:
+            lines += [brief.answer, *(f"Incident: {line}" for line in brief.incidents)]
+            lines += [f"{brief.model} {line.question}, replaced: {line.answer}" for line in brief.replaced]
+        return lines or [self.silence()]

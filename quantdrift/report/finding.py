@@ -8,6 +8,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.links import alert_page, slice_page, trace_link
+from quantdrift.core.notation import moment
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.tasks import Task
@@ -15,9 +16,11 @@ from quantdrift.core.text import plain
 from quantdrift.facts.explanation import Kind
 from quantdrift.facts.figures import Figure, Scope, Served, Subject, period
 from quantdrift.facts.interval import excess, quantile, shortfall
+from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.facts.words.details import DECIDED
 from quantdrift.facts.words.ending import AFTER
+from quantdrift.facts.words.speed import speed
 from quantdrift.report.figures import (
     EpisodeFigures,
     ExampleFigures,
@@ -25,13 +28,10 @@ from quantdrift.report.figures import (
     ModelFigures,
     SliceFigures,
 )
-from quantdrift.report.wording import headline, moment, speed_sentence
 from quantdrift.storage.estimates import Sums
 from quantdrift.storage.figures import AlertFigures, of_slice
 from quantdrift.storage.figures import SliceFigures as Measured
 from quantdrift.storage.monitor.alerts import AlertFact
-from quantdrift.storage.page.history import Times
-from quantdrift.storage.page.now import Saved
 from quantdrift.storage.report.facts import (
     Direction,
     Example,
@@ -78,9 +78,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         Episodes that were open at some time of the period, pages first.
     served
         Per version the time in which there is data of it.
-    times, learned_s, saved
+    times, learned_s, items
         Per version how long its answers took at the end of the period, and what 99 % did not exceed when that was learned; and
-        what an item cost with reference and candidate.
+        how long an item took with reference and candidate.
     people
         How many people got a changed answer on the last day of data.
     """
@@ -96,7 +96,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     served: Mapping[int, Served] = {}
     times: Mapping[int, Times] = {}
     learned_s: Mapping[int, float] = {}
-    saved: tuple[Saved, ...] = ()
+    items: tuple[ItemTimes, ...] = ()
     people: Mapping[Key, Figure] = {}
 
     def figures_of(self, version: Version, slice_id: int, unit: str) -> Measured:
@@ -229,21 +229,15 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         precision=version.precision,
         doubt=version.doubt,
         status=_status(entries, alerts),
-        headline=headline(
-            f"{version.model} {version.candidate_version}",
-            others,
-            aggregate if aggregate and aggregate.n_exchanges else None,
-            alerts,
-        ),
         n_slices=len(others),
         n_unknown=sum(entry.verdict is Verdict.UNKNOWN for entry in others),
         aggregate=aggregate,
         slices=others,
-        speed=speed_sentence(
+        speed=speed(
             facts.times.get(version.id),
             [
                 one
-                for one in facts.saved
+                for one in facts.items
                 if (one.model, one.version) == (version.model, version.candidate_version)
             ],
             config.budget(version.model).latency_p99_s,

@@ -10,7 +10,9 @@ from quantdrift.core.records import UNVERIFIED, Metric
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.facts import figures
 from quantdrift.facts.figures import Figure, Served
-from quantdrift.facts.incidents import ACTIONS, Incident
+from quantdrift.facts.incidents import Incident
+from quantdrift.facts.speed import Times
+from quantdrift.facts.words.happened import happened, released
 from quantdrift.report.compare import DAYS, Sides, compare_pair
 from quantdrift.report.figures import (
     CoverageFigures,
@@ -39,8 +41,8 @@ from quantdrift.storage.figures import versions as versions_until
 from quantdrift.storage.incidents import list_incidents
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.monitor.alerts import AlertFact, Finding, alerts_between, findings_of
-from quantdrift.storage.page.history import Times, baselines, times
-from quantdrift.storage.page.now import saved
+from quantdrift.storage.page.history import baselines, times
+from quantdrift.storage.page.now import item_times
 from quantdrift.storage.report.facts import Changes, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
 
@@ -169,7 +171,7 @@ async def gather(
         facts,
         times=await _times(reader, config, facts, period),
         learned_s=await _learned_s(reader, config, facts),
-        saved=tuple(await saved(reader.connection, period.end - _SPEED_SPAN, period.end)),
+        items=tuple(await item_times(reader.connection, period.end - _SPEED_SPAN, period.end)),
     )
 
     progress("reading alerts")
@@ -328,21 +330,13 @@ def _serving(facts: Facts, series: Sequence[SliceSums]) -> dict[str, int]:
     return {model: version for model, (_, version) in newest.items()}
 
 
-def _decided(action: str, subject: str) -> str:
-    """Return what a person did, from an entry of the audit: `alert 5 closed` of `alert close` and `alert 5`."""
-    noun, _, verb = action.partition(" ")
-    if noun == "alert" and verb in ACTIONS:
-        return f"{subject} {ACTIONS[verb]}"
-    return f"{action} {subject}".strip()
-
-
 async def _marks(reader: Reader, period: Period, versions: Sequence[Version], model: str) -> tuple[Mark, ...]:
     releases = [
         Mark(
             at=version.first_seen_at,
             kind="release",
             model=version.model,
-            what=f"version {version.candidate_version} was seen for the first time",
+            what=released(version.candidate_version),
         )
         for version in versions
         if period.begin <= version.first_seen_at < period.end
@@ -353,7 +347,7 @@ async def _marks(reader: Reader, period: Period, versions: Sequence[Version], mo
             at=decision.at,
             kind="decision",
             model=decision.model,
-            what=_decided(decision.action, decision.subject),
+            what=happened(decision.action, decision.subject),
             who=decision.actor,
             why=decision.note,
         )

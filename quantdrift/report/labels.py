@@ -6,6 +6,7 @@ from typing import Final
 import msgspec
 
 from quantdrift.facts.estimate import Estimate, correlation, difference, product, ratio
+from quantdrift.facts.words import labels
 from quantdrift.storage.labels import Drawn, Outcome
 
 FEWEST_DRAWN: Final = 10
@@ -48,11 +49,12 @@ class LabelledSlice(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """The result in words."""
-        if self.loss.low is None or self.loss.high is None:
-            return "too few labels"
-        if self.loss.low > 0:
-            return "less accurate than the reference"
-        return "more accurate than the reference" if self.loss.high < 0 else "no clear difference in accuracy"
+        return labels.outcome(self.loss)
+
+    @property
+    def accuracy(self) -> str:
+        """How much accuracy is lost or gained, in words."""
+        return labels.accuracy(self.loss)
 
 
 def worst_first(outcomes: Sequence[Outcome]) -> tuple[LabelledSlice, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import jinja2
 from markupsafe import Markup
 
-from quantdrift.core.notation import count_of, duration, number, percent
+from quantdrift.core.notation import about, count_of, duration, number, percent
 from quantdrift.core.text import plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.cost import money_of
@@ -42,6 +42,7 @@ def environment(surface: str) -> jinja2.Environment:
         "count": lambda n: f"{round(n):,}",
         "count_of": count_of,
         "duration": duration,
+        "about": about,
         "money": money_of,
         "tidy": lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
     }

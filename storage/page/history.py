@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.estimate import ClusterSums, Estimate, ratio
 from quantdrift.facts.interval import HIGHEST
+from quantdrift.facts.speed import Times
 from quantdrift.storage.estimates import ROLL_UP, Side, cluster_sums, roll_up_of
 from quantdrift.storage.labels import Outcome, outcomes
 from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
@@ -18,7 +19,7 @@ from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import PATIENCE_S, Fact, in_time, rows
 from quantdrift.storage.worst import worst_keys
 
-_FactT = TypeVar("_FactT", bound=Fact)
+_FactT = TypeVar("_FactT", bound=msgspec.Struct)
 # The end of a period is up to an hour after the last exchange.
 # The less is read, the less time it may take: together with what follows, some seconds at worst.
 _LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
@@ -194,29 +195,6 @@ class BaselineNow(Fact, frozen=True, kw_only=True):
     def level(self) -> float | None:
         """Its mean, divided by the metric's cap; None: it has no groups."""
         return self.total / self.share if self.total is not None and self.share else None
-
-
-class Times(Fact, frozen=True, kw_only=True):
-    """How long the candidate took for a part of its answers, in seconds, as the relay saw it; estimates of the traffic.
-
-    Parameters
-    ----------
-    part
-        `answer`: from the last byte of the request to the last byte of the answer. `first token`: of streams, to the first
-        byte. `further token`: of streams whose tokens are counted, for each token after the first.
-    n
-        Exchanges, of the newest 20,000.
-    median, p99
-        What half of the traffic, and 99 % of it, do not exceed.
-    slower
-        Share of the traffic above the budget that was asked about.
-    """
-
-    part: str
-    n: int
-    median: float
-    p99: float
-    slower: float
 
 
 class Singles(Fact, frozen=True, kw_only=True):

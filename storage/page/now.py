@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.facts.figures import Figure
+from quantdrift.facts.speed import ItemTimes
 from quantdrift.facts.status import WORST_FIRST
 from quantdrift.storage import cost
 from quantdrift.storage.cost import ReplayTime
@@ -409,38 +410,19 @@ async def single_facts(
     )
 
 
-class Saved(Fact, frozen=True, kw_only=True):
-    """What one item costs with the reference and with the candidate, each as it was measured.
-
-    Parameters
-    ----------
-    device
-        What the reference ran on; empty: the batches do not say it. That of the candidate is not known.
-    items
-        That were timed on both sides.
-    reference
-        Seconds of computing for an item, in batches of the shadow.
-    candidate
-        Seconds for an item of an exchange, as the relay saw it: waiting and network are part of it.
-    """
-
-    model: str
-    version: str
-    device: str
-    items: int
-    reference: float
-    candidate: float
+async def item_times_quickly(
+    connection: AsyncConnection, begin: datetime, end: datetime
+) -> list[ItemTimes] | None:
+    """Return the same as `item_times`; None: it takes too long to read."""
+    return await in_time(connection, partial(item_times, connection, begin, end), PATIENCE_S)
 
 
-async def saved_quickly(connection: AsyncConnection, begin: datetime, end: datetime) -> list[Saved] | None:
-    """Return the same as `saved`; None: it takes too long to read."""
-    return await in_time(connection, partial(saved, connection, begin, end), PATIENCE_S)
-
-
-async def saved(connection: AsyncConnection, begin: datetime, end: datetime) -> list[Saved]:
-    """Return what an item cost on each side, by version and device, in the newest 500 batches of a time."""
-    found = (await connection.exec_driver_sql(queries.filled(queries.SAVED, begin=begin, end=end))).mappings()
-    return [msgspec.convert(dict(row), Saved, strict=False) for row in found]
+async def item_times(connection: AsyncConnection, begin: datetime, end: datetime) -> list[ItemTimes]:
+    """Return how long an item took on each side, by version and device, in the newest 500 batches of a time."""
+    found = (
+        await connection.exec_driver_sql(queries.filled(queries.ITEM_TIMES, begin=begin, end=end))
+    ).mappings()
+    return [msgspec.convert(dict(row), ItemTimes, strict=False) for row in found]
 
 
 async def replays(connection: AsyncConnection, begin: datetime) -> list[Replays]:

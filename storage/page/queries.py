@@ -183,7 +183,7 @@ where kind = 'comparison' and stored_at >= now() - interval '1 hour'
 group by 1, 2
 order by items desc;
 """
-SAVED: Final = """
+ITEM_TIMES: Final = """
 select model, candidate_version as version, device, count(*) as items, avg(replay_s / n_rows) as reference, avg(latency_s / n_items) as candidate
 from (
   select id, coalesce(provenance ->> 'device', '') as device, replay_s, n_rows

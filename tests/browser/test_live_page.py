@@ -188,7 +188,7 @@ async def test_pages_with_a_firing_alert_lead_with_it(
         for width, scheme in ((390, "dark"), (1280, "light")):
             seen = await _look(browser, base, paths, width, scheme)  # type: ignore[arg-type]
             assert all("\u202e" not in text and "\x1b" not in text for text in seen.values())
-            assert "Too many answers changed in </td><script>" in seen["/"]
+            assert "No, not everywhere: in </td><script>" in seen["/"]
             assert "trace 4bf92f35" in seen[paths[-1]]
             assert f"quantdrift diagnose {alert} --candidate" in seen[f"/alert/{alert}"]
             assert "labels wanted --model digits --slice" in seen[f"/alert/{alert}"]
@@ -462,8 +462,11 @@ async def test_the_pages_say_what_labels_and_scores_say_and_wait_for_no_slow_que
         assert "unquantised: one 71 %, zero 20 %" in seen[paths[0]]
         assert "request id r-17" in seen[paths[0]]
         assert "Worst exchanges of the last day" in seen[paths[0]]
-        assert "a loss of accuracy of" in seen[paths[0]]
-        assert re.search(r"a loss of accuracy of \S+ % \(\S+ % to \S+ %\) since the onset", seen[paths[1]])
+        assert "fewer answers are right than with the reference" in seen[paths[0]]
+        assert re.search(
+            r"\S+ % fewer answers are right than with the reference \(\S+ % to \S+ %\) since the onset",
+            seen[paths[1]],
+        )
         assert "Runbook" in seen[paths[1]]
         assert "scanner=faint" in seen[paths[2]]
         async with record.transaction():  # whoever reads single exchanges waits for this
@@ -550,8 +553,8 @@ async def test_a_slice_shows_its_decisions_its_baseline_and_its_margins_and_the_
         item.at.timestamp() // 60 for item in story.items if item.flip and item.part == 1 and item.at >= since
     }
     assert f"at least {len(faint)} people got a changed answer on its last day." in seen[paths[2]]
-    assert "a loss of accuracy of" in seen[paths[1]]
-    assert "labels: no clear difference" in seen[paths[1]]
+    assert "fewer answers are right than with the reference" in seen[paths[1]]
+    assert "no clear difference in accuracy" in seen[paths[1]]
 
 
 async def _nasty_story(dsn: str, record: asyncpg.Connection) -> Story:

@@ -236,7 +236,7 @@ async def test_the_report_answers_whether_accuracy_was_lost(
     assert (await labels(dsn, tmp_path, "load", "truth.csv", "--by", "header.x-request-id"))[0] == 0
     page = await report()
     assert (
-        "**Was accuracy lost**: Yes: by 80 true labels, in all traffic 50.0 (37.5 to 61.7) % fewer answers"
+        "**Was accuracy lost**: Yes: 80 true labels show that in all traffic 50 % fewer answers are right than with the reference (38 % to 62 %)."
         in page
     )
     assert "## True labels: digits int8" in page

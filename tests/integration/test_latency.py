@@ -16,6 +16,7 @@ from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Suspect
 from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.words.alert import text_of
 from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.baselines.signal_view import signal_views
@@ -32,8 +33,8 @@ from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import Source, to_us
 from quantdrift.storage.monitor.write import write
-from quantdrift.storage.page.history import Times, baselines, times
-from quantdrift.storage.page.now import Saved, reading, saved
+from quantdrift.storage.page.history import baselines, times
+from quantdrift.storage.page.now import item_times, reading
 from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import (
     ALL_ID,
@@ -181,9 +182,9 @@ async def test_what_quantisation_saves_is_per_item_and_only_where_both_sides_wer
             ],
         )
     async with reading(database) as connection:
-        found = await saved(connection, now - timedelta(hours=1), now + timedelta(hours=1))
+        found = await item_times(connection, now - timedelta(hours=1), now + timedelta(hours=1))
     assert found == [
-        Saved(model="digits", version="1", device="cpu", items=4, reference=0.1, candidate=0.01),
+        ItemTimes(model="digits", version="1", device="cpu", items=4, reference=0.1, candidate=0.01),
     ]
 
 
@@ -206,9 +207,9 @@ async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
     assert episode.examples == ()
     assert episode.advice == tuple(str(step) for step in text_of(slow).do_now)
     assert "100 % of exchanges took longer than 0.25 s since" in episode.decided
-    assert "100 % of exchanges in scanner=faint took longer than 0.25 s" in version.headline
+    assert "100 % of exchanges in scanner=faint took longer than 0.25 s" in episode.headline
     assert version.speed.startswith(
-        "Half of its answers took 0.1 s at most, as the relay saw it, and 99 % took 0.4 s at most (0.25 s is the budget, "
+        "Half of its answers took at most 0.1 s at the relay, and 99 % at most 0.4 s (budget: 0.25 s; "
     )
     text = (tmp_path / "report.md").read_text(encoding="utf-8").replace("\\", "")
     assert version.speed in text
@@ -258,7 +259,7 @@ async def test_a_latency_without_a_budget_is_learned_shown_and_accepted_anew(
         form=Form.MARKDOWN,
         clock=ManualClock(BEGIN + timedelta(days=17)),
     )
-    assert "In the time that was learned from, 99 % took 0.11 s at most." in figures.models[0].speed
+    assert "In the time that was learned from, 99 % took at most 0.11 s." in figures.models[0].speed
     with pytest.raises(OperatorError, match="no alert has set aside"):
         await freeze_or_keep(database, Scope(model="digits", metrics=(Metric.LATENCY,)), Source.KEPT)
     since = BEGIN + timedelta(microseconds=stream[N_LEARNED].stored_us - to_us(BEGIN))

@@ -66,7 +66,7 @@ async def test_outputs_that_are_no_distributions_are_not_reported_as_no_divergen
     assert model.aggregate.n_exchanges > 0
     measures = [(entry.flip, entry.divergence) for entry in (model.aggregate, *model.slices)]
     assert set(measures) == {(None, None)}
-    assert "gave outputs that can be compared in this period" in model.headline
+    assert figures.briefs[0].lines[0].answer == "Not known."
     assert "no data" in Page(html).text
 
 
@@ -79,10 +79,12 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     figures, html = await _write(postgres_dsn, tmp_path)
     (model,), (episode,) = figures.models, figures.episodes
     assert model.status is Verdict.FIRING
-    assert model.headline.startswith(
-        "1 of 5 slices of digits int8-7 drifted: scanner=faint: drifted, while in all"
+    answer = (
+        "No, not everywhere: in scanner=faint more answers of digits int8-7 changed than the budget allows."
     )
-    assert "1 slice is unknown" in model.headline
+    assert figures.headlines()[0] == figures.briefs[0].answer == answer
+    said = {line.question: line.answer for line in figures.briefs[0].lines}
+    assert said["Not known"].startswith("How 1 slice of int8-7 is: too little was compared")
     assert (episode.alert_id, episode.metric) == (story.alert_id, Metric.FLIP)
     assert episode.now is not None
     assert episode.now.changed_share is not None
@@ -94,7 +96,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     text = Page(html).text
     assert "Quantisation drift" in text
     assert "against reference 5f1d5f1d5f1d, float32+bfloat16" in text
-    assert model.headline in text
+    assert answer in text
     assert "12 minutes later" in text
     assert text.count("candidate not finite") == 5
     assert "https://tracing.example.com/4bf92f3577b34da6a3ce929d0e0e4736" in html
@@ -261,8 +263,9 @@ async def test_a_model_without_slices_has_its_aggregate(postgres_dsn: str, tmp_p
     assert (model.n_slices, model.slices) == (0, ())
     assert model.aggregate is not None
     assert model.aggregate.reason == "the monitor has not folded it yet"
-    assert model.headline.startswith(
-        "The health of digits int8-7 is not known yet (the monitor has not folded it yet)"
+    assert (
+        figures.briefs[0].answer
+        == "Not known if digits int8-7 is good enough: the monitor has not folded it yet."
     )
     assert html.count('class="chart plot"') == 2
 
@@ -275,9 +278,7 @@ async def test_two_hundred_slices_are_capped_and_counted(postgres_dsn: str, tmp_
     assert (figures.source, figures.bucket_s) == ("rollup_hour", 10_800.0)
     assert model.n_slices == 200
     assert model.slices[0].name == "scanner=s001"
-    assert model.headline.startswith(
-        "1 of 200 slices of digits int8-7 drifted: scanner=s001: drifted, while in all"
-    )
+    assert figures.briefs[0].answer.startswith("No, not everywhere: in scanner=s001 ")
     assert html.count('class="chart plot"') == 2 * 13 + 1
     text = Page(html).text
     assert "175 slices with less divergence are left out here; 175 OK" in text
@@ -321,7 +322,7 @@ async def test_hostile_slice_values_stay_text(postgres_dsn: str, tmp_path: Path)
     await db.close()
     figures, html = await _write(postgres_dsn, tmp_path)
     page = Page(html)
-    assert evil in figures.models[0].headline
+    assert evil in figures.briefs[0].answer
     assert evil in page.text
     assert not {"script", "img"} & set(page.tags)
     assert not any(name.startswith("on") for name, _ in page.attributes)
@@ -358,7 +359,7 @@ async def test_a_silent_slice_with_an_open_alert_is_still_reported(postgres_dsn:
     figures, html = await _write(postgres_dsn, tmp_path, days=40)
     (model,) = figures.models
     assert model.status is Verdict.FIRING
-    assert "1 alert was open" in model.headline
+    assert figures.briefs[0].answer.startswith("No, not everywhere: in scanner=faint ")
     assert all(entry.verdict is not Verdict.OK for entry in model.slices)
     assert "There is no data to draw" in Page(html).text
 

@@ -154,7 +154,7 @@ def test_samples_that_a_vanished_sidecar_had_make_a_slice_unknown() -> None:
     assert verdict is Verdict.UNKNOWN
     assert reason == (
         "loss: 60 of this model's samples of the last hour are not accounted for: a sidecar ended without sending its last"
-        " counts, as when its machine was lost; see `quantdrift status`"
+        " counts, for example because its machine was lost; see `quantdrift status`"
     )
 
 
@@ -320,7 +320,9 @@ def test_an_answer_of_text_needs_a_divergence_to_be_measured() -> None:
         for rows in quiet(400)
     ]
     fold, _ = fold_all(checked, config=text)
-    assert _told(fold)[1].startswith("not measured: 400 of 400 answers have no log-probabilities")
+    assert _told(fold)[1].startswith(
+        "not measured: 400 of 400 answers are sampled texts without log-probabilities"
+    )
     broken = [
         msgspec.structs.replace(
             rows, comparisons=tuple(msgspec.structs.replace(row, flip=1.0) for row in rows.comparisons)

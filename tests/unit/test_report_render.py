@@ -95,7 +95,7 @@ def test_every_part_of_the_page_is_there() -> None:
     """Figures that fill every part are all told."""
     text = _page(make_figures()).text
     for part in (
-        "1 of 2 slices of digits int8-7 drifted.",
+        "No, not everywhere: in scanner=faint digits int8-7 has drifted.",
         "100,000",
         "against reference 5f1d5f1d5f1d, float32+bfloat16",
         "page scanner=faint",
@@ -140,7 +140,7 @@ def test_the_terminal_shows_the_headlines_the_worst_tails_and_the_path() -> None
     """What matters, with a dash where too little is known, and where the rest is."""
     shown = [" ".join(line.split()) for line in summary(make_figures()).splitlines()]
     assert shown == [
-        "1 of 2 slices of digits int8-7 drifted.",
+        "No, not everywhere: in scanner=faint digits int8-7 has drifted.",
         "",
         "digits int8-7, KL in nats",
         "slice verdict flips KL p95 p99 p99.9 mean above p99 exchanges",

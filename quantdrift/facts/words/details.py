@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from quantdrift.core.notation import count_of, from_to, number, percent
+from quantdrift.core.notation import count_of, from_to, moment, number, percent
 from quantdrift.core.records import SHARES, Metric
 from quantdrift.core.tasks import MEASURES, Measure
 from quantdrift.facts.events import AlertEvent
@@ -98,7 +98,7 @@ def details(event: AlertEvent) -> tuple[str, ...]:
 def decided(event: AlertEvent) -> str:
     """Return what decided as one clause: the value since the onset and the value it is compared with; empty: not known."""
     evidence, measure = event.evidence, MEASURES[event.slice.task]
-    since = "the onset" if event.onset is None else f"{event.onset:%Y-%m-%d %H:%M} UTC"
+    since = "the onset" if event.onset is None else moment(event.onset)
     since = f"since {since} ({count_of(evidence.n_since_onset or 0, 'observation')})"
 
     def value(number_: float) -> str:

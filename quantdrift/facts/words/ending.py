@@ -5,7 +5,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
-from quantdrift.core.notation import listed, number, percent
+from quantdrift.core.notation import listed, moment, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.facts.events import AlertEvent, Ending
 from quantdrift.facts.explanation import Kind
@@ -44,7 +44,7 @@ def serves_no_more(version: str, last_seen: datetime | None, serving: Sequence[s
     serving
         The versions that serve now; with `version` among them it is compared with another reference now.
     """
-    at = "" if last_seen is None else f" {last_seen:%Y-%m-%d %H:%M} UTC"
+    at = "" if last_seen is None else f" {moment(last_seen)}"
     if version in serving:
         last = f"; with this one last{at}" if at else ""
         return f"{version} is compared with another reference now{last}."
@@ -62,7 +62,7 @@ def over_with(version: str, last_seen: datetime | None, serving: Sequence[str]) 
 
 def closed_by(person: str, at: datetime, reason: str) -> str:
     """Return who closed an alert, and why."""
-    return f"{person} closed this alert ({at:%Y-%m-%d %H:%M} UTC): {reason}"
+    return f"{person} closed this alert ({moment(at)}): {reason}"
 
 
 def ended(event: AlertEvent) -> AlertText:

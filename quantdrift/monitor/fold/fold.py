@@ -23,6 +23,7 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.share import HISTORY_H, KEPT, WINDOWS_H
 from quantdrift.drift.watch import Change, SignalKey, advance_joined
 from quantdrift.facts.events import Ending
+from quantdrift.facts.words.verdict import NO_REFERENCE, RETIRED
 from quantdrift.monitor.fold.groups import (
     Columns,
     Observation,
@@ -38,7 +39,7 @@ from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.monitor.fold.slice_state import CLOSED, RETIRED_AFTER_US, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
-from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, alert, close, end, settle
+from quantdrift.monitor.fold.verdict import alert, close, end, settle
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from quantdrift.core.notation import percent
 from quantdrift.drift.share import HISTORY_H, Shares, fallen, usable_hours
+from quantdrift.facts.words.verdict import fewer_samples
 from quantdrift.monitor.fold.loss import LEAST_LOST, RecentCounts
 from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.storage.monitor.rows import ShareHour
@@ -117,8 +117,4 @@ def _reason(counts: RecentCounts, before: float, now: float, max_ratio: float) -
     of_slice = min(missing, before - now) / before
     if counts.missing < LEAST_LOST or missing < _EXPLAINED * (before - now) or of_slice <= max_ratio:
         return ""
-    return (
-        f"samples missing: its share of the samples fell from {percent(before)} to {percent(now)} while"
-        f" {percent(missing)} of all samples were lost, so up to {percent(of_slice)} of its own may be among them;"
-        " see `quantdrift status`"
-    )
+    return fewer_samples(before, now, missing, of_slice)

@@ -28,6 +28,7 @@ from quantdrift.drift.noise import (
     window_of,
 )
 from quantdrift.facts.events import NoiseEvent
+from quantdrift.facts.words.verdict import too_noisy
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
@@ -209,11 +210,12 @@ class NoiseFloors:
             for metric in WATCHED:
                 row = self._in_use(key, side, metric.value)
                 if row is not None and row.exceeds:
-                    where = " in this slice" if row.slice_id != _VERSION else ""
-                    proved = row.slice_id == _VERSION or row.low > NOISE_BOUND * row.budget
-                    return (
-                        f"noise: the {side.value} {'differs' if proved else 'may differ'} from itself by too large a part of"
-                        f" the {metric.value} budget{where}"
+                    of_version = row.slice_id == _VERSION
+                    return too_noisy(
+                        side.value,
+                        metric.value,
+                        proved=of_version or row.low > NOISE_BOUND * row.budget,
+                        where="" if of_version else " in this slice",
                     )
         return ""
 

@@ -131,7 +131,6 @@ class FoldTable(SliceTable):
         self.noise = {key: doubled(column) for key, column in self.noise.items()}
 
 
-REPLACED = "replaced: another version of this model serves, and this one does not any more"
 CLOSED = "closed by "  # begin of the reason of a slice whose alert a person closed
 
 

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Monitor
-from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Suspect, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, GROWTH
@@ -19,10 +18,11 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey, Survey
 from quantdrift.facts.events import Ending
-from quantdrift.facts.words.alert import RETURNED, how_to_declare, over_counts, reason_of
+from quantdrift.facts.words import verdict as words
+from quantdrift.facts.words.alert import RETURNED, over_counts, reason_of
 from quantdrift.monitor.fold.alert_event import AlertEnd, transition_row
 from quantdrift.monitor.fold.loss import LEAST_LOST, RecentCounts
-from quantdrift.monitor.fold.slice_state import REPLACED, UNJUDGED, Key, SliceState, rows_of
+from quantdrift.monitor.fold.slice_state import UNJUDGED, Key, SliceState, rows_of
 from quantdrift.monitor.fold.state import FoldState
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
@@ -31,12 +31,6 @@ LEAST_UNMEASURED = 30  # a few answers of the first minute say nothing of the tr
 UNDECIDED_FROM = 1e-3
 _SURE = 20.0  # evidence over mass: without drift its expectation is at most 1, so that some 5 % of healthy slices exceed it
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
-RETIRED = "retired: nothing was compared for 30 days"
-LOST = "loss: too many of its samples were lost or not observed in the last hour: see `quantdrift status`"
-PAUSED = "paused: sampling was paused "
-_NOT_NOW = "; nothing is compared now, because sampling was paused "
-UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
-NO_REFERENCE = "no reference: map this version to one in models.references"
 
 
 class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,8 +152,8 @@ def judge(status: SliceStatus, limits: Monitor) -> tuple[Verdict, str]:
     """
     facts = _facts(status, limits)
     case = next(case for case in CASES if case.holds(facts, limits))
-    words = case.words if isinstance(case.words, str) else case.words(status, limits)
-    return case.verdict or ALERTS[status.phase], words
+    reason = case.words if isinstance(case.words, str) else case.words(status, limits)
+    return case.verdict or ALERTS[status.phase], reason
 
 
 def _facts(status: SliceStatus, limits: Monitor) -> Facts:
@@ -175,7 +169,7 @@ def _facts(status: SliceStatus, limits: Monitor) -> Facts:
         n_groups=np.asarray(status.n_groups),
         sessions=np.asarray(bool(status.session_attribute)),
         loses=np.asarray(loses),
-        loses_somehow=np.asarray(loses and _loss(counts) == LOST),
+        loses_somehow=np.asarray(loses and _loss(counts) == words.LOST),
         fallen=np.asarray(bool(status.fallen)),
         silent_s=np.asarray(status.silent_s),
         offered=np.asarray(counts.offered > 0),
@@ -185,31 +179,10 @@ def _facts(status: SliceStatus, limits: Monitor) -> Facts:
     )
 
 
-def _alarm(status: SliceStatus, _: Monitor) -> str:
-    alarm = (status.alarm or UNNAMED).partition(_NOT_NOW)[0]
-    return f"{alarm}{_NOT_NOW}{status.paused}" if status.paused else alarm
-
-
-def looks_like_sessions(attribute: str) -> str:
-    """Return why a slice whose requests with one value of `attribute` are alike is `unknown`, and what to do."""
-    return f"looks like sessions: requests that share {attribute} are correlated and are over-counted: {how_to_declare(attribute)}"
-
-
 def _is_unmeasured(n_items: IntArray, n_unmeasured: IntArray) -> BoolArray:
     """Return whether most of what was compared was not measured, and that is no accident of a few."""
     found: BoolArray = (n_unmeasured >= LEAST_UNMEASURED) & (2 * n_unmeasured > n_items)
     return found
-
-
-def _unmeasured(status: SliceStatus) -> str:
-    why = (
-        "have no log-probabilities, and were sampled"
-        if status.task is Task.GENERATION
-        else "could not be measured: the reference gave numbers that are not finite"
-    )
-    return (
-        f"not measured: {status.n_unmeasured:,} of {status.n_items:,} answers {why}; see `quantdrift status`"
-    )
 
 
 def _loses(counts: RecentCounts, limits: Monitor) -> bool:
@@ -219,88 +192,65 @@ def _loses(counts: RecentCounts, limits: Monitor) -> bool:
 
 def _loss(counts: RecentCounts) -> str:
     """Return why samples are missing: the most frequent way."""
-    if counts.quarantined > max(counts.lost, counts.expired, counts.unaccounted):
-        share = 100 * min(1.0, counts.quarantined / max(counts.taken, counts.missing))
-        return (
-            f"loss: {share:.0f} % of this model's samples of the last hour could not be compared, most of them because of"
-            f" `{counts.quarantined_for}`; see `quantdrift status`"
-        )
-    if counts.unaccounted > max(counts.lost, counts.expired):
-        return (
-            f"loss: {_round(counts.unaccounted):,} of this model's samples of the last hour are not accounted for: a sidecar"
-            " ended without sending its last counts, as when its machine was lost; see `quantdrift status`"
-        )
-    return _expired(counts) if counts.expired > counts.lost else LOST
-
-
-def _expired(counts: RecentCounts) -> str:
     # What expired in the last hour may have been taken before it.
-    share = 100 * counts.expired / max(counts.taken, counts.missing)
-    return (
-        f"loss: {share:.0f} % of this model's samples of the last hour expired in the stream before they were replayed:"
-        " the shadow is too slow or was away; add workers or raise stream.max_age_s"
-    )
-
-
-def _more(n: int, status: SliceStatus) -> str:
-    return count_of(n, "more person", "more people") if status.has_people else count_of(n, "more exchange")
-
-
-def _round(n: int) -> int:
-    """Return `n` to two significant digits: the reason is no counter."""
-    return int(float(f"{n:.2g}"))
+    taken = max(counts.taken, counts.missing)
+    if counts.quarantined > max(counts.lost, counts.expired, counts.unaccounted):
+        return words.quarantined(counts.quarantined / taken, counts.quarantined_for)
+    if counts.unaccounted > max(counts.lost, counts.expired):
+        return words.unaccounted(counts.unaccounted)
+    return words.expired(counts.expired / taken) if counts.expired > counts.lost else words.LOST
 
 
 CASES: Final = (
-    Case(lambda of, _: of.replaced, Verdict.UNKNOWN, REPLACED),
-    Case(lambda of, _: of.alerting, None, _alarm),
+    Case(lambda of, _: of.replaced, Verdict.UNKNOWN, words.REPLACED),
+    Case(lambda of, _: of.alerting, None, lambda status, _: words.alarm(status.alarm, status.paused)),
     # What could hide drift.
     Case(lambda of, _: of.closed, Verdict.UNKNOWN, lambda status, _: status.closed),
     Case(
         lambda of, _: of.paused,
         Verdict.UNKNOWN,
-        lambda status, _: f"{PAUSED}{status.paused}; `quantdrift resume` ends it",
+        lambda status, _: words.sampling_paused(status.paused),
     ),
     Case(
         lambda of, _: _is_unmeasured(of.n_items, of.n_unmeasured),
         Verdict.UNKNOWN,
-        lambda status, _: _unmeasured(status),
+        lambda status, _: words.not_measured(status.n_unmeasured, status.n_items, status.task),
     ),
     Case(
         lambda of, limits: of.n_groups < limits.min_groups,
         Verdict.UNKNOWN,
-        lambda status, limits: f"needs {_more(limits.min_groups - status.n_groups, status)}",
+        lambda status, limits: words.too_few(
+            limits.min_groups - status.n_groups, has_people=status.has_people
+        ),
     ),
     Case(
         lambda of, _: of.sessions,
         Verdict.UNKNOWN,
-        lambda status, _: looks_like_sessions(status.session_attribute),
+        lambda status, _: words.looks_like_sessions(status.session_attribute),
     ),
-    Case(lambda of, _: of.loses_somehow, Verdict.UNKNOWN, LOST),
+    Case(lambda of, _: of.loses_somehow, Verdict.UNKNOWN, words.LOST),
     Case(lambda of, _: of.loses, Verdict.UNKNOWN, lambda status, _: _loss(status.counts)),
     Case(lambda of, _: of.fallen, Verdict.UNKNOWN, lambda status, _: status.fallen),
     Case(
         lambda of, limits: (of.silent_s > limits.stale_after_s) & of.offered,
         Verdict.UNKNOWN,
-        "stale: there is traffic and no comparison",
+        words.STALE,
     ),
     Case(
         lambda of, _: ~of.noisy & (of.evidence_ratio >= UNDECIDED_FROM),
         Verdict.UNKNOWN,
-        "undecided: the evidence is growing and not enough to alert yet",
+        words.UNDECIDED,
     ),
     Case(lambda of, _: of.noisy, Verdict.UNKNOWN, lambda status, _: status.noise),
     Case(
         lambda of, _: of.n_missing > 0,
         Verdict.OK,
-        lambda status, _: (
-            f"no evidence against its budget; its baseline needs some {_more(_round(status.n_missing), status)}"
-        ),
+        lambda status, _: words.no_baseline_yet(status.n_missing, has_people=status.has_people),
     ),
     Case(
         lambda of, _: np.ones_like(of.replaced),
         Verdict.OK,
-        "no evidence against its budget or its baseline",
+        words.HEALTHY,
     ),
 )
 """The cases of the verdict in their order: the first that holds counts. A slice's `judged` is its place in it, from 1."""
@@ -342,7 +292,7 @@ def settle(state: FoldState, slices: Sequence[SliceState], rows: IntArray, compa
 
 def _settle(state: FoldState, entry: SliceState, *, touched: bool) -> None:
     """Judge one slice again."""
-    if not entry.watch.states and entry.reason == NO_REFERENCE:
+    if not entry.watch.states and entry.reason == words.NO_REFERENCE:
         return
     if not touched:
         basis = _basis(state, entry)
@@ -425,7 +375,7 @@ def _losses(
         counts, of = state.recent_counts(*state.count_classes[number]), counted == number
         offered[of] = counts.offered > 0
         loses[of] = _loses(counts, state.limits)
-        loses_somehow[of] = loses[of] & (_loss(counts) == LOST)
+        loses_somehow[of] = loses[of] & (_loss(counts) == words.LOST)
     return loses, loses_somehow, offered
 
 
@@ -536,8 +486,8 @@ def close(state: FoldState, key: Key, reason: str) -> None:
 
 def _leave(state: FoldState, entry: SliceState, *, quiet: bool = False) -> None:
     """End the alert of a version that another one has replaced, until it is back: its detectors keep what they have."""
-    _close(state, entry, REPLACED, Ending.REPLACED, quiet=quiet)
-    _say(state, entry, Verdict.UNKNOWN, REPLACED, touched=True)
+    _close(state, entry, words.REPLACED, Ending.REPLACED, quiet=quiet)
+    _say(state, entry, Verdict.UNKNOWN, words.REPLACED, touched=True)
 
 
 def _come_back(state: FoldState, entry: SliceState) -> None:

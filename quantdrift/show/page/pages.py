@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.records import Verdict
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.estimate import Difference, adjusted, change_of, difference_with_p, scaled
@@ -29,10 +30,11 @@ from quantdrift.facts.incidents import (
     story_text,
     unknown_sentence,
 )
+from quantdrift.facts.words import first_screen
 from quantdrift.facts.words.ending import serves_no_more
+from quantdrift.facts.words.happened import ONSET, happened
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
-from quantdrift.show.page import words
 from quantdrift.show.page.access import FORM_MARK, PERSON
 from quantdrift.show.page.guard import form_problem
 from quantdrift.show.page.notebook import Chosen, notebook
@@ -181,32 +183,20 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """The first line: what is the matter, in words."""
-        severity = self.verdict
-        bad = [one for one in self.worst if one.verdict == severity]
-        names = [one.slice if one.predicate != "true" else "all traffic" for one in bad]
-        if self.verdict == "firing":
-            return f"Too many answers changed in {words.join(names)}."
-        if self.verdict == "warning":
-            return f"Probably too many answers changed in {words.join(names)}; it is not certain yet."
-        if self.verdict == "ok":
-            unknown = self.now.n_unknown
-            rest = (
-                f" {unknown:,} of its {self.now.n_slices - 1:,} slices are not known yet." if unknown else ""
-            )
-            return f"Its answers are within the budget.{rest}"
-        return f"Nobody knows yet: {self.now.reason or 'no exchange of it was compared yet'}."
+        """The first line: is it good enough."""
+        bad = [one for one in self.worst if one.verdict == self.verdict]
+        return first_screen.answer(
+            Verdict(self.verdict),
+            f"{self.now.model} {self.now.version}",
+            [first_screen.name_of(one.slice, one.predicate) for one in bad],
+            n_unknown=self.now.n_unknown,
+            why=self.now.reason or first_screen.NOTHING_COMPARED,
+        )
 
     @property
     def first_step(self) -> str:
         """What to do first."""
-        if self.verdict == "firing":
-            return "Open the alert. Until this is fixed, route these requests to the FP32 model."
-        if self.verdict == "warning":
-            return "Look at the slice in working hours; it pages by itself if it gets certain."
-        if self.verdict == "ok":
-            return "Nothing."
-        return "Look at the page System: it says which step nothing comes through."
+        return first_screen.first_step(Verdict(self.verdict))
 
 
 async def overview(request: web.Request) -> web.Response:
@@ -647,7 +637,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
     if state.mitigation:
         ends = [mitigated_sentence(state.version, state.slice, state.mitigation, state.mitigated_by)]
     marks = [
-        charts.Mark(at=found.onset_at, kind="onset", text="onset (estimated)"),
+        charts.Mark(at=found.onset_at, kind="onset", text=ONSET),
         charts.Mark(at=found.opened_at, kind="alert", text="alert"),
     ]
     person = request.get(PERSON)
@@ -806,7 +796,7 @@ async def system(request: web.Request) -> web.Response:
     async with present.reading(request.app[DATABASE]) as connection:
         changes = await past.audit(connection, 50)
         replays = await present.replays(connection, hour.begin)
-        timed = await present.saved_quickly(connection, hour.begin, now)
+        timed = await present.item_times_quickly(connection, hour.begin, now)
         times = await present.replay_times(connection, hour.begin, now)
         relays = await present.relays(connection, hour.begin)
     return render(
@@ -821,7 +811,7 @@ async def system(request: web.Request) -> web.Response:
         relays=relays,
         replays_sql=queries.REPLAYS.strip(),
         timed=timed,
-        timed_sql=queries.filled(queries.SAVED, begin=hour.begin, end=now),
+        timed_sql=queries.filled(queries.ITEM_TIMES, begin=hour.begin, end=now),
         changes_sql=queries.CHANGES.strip(),
         now=now,
     )
@@ -974,7 +964,11 @@ def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) ->
 
 def _mark(event: past.Event) -> charts.Mark:
     kind = event.kind if event.kind in {"release", "onset", "alert"} else "decision"
-    return charts.Mark(at=event.at, kind=kind, text=plain(words.event(event)))
+    return charts.Mark(
+        at=event.at,
+        kind=kind,
+        text=plain(happened(event.kind, event.subject, event.old_value, event.new_value)),
+    )
 
 
 def _margins(found: Iterable[past.MarginBar]) -> Markup | str:

@@ -8,8 +8,11 @@ from typing import Any, Final
 import jinja2
 from aiohttp import web
 
+from quantdrift.facts.words.amount import scores
+from quantdrift.facts.words.ending import ENDS
+from quantdrift.facts.words.happened import ACTIONS, METRICS, happened
+from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
 from quantdrift.show import rendering
-from quantdrift.show.page import words
 from quantdrift.show.page.access import ACCESS, FORM_MARK, PERSON
 
 STATIC: Final = (rendering.STYLE, "live.js", "icon.svg")
@@ -31,7 +34,17 @@ def _static_url(name: str) -> str:
 @cache
 def _environment() -> jinja2.Environment:
     environment = rendering.environment("page")
-    environment.globals |= {"static": _static_url, "words": words, "FORM_MARK": FORM_MARK}
+    environment.globals |= {
+        "static": _static_url,
+        "FORM_MARK": FORM_MARK,
+        "PARTS": PARTS,
+        "METRICS": METRICS,
+        "ACTIONS": ACTIONS,
+        "ENDS": ENDS,
+        "NOT_COMPARABLE": NOT_COMPARABLE,
+        "happened": happened,
+        "scores": scores,
+    }
     return environment
 
 

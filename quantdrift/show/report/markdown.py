@@ -4,24 +4,16 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from quantdrift.core.notation import count_of, percent
+from quantdrift.core.notation import count_of, moment, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import said
+from quantdrift.facts.words.amount import measured, points, signed
+from quantdrift.facts.words.first_screen import over
 from quantdrift.facts.words.size import size
 from quantdrift.report.figures import ReportFigures, SliceFigures
-from quantdrift.report.wording import (
-    compared_sentence,
-    count,
-    ended,
-    labels_sentence,
-    measured,
-    moment,
-    points,
-    signed,
-)
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 
@@ -77,7 +69,9 @@ def _alerts(figures: ReportFigures) -> list[str]:
     if figures.episodes:
         parts.append("## Alerts")
     for episode in figures.episodes:
-        state = ended(episode) + ("" if episode.resolved_at is None else f" ({moment(episode.resolved_at)})")
+        state = over(episode.resolved_at, episode.ended) + (
+            "" if episode.resolved_at is None else f" ({moment(episode.resolved_at)})"
+        )
         parts += [
             f"### {_text(episode.slice)}",
             _text(
@@ -99,7 +93,7 @@ def _releases(figures: ReportFigures, most_table: int) -> list[str]:
         entries = [entry for entry in (one.aggregate, *one.slices[:most_table]) if entry is not None]
         parts += [
             f"## Release: {_text(one.model)} {_text(one.new.version)}",
-            _text(compared_sentence(one) + (f" Careful: {one.warning}." if one.warning else "")),
+            _text(one.sentence + (f" Careful: {one.warning}." if one.warning else "")),
             _table(
                 ("slice", "change", one.old.version, one.new.version, "difference, points"),
                 (
@@ -122,7 +116,7 @@ def _labels(figures: ReportFigures, most_table: int) -> list[str]:
     for one in figures.labels:
         parts += [
             f"## True labels: {_text(one.model)} {_text(one.version)}",
-            _text(labels_sentence(one)),
+            _text(one.sentence),
             _table(
                 (
                     "slice",
@@ -180,7 +174,7 @@ def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
         measured(Metric.FLIP, entry.flip, ""),
         percent(entry.flip_budget) if entry.flip_budget else "none",
         measured(Metric.DIVERGENCE, entry.divergence, unit),
-        count(entry.n_items),
+        f"{entry.n_items:,}",
         percent(entry.figures.share),
     )
     return (_link(entry.name, entry.page_url), *map(_text, cells))
@@ -188,10 +182,10 @@ def _slice(entry: SliceFigures, unit: str) -> tuple[str, ...]:
 
 def _coverage(figures: ReportFigures) -> str:
     lost = sum(loss.n for loss in figures.coverage.losses)
-    seen = f"- {count(figures.n_offered)} requests seen, {count(figures.n_compared)} compared"
-    lines = [f"{seen}, {count(lost)} lost of {count(figures.coverage.taken)} taken"]
+    seen = f"- {figures.n_offered:,} requests seen, {figures.n_compared:,} compared"
+    lines = [f"{seen}, {lost:,} lost of {figures.coverage.taken:,} taken"]
     if figures.replays is not None and figures.replays.per_million is not None:
-        lines.append(f"- {count(figures.replays.per_million)} replays for a million requests")
+        lines.append(f"- {figures.replays.per_million:,.0f} replays for a million requests")
     lines += [f"- Cost of {_costed(cost)}: {money_of(cost)}" for cost in figures.costs]
     return "\n".join(lines)
 

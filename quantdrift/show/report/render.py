@@ -10,7 +10,7 @@ from markupsafe import Markup
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.facts import status
-from quantdrift.report import wording
+from quantdrift.facts.words import amount, first_screen
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
 from quantdrift.show import rendering
@@ -114,16 +114,14 @@ def render(
 @cache
 def _environment() -> jinja2.Environment:
     environment = rendering.environment("report")
-    environment.filters |= {"detail": wording.detail, "reason": lambda name: REASONS.get(name, "")}
+    environment.filters |= {"detail": amount.detail, "reason": lambda name: REASONS.get(name, "")}
     environment.globals |= {
-        "ended": wording.ended,
-        "amount": wording.amount,
-        "interval": wording.interval,
-        "measured": wording.measured,
-        "signed": wording.signed,
-        "compared_sentence": wording.compared_sentence,
-        "labels_sentence": wording.labels_sentence,
-        "points": wording.points,
+        "over": first_screen.over,
+        "amount": amount.amount,
+        "interval": amount.interval,
+        "measured": amount.measured,
+        "signed": amount.signed,
+        "points": amount.points,
         "Metric": Metric,
         "measures": MEASURES,
         "verdicts": Verdict,

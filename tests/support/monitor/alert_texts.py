@@ -1,9 +1,11 @@
-"""Alerts by case, for the page of texts that is reviewed: `tests/unit/alert_texts.txt`.
+"""Alerts, reasons and sentences by case, for the page of texts that is reviewed: `tests/unit/alert_texts.txt`.
 
 `python -m tests.support.monitor.alert_texts` writes that page again. Read it as somebody who is woken at three, and who learned
 English at school.
 """
 
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,11 +17,22 @@ from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain_lines
 from quantdrift.drift.detectors.protocol import CHANGE
 from quantdrift.drift.watch import Phase
+from quantdrift.facts.estimate import Change, Estimate
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.figures import Figure, FigureName, Subject, period
+from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.status import said
+from quantdrift.facts.words import first_screen
 from quantdrift.facts.words.alert import RETURNED, text_of
+from quantdrift.facts.words.comparison import compared
+from quantdrift.facts.words.first_screen import SliceShare
+from quantdrift.facts.words.happened import happened
+from quantdrift.facts.words.labels import accuracy, lost, not_labelled, outcome
+from quantdrift.facts.words.size import size
+from quantdrift.facts.words.speed import speed
 from quantdrift.facts.words.steps import Ways
+from quantdrift.facts.words.verdict import fewer_samples, too_noisy
 from quantdrift.monitor.fold.loss import RecentCounts
 from quantdrift.monitor.fold.verdict import SliceStatus, judge
 from tests.support.monitor.alert_cases import alert, event_with
@@ -391,6 +404,166 @@ _STATUSES: dict[str, dict[str, Any]] = {
     },
     "stale": {"silent_s": 1e6},
     "undecided": {"evidence_ratio": 0.5},
+    "its share fell": {"fallen": fewer_samples(0.04, 0.01, 0.12, 0.75)},
+    "noise": {"noise": too_noisy("reference", "flip", proved=True)},
+    "noise that may be": {
+        "noise": too_noisy("candidate", "divergence", proved=False, where=" in this slice")
+    },
+    "people are counted": {"n_groups": 260, "has_people": True},
+    "OK, and its baseline lacks people": {"n_missing": 1234, "has_people": True},
+    "firing, and the signal was not recorded": {"phase": Phase.FIRING},
+}
+
+
+_AT: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def _figure(name: FigureName, value: float, low: float | None = None, high: float | None = None) -> Figure:
+    return Figure(
+        name=name,
+        value=value,
+        low=low,
+        high=high,
+        n=254,
+        window=period(_AT, _AT + timedelta(days=1)),
+        of=Subject(model="digits", version="int8-7", slice="scanner=faint"),
+        as_of=_AT,
+    )
+
+
+_SHARE: Final = Estimate(mean=0.053, low=0.031, high=0.083)
+_FAINT: Final = SliceShare(
+    where="scanner=faint",
+    share=_SHARE,
+    n_answers=254,
+    budget=0.01,
+    changed=_figure(FigureName.CHANGED_PER_DAY, 180.0),
+    n_people=146,
+    traffic=0.04,
+)
+_ALL: Final = SliceShare(
+    where="all traffic", share=Estimate(mean=0.004, low=0.003, high=0.0052), n_answers=20_000
+)
+_BARE: Final = SliceShare(where="scanner=faint", share=None, n_answers=0)
+_TITLE: Final = "digits int8-7"
+_LOSS: Final = Estimate(mean=0.041, low=0.02, high=0.06)
+_TIMES: Final = Times(part="answer", n=1_234, median=0.1, p99=0.4, slower=0.013)
+_ITEM: Final = ItemTimes(
+    model="digits", version="int8-7", device="cpu", items=400, reference=0.02, candidate=0.005
+)
+_FINE, _BETTER, _WORSE = Change.UNCLEAR, Change.BETTER, Change.WORSE
+
+
+def _compared(changes: Sequence[Change], whole: Change | None, **more: Any) -> str:
+    slices = [(f"scanner={name}", change) for name, change in zip("abcdef", changes, strict=False)]
+    return compared(_TITLE, "int8-6", slices, whole, **{"shares": (0.01, 0.024)} | more)
+
+
+def _answer(verdict: Verdict, names: Sequence[str] = (), **more: Any) -> str:
+    return first_screen.answer(verdict, _TITLE, names, **more)
+
+
+def _ended(**more: Any) -> str:
+    usual: dict[str, Any] = {
+        "version": "int8-7",
+        "where": "scanner=faint",
+        "metric": Metric.FLIP,
+        "begin": _AT,
+        "end": None,
+        "ended": "",
+        "share": _figure(FigureName.CHANGED_SHARE, 0.053, 0.031, 0.083),
+    }
+    return first_screen.alert_line(**usual | more)
+
+
+SENTENCES: dict[str, str] = {
+    **{
+        f"is it good enough: {metric} {'above its budget' if by_budget else 'above its baseline'}": _answer(
+            Verdict.FIRING, ["scanner=faint"], what=first_screen.wrong(_TITLE, (metric, by_budget))
+        )
+        for metric in (Metric.FLIP, Metric.DIVERGENCE, Metric.LATENCY)
+        for by_budget in (True, False)
+    },
+    "is it good enough: above its budget for a part of the time": _answer(
+        Verdict.FIRING,
+        ["scanner=faint"],
+        what=first_screen.wrong(_TITLE, (Metric.FLIP, True), part_of_time=True),
+    ),
+    "is it good enough: several slices": _answer(Verdict.FIRING, ["scanner=faint", "all traffic"]),
+    "is it good enough: a ticket": _answer(Verdict.WARNING, ["scanner=faint"]),
+    "is it good enough: yes": _answer(Verdict.OK),
+    "is it good enough: yes, as far as it is known": _answer(Verdict.OK, n_unknown=1),
+    "is it good enough: not known of some slices": _answer(Verdict.UNKNOWN, n_unknown=7),
+    "is it good enough: not known at all": _answer(
+        Verdict.UNKNOWN, n_unknown=7, why="needs 40 more exchanges"
+    ),
+    "is it good enough: nothing compared": _answer(Verdict.UNKNOWN, why=first_screen.NOTHING_COMPARED),
+    **{f"first step: {said(verdict)}": first_screen.first_step(verdict) for verdict in Verdict},
+    "how many answers": first_screen.affected([_FAINT, _ALL]),
+    "how large: when it paged, and now": size(
+        _figure(FigureName.CHANGED_SHARE, 0.33), _figure(FigureName.CHANGED_SHARE, 0.19)
+    ),
+    "how large: when it paged": size(_figure(FigureName.CHANGED_SHARE, 0.33), None),
+    "how large: not known": size(None, None),
+    "how many answers so far": first_screen.affected(
+        [msgspec.structs.replace(_FAINT, changed=_figure(FigureName.CHANGED, 12.0))]
+    ),
+    "how many answers: too many slices": first_screen.affected([_FAINT, *[_ALL] * 4]),
+    "how many answers: not known": first_screen.affected([_BARE]),
+    "confidence: an alert": first_screen.confidence(_FAINT, alerts=True),
+    "confidence: no alert": first_screen.confidence(_ALL, alerts=False),
+    "confidence: too little": first_screen.confidence(_BARE, alerts=False),
+    "people": first_screen.people(146),
+    "people: one": first_screen.people(1),
+    "people: none is known": first_screen.people(0),
+    "not known": first_screen.not_known(
+        "int8-7",
+        n_unknown=2,
+        unlabelled=not_labelled("int8-7"),
+        n_gaps=1,
+        gaps=timedelta(hours=3),
+        n_lost=12,
+        lost=0.004,
+    ),
+    "not known: nothing": first_screen.not_known("int8-7"),
+    "what to do: the owners": first_screen.owners(
+        [("digits", "scanner=faint", "Route scanner=faint to the FP32 model.")], n_unknown=0
+    ),
+    "what to do: more must be compared": first_screen.owners([], n_unknown=3),
+    "what to do: nothing": first_screen.owners([], n_unknown=0),
+    "an alert of the period, still open": _ended(),
+    "an alert of the period that ended the same day": _ended(end=_AT + timedelta(hours=2), ended="replaced"),
+    "an alert of the period that ended another day": _ended(end=_AT + timedelta(days=2), ended="recovered"),
+    "an alert of the period about a divergence": _ended(metric=Metric.DIVERGENCE, share=None),
+    "an alert of the period about a latency": _ended(metric=Metric.LATENCY, share=None),
+    "a replaced version": first_screen.replaced(_SHARE, ["scanner=faint", "all traffic"]),
+    "a replaced version that was not compared": first_screen.replaced(None, []),
+    "a comparison: worse in one slice": _compared([_WORSE, _FINE, _BETTER], _FINE),
+    "a comparison: worse in many": _compared([_WORSE] * 5, _WORSE),
+    "a comparison: worse over all traffic alone": _compared([_FINE] * 3, _WORSE),
+    "a comparison: better": _compared([_FINE, _BETTER], _FINE),
+    "a comparison: better over all traffic alone": _compared([_FINE], _BETTER),
+    "a comparison: no difference": _compared([_FINE] * 6, _FINE),
+    "a comparison: shares that are not known": _compared([_FINE], _FINE, shares=None),
+    "a comparison: no traffic in common": _compared([], None),
+    "labels: accuracy was lost": lost([("scanner=faint", 310, _LOSS), ("all", 900, _LOSS)]),
+    "labels: nothing is clear": lost([("all", 900, Estimate(mean=0.002, low=-0.01, high=0.014))]),
+    "labels: a loss that may be chance": accuracy(Estimate(mean=0.002, low=-0.01, high=0.014)),
+    "labels: a gain": accuracy(Estimate(mean=-0.02, low=-0.03, high=-0.01)),
+    "labels: too few": accuracy(Estimate(mean=0.1, low=None, high=None)),
+    **{
+        f"labels in a cell: {mean:+}": outcome(Estimate(mean=mean, low=mean - 0.01, high=mean + 0.01))
+        for mean in (0.02, 0.0, -0.02)
+    },
+    "speed": speed(_TIMES, [], 0.0),
+    "speed: with a budget, a learned time and both sides": speed(_TIMES, [_ITEM], 0.25, 0.11),
+    "happened: a release": happened("release", "int8-7"),
+    "happened: an onset": happened("onset", "alert 5"),
+    "happened: an alert": happened("alert", "alert 5"),
+    "happened: an acknowledgement": happened("alert ack", "alert 5"),
+    "happened: a budget": happened("budget", "models.digits.budget.flip", None, "0.02"),
+    "happened: a baseline": happened("baseline learned", "flip change"),
+    "happened: another decision": happened("slices retire", "scanner=faint"),
 }
 
 
@@ -400,6 +573,7 @@ def written() -> str:
     for name, status in _STATUSES.items():
         verdict, reason = judge(msgspec.structs.replace(_WELL, **status), Monitor())
         texts[f"the verdict on a slice: {name}"] = f"{said(verdict)}: {reason}"
+    texts |= SENTENCES
     return "\n\n".join(f"=== {name} ===\n{text}" for name, text in texts.items()) + "\n"
 
 

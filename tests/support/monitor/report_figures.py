@@ -10,6 +10,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.facts.figures import Figure, FigureName, Subject, period
 from quantdrift.facts.interval import Quantile
 from quantdrift.report.figures import (
+    Brief,
     CoverageFigures,
     EpisodeFigures,
     ExampleFigures,
@@ -157,6 +158,15 @@ def make_figures() -> ReportFigures:
         n_slices=2,
         n_pages=1,
         n_tickets=0,
+        briefs=(
+            Brief(
+                model="digits",
+                version="int8-7",
+                status=Verdict.FIRING,
+                answer="No, not everywhere: in scanner=faint digits int8-7 has drifted.",
+                lines=(),
+            ),
+        ),
         models=(
             ModelFigures(
                 version_id=1,
@@ -165,7 +175,6 @@ def make_figures() -> ReportFigures:
                 reference_digest="5f1d" * 16,
                 precision="float32+bfloat16",
                 status=Verdict.FIRING,
-                headline="1 of 2 slices of digits int8-7 drifted.",
                 n_slices=2,
                 n_unknown=1,
                 aggregate=everything,
