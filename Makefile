@@ -47,7 +47,7 @@ check: setup ## Run the linters and the quick tests: unit, contract, property (9
 test: setup ## Run the linters and the tests: each feature end to end, not what only a release needs
 	$(call beside_lint,$(JOBS),$(TESTS))
 
-test-release: setup ## Run every test: all servers (5 GB; Java for TorchServe), the images, the whole demo, full simulations
+test-release: setup ## Run every test: all servers (5 GB; Java for TorchServe), the images, the whole demo, all laws
 	$(call beside_lint,$(JOBS),--release $(TESTS))
 
 coverage: setup ## Run the tests and report coverage by branch

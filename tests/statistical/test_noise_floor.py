@@ -15,7 +15,14 @@ pytestmark = pytest.mark.statistical
 DELTA = 0.05
 
 
-@pytest.mark.parametrize("rate", [0.002, 0.05, 0.6])
+@pytest.mark.parametrize(
+    "rate",
+    [
+        pytest.param(0.002, marks=pytest.mark.release),
+        0.05,
+        pytest.param(0.6, marks=pytest.mark.release),
+    ],
+)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_bounds_cover_the_mean_at_all_times_at_once(rate: float, *, weighted: bool) -> None:
     """250 streams of 3,000 groups, looked at 12 times: at most 5 % ever miss, at either end.
