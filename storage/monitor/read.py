@@ -5,7 +5,7 @@ first, so that a leader that lost its lock without noticing cannot fold at the s
 """
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from itertools import groupby
 from operator import itemgetter
@@ -53,7 +53,9 @@ _MONITOR: Final = "monitor"  # worker of the batches that it makes itself
 _BEGIN: Final = text("""
     insert into fold (id, fold_seq, mass, n_detectors) values (1, 0, 0, 0) on conflict (id) do nothing
 """)
-_POSITION: Final = text("select fold_seq, event_time, mass, n_detectors from fold where id = 1 for update")
+_POSITION: Final = text(
+    "select fold_seq, event_time, exchange_time, mass, n_detectors from fold where id = 1 for update"
+)
 _BATCH: Final = """
     batch.id, batch.fold_seq, batch.kind, batch.worker, batch.stored_at, batch.captured_from, batch.captured_to,
     batch.unreferenced, batch.compared_model as model, batch.read_after, batch.read_until, batch.rest_until, batch.read_from, batch.horizon_s
@@ -74,8 +76,8 @@ _WAITING: Final = text("""
     cross join lateral (
         select * from batch where batch.compared_model = wanted.model and fold_seq <= :last order by fold_seq desc limit 1
     ) last
-    left join batch b on b.compared_model = wanted.model and b.fold_seq between last.read_from and :last
-        and b.rest_until > last.read_until
+    left join batch b on b.compared_model = wanted.model and b.rest_until > last.read_until
+        and b.fold_seq between case when last.worker = :worker then last.fold_seq + 1 else last.read_from end and :last
     where last.read_until is not null
     order by wanted.model, b.fold_seq
 """)
@@ -89,22 +91,21 @@ _MARK: Final = text(f"""
     where batch.id = marks.id
     returning {_BATCH}
 """)  # noqa: S608 - constants
-# A model that is silent gets empty batches until all of its rows are folded.
+# A model that is silent gets an empty batch, with which all that waits is folded.
 _PASS_MARK: Final = text("""
     insert into batch (kind, worker, captured_from, captured_to, n_rows, compared_model)
     select 'comparison', :worker, silent.until, silent.until, 0, silent.model
     from (
-        select known.model, least(now() - make_interval(secs => last.horizon_s), max(b.rest_until)) as until, last.read_until
+        select known.model, greatest(last.read_until, least(now() - make_interval(secs => last.horizon_s), max(b.rest_until))) as until
         from (select distinct model from model_version) known
         cross join lateral (
             select * from batch where batch.compared_model = known.model and fold_seq is not null order by fold_seq desc limit 1
         ) last
         join batch b on b.compared_model = known.model and b.fold_seq >= last.read_from and b.rest_until > last.read_until
-        where last.stored_at <= now() - make_interval(secs => last.horizon_s)
+        where last.worker <> :worker and last.stored_at <= now() - make_interval(secs => last.horizon_s)
             and not exists (select from batch n where n.compared_model = known.model and n.fold_seq is null)
         group by known.model, last.read_until, last.horizon_s
     ) silent
-    where silent.until > silent.read_until
     order by silent.model
 """)
 _COMPARED: Final = """
@@ -443,7 +444,7 @@ async def _mark(
             of_model.setdefault(row["model"], []).append(row)
     if not of_model:
         return list(numbered)
-    wanted = {"models": list(of_model), "last": last}
+    wanted = {"models": list(of_model), "last": last, "worker": _MONITOR}
     lasts: dict[str, tuple[Stretch, int]] = {}
     waiting: dict[str, list[Waiting]] = {}
     for row in (await connection.execute(_WAITING, wanted)).mappings():
@@ -458,12 +459,14 @@ async def _mark(
         first = min((batch.fold_seq for batch in before), default=rows[0]["fold_seq"])
         for row in rows:
             times = (to_us(row[name]) for name in ("stored_at", "captured_from", "captured_to"))
-            stretch = order.stretch(*times, ends=row["worker"] == _MONITOR)
+            ends = row["worker"] == _MONITOR
+            stretch = order.stretch(*times, ends=ends)
             marks["ids"].append(row["id"])
             for name, at_us in zip(("after", "until", "rest"), stretch[:3], strict=True):
                 marks[name].append(from_us(at_us))
             marks["horizon"].append(stretch.horizon_us / 1e6)
             marks["from"].append(first)
+            first = row["fold_seq"] + 1 if ends else first
     marked = (await connection.execute(_MARK, marks)).mappings().all()
     return [*(row for row in numbered if row["model"] is None), *marked]
 
@@ -485,7 +488,14 @@ async def _read(
         (row for row in numbered if row["read_until"] is not None), key=itemgetter("model", "fold_seq")
     )
     for model, rows in groupby(marked, key=itemgetter("model")):
-        await _read_stretches(connection, model, list(rows), comparisons, noise)
+        batches: list[RowMapping] = []
+        for row in rows:
+            batches.append(row)
+            if row["worker"] == _MONITOR:
+                await _read_stretches(connection, model, batches, comparisons, noise)
+                batches = []
+        if batches:
+            await _read_stretches(connection, model, batches, comparisons, noise)
     return comparisons, noise
 
 
@@ -496,27 +506,22 @@ async def _read_stretches(
     comparisons: dict[int, list[ComparisonRow]],
     noise: dict[int, list[NoiseRow]],
 ) -> None:
-    """Add what is folded with consecutive batches of a model, whichever batches brought it."""
+    """Add what is folded with consecutive batches of a model, whichever batches brought it; only the last may fold all that waits."""
     after_us, ids = to_us(batches[0]["read_after"]), [row["id"] for row in batches]
-    until_us = [to_us(row["read_until"]) for row in batches]
     borders = {"first": min(row["read_from"] for row in batches), "last": batches[-1]["fold_seq"]}
     wanted = {"model": model, "after": batches[0]["read_after"], **borders}
     sources = {row["id"]: row for row in (await connection.execute(_SOURCES, wanted)).mappings()}
     if not sources:
         return
     stretches = {key: _stretch(row) for key, row in sources.items()}
-    window = {"after": batches[0]["read_after"], "until": batches[-1]["read_until"], "batches": list(sources)}
-    read: list[tuple[int, str, int, ComparisonRow]] = []
-    for row in (
-        await connection.execute(_STRETCH, {**window, **_captured(list(sources.values()))})
-    ).mappings():
-        item = comparison_row(row)
-        captured_us = min(item.captured_us, to_us(sources[row["batch_id"]]["stored_at"]))
-        at_us = stretches[row["batch_id"]].place_us(item.exchange_id, captured_us)
+    until_us = [to_us(row["read_until"]) for row in batches]
+    if batches[-1]["worker"] == _MONITOR:
+        until_us[-1] = max(until_us[-1], *(source.rest_us for source in stretches.values()))
+    window = {"after": batches[0]["read_after"], "until": from_us(until_us[-1]), "batches": list(sources)}
+    rows = (await connection.execute(_STRETCH, {**window, **_captured(list(sources.values()))})).mappings()
+    for at_us, item in _in_order(rows, sources):
         if after_us < at_us <= until_us[-1]:
-            read.append((at_us, item.exchange_id, item.item, item))
-    for at_us, _, _, item in sorted(read, key=itemgetter(0, 1, 2)):
-        comparisons.setdefault(ids[bisect_left(until_us, at_us)], []).append(item)
+            comparisons.setdefault(ids[bisect_left(until_us, at_us)], []).append(item)
     # The noise of an exchange may not be known before the exchange itself: its budget must rest on the past alone.
     for key, items in (await noise_of(connection, list(sources))).items():
         own = stretches[key]
@@ -527,6 +532,19 @@ async def _read_stretches(
                     noise.setdefault(ids[bisect_left(until_us, at_us)], []).append(noisy)
             elif key in ids:
                 noise.setdefault(key, []).append(noisy)
+
+
+def _in_order(
+    rows: Iterable[RowMapping], sources: Mapping[int, RowMapping]
+) -> list[tuple[int, ComparisonRow]]:
+    """Return comparisons with the marks with which they are folded, in that order."""
+    stretches = {key: _stretch(row) for key, row in sources.items()}
+    read = []
+    for row in rows:
+        item = comparison_row(row)
+        captured_us = min(item.captured_us, to_us(sources[row["batch_id"]]["stored_at"]))
+        read.append((stretches[row["batch_id"]].place_us(item.exchange_id, captured_us), item))
+    return sorted(read, key=lambda pair: (pair[0], pair[1].exchange_id, pair[1].item))
 
 
 def _stretch(row: RowMapping) -> Stretch:
@@ -552,6 +570,7 @@ async def _position(connection: AsyncConnection) -> Position:
     return Position(
         fold_seq=row["fold_seq"],
         event_us=None if row["event_time"] is None else to_us(row["event_time"]),
+        exchange_us=None if row["exchange_time"] is None else to_us(row["exchange_time"]),
         mass=row["mass"],
         n_detectors=row["n_detectors"],
     )

@@ -11,7 +11,8 @@ workers. What comes later than that is late: a redelivery, a retry alone, replay
 the horizon grows by them, up to 30 s, and falls again over hours: what is always late by ten seconds is late once. Late exchanges
 must not be folded in a lump, since what is late may depend on the shape. Each gets a place by the hash of its id in the next minute
 of captures: a displacement that is independent of all else, which leaves independent traffic independent. Not so where traffic ends
-just then: late exchanges are folded without the others that would have come between them.
+just then: once the model has been silent for the horizon all that waits is folded, late exchanges without the others that would have
+come between them.
 
 Marks are stored with the batches when these get their numbers, so that folding again gives the same order whatever the horizon
 is by then.
@@ -103,7 +104,8 @@ class ReadingOrder:
         Parameters
         ----------
         ends
-            It brings nothing: the model has been silent for the horizon, and everything up to `captured_to_us` is folded.
+            It brings nothing: the model has been silent for the horizon, and all that waits is folded, late exchanges too. The mark
+            does not pass `captured_to_us`, so that what comes next is late only where it was captured before that.
         """
         captured_from_us, captured_to_us = min(captured_from_us, stored_us), min(captured_to_us, stored_us)
         now_us = max(self._now_us, stored_us)

@@ -501,10 +501,19 @@ class ItemCount(NamedTuple):
 
 
 class Position(_Row, frozen=True, kw_only=True):
-    """The position of the fold."""
+    """The position of the fold.
+
+    Parameters
+    ----------
+    event_us
+        The latest time of an exchange or a tally.
+    exchange_us
+        The latest capture of an exchange; the mass is that until then.
+    """
 
     fold_seq: int = 0
     event_us: int | None = None
+    exchange_us: int | None = None
     mass: float = 0.0
     n_detectors: int = 0
 

@@ -64,7 +64,7 @@ _CLOSE_SESSION: Final = text(
     "delete from session where model_version_id = :version and policy_id = :policy and group_key = :group"
 )
 _FOLD: Final = text("""
-    update fold set fold_seq = :fold_seq, event_time = :event_time, mass = :mass, n_detectors = :n_detectors,
+    update fold set fold_seq = :fold_seq, event_time = :event_time, exchange_time = :exchange_time, mass = :mass, n_detectors = :n_detectors,
         folded_at = now()
     where id = 1
 """)
@@ -177,6 +177,7 @@ async def write(
         {
             "fold_seq": position.fold_seq,
             "event_time": None if position.event_us is None else from_us(position.event_us),
+            "exchange_time": None if position.exchange_us is None else from_us(position.exchange_us),
             "mass": position.mass,
             "n_detectors": position.n_detectors,
         },

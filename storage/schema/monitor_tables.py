@@ -422,9 +422,14 @@ class Fold(Base):
     id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
     fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch folded.")
     event_time: Mapped[Time | None] = mapped_column(
-        comment="Running maximum of capture times: the fold's clock."
+        comment="Running maximum of the times of exchanges and tallies: the fold's time."
     )
-    mass: Mapped[Float] = mapped_column(comment="Lambda: integral of dt / (30 days * live detectors).")
+    exchange_time: Mapped[Time | None] = mapped_column(
+        comment="Running maximum of capture times of exchanges: the clock of the allowance."
+    )
+    mass: Mapped[Float] = mapped_column(
+        comment="Lambda: integral of dt / (30 days * live detectors) until exchange_time."
+    )
     n_detectors: Mapped[Int] = mapped_column(comment="Live detectors.")
     folded_at: Mapped[Time] = mapped_column(
         server_default=NOW, comment="When it was folded, by the database's clock."

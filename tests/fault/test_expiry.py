@@ -191,12 +191,10 @@ async def test_what_expires_while_the_shadow_is_away_makes_its_model_unknown(
         async with process(config, postgres_dsn, tmp_path, "monitor"):
 
             async def judged() -> bool:
-                return bool(await record.fetchval("select count(*) = 0 from batch where fold_seq is null"))
+                verdicts = await said(record)
+                return verdicts.get("slow") == ("unknown", REASON) and verdicts["calm"][0] == "ok"
 
-            await until(judged, "everything is folded")
-        verdicts = await said(record)
-        assert verdicts["slow"] == ("unknown", REASON)
-        assert verdicts["calm"][0] == "ok"
+            await until(judged, "what expired is judged, and the model beside it")
         async with Database(postgres_dsn) as database, database.begin() as connection:
             now = await record.fetchval("select now()")
             (stratum,), _ = await Coverage(connection).strata(

@@ -1,15 +1,16 @@
 """Exchanges are folded in the order of capture, each once, whatever the batches that brought them and whoever was killed meanwhile."""
 
 import random
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import asyncpg
+import msgspec
 import pytest
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, refold
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, Position
+from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, Position, to_us
 from quantdrift.storage.monitor.write import write
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US, batches, store_batch, store_catalog
 
@@ -47,6 +48,12 @@ def by_shape(n: int, *, late: int = 0) -> list[BatchRows]:
     ]
 
 
+def later(batch: BatchRows, by_us: int) -> BatchRows:
+    """Return a batch that was captured and stored later."""
+    rows = (msgspec.structs.replace(row, captured_us=row.captured_us + by_us) for row in batch.comparisons)
+    return msgspec.structs.replace(batch, stored_us=batch.stored_us + by_us, comparisons=tuple(rows))
+
+
 async def store(record: asyncpg.Connection, rows: BatchRows) -> None:
     """Store a batch as a shadow worker does, with its model."""
     await store_batch(record, rows)
@@ -55,16 +62,16 @@ async def store(record: asyncpg.Connection, rows: BatchRows) -> None:
     )
 
 
-async def claimed(database: Database, at_once: int, *, most: int = 10**9) -> list[BatchRows]:
-    """Return what monitors fold that are killed after each claim."""
+async def claimed(database: Database, at_once: int, *, most: int = 10**9, after: int = 0) -> list[BatchRows]:
+    """Return what monitors fold after a number that are killed after each claim."""
     found: list[BatchRows] = []
     while len(found) < most:
         async with database.begin() as connection:
-            rows = await claim(connection, len(found), at_once, HORIZON)
+            rows = await claim(connection, after + len(found), at_once, HORIZON)
             if not rows:
                 break
             found += rows
-            position = Position(fold_seq=len(found))
+            position = Position(fold_seq=after + len(found))
             outcome = Outcome(position=position, detectors=(), verdicts=(), transitions=(), rollups=())
             await write(connection, outcome, "")
     return found
@@ -153,3 +160,27 @@ async def test_a_silent_model_is_folded_to_its_end_after_the_horizon(
         (last,) = await claim(connection, 1, 10, HORIZON)
     assert {plain(row) for row in last.comparisons} == {row.exchange_id for row in rows.comparisons}
     assert last.captured_us > BEGIN_US
+
+
+async def test_late_exchanges_of_a_silent_model_wait_for_no_further_captures(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """All that waits is folded one horizon after the last batch, late exchanges too; what comes then is folded once, in its own order."""
+    now_us = to_us(datetime.now(UTC))
+    stream = [
+        later(batch, now_us - 6 * SECOND_US - max(batch.stored_us for batch in by_shape(40, late=3)))
+        for batch in by_shape(40, late=3)
+    ]
+    for rows in stream:
+        await store(record, rows)
+    folded = await claimed(database, 1000)
+    assert len(folded) == len(stream) + 1
+    stored = [(row.exchange_id, row.item) for batch in stream for row in batch.comparisons]
+    assert sorted(exchanges(folded)) == sorted(stored)
+    (redelivered,) = batches(1, tally_every=10**9, seed=9)
+    await store(record, redelivered)
+    more = await claimed(database, 1000, after=len(folded))
+    assert len(more) == 2
+    assert sorted(exchanges(more)) == [(row.exchange_id, row.item) for row in redelivered.comparisons]
+    async with database.begin() as connection:
+        assert await refold(connection, 1, len(folded) + 2) == folded + more

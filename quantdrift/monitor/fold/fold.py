@@ -18,6 +18,7 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
 from quantdrift.core.tasks import MEASURES
+from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import POLICY
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.share import HISTORY_H, KEPT, WINDOWS_H
@@ -81,6 +82,7 @@ class Fold:
 
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
         self.state = FoldState(config, snapshot)
+        self._reorder_us = int(config.monitor.reorder_s * MICROSECONDS)
 
     @property
     def position(self) -> Position:
@@ -137,7 +139,7 @@ class Fold:
     def share_question(self) -> ShareQuestion:
         """Return which shares `note_shares` needs now: of the models of which samples are missing."""
         state = self.state
-        now_us = state.clock.at_us or 0
+        now_us = state.now_us if state.has_begun else 0
         counts: dict[str, list[RecentCounts]] = {}
         for strata, model in state.count_classes:
             counts.setdefault(model, []).append(state.recent_counts(strata, model))
@@ -152,7 +154,7 @@ class Fold:
     def note_shares(self, rows: Sequence[ShareHour]) -> None:
         """Take over what `share_question` asked for, and judge all slices again where samples of others may be missing now."""
         state = self.state
-        if state.clock.at_us is None:
+        if not state.has_begun:
             return
         watched = {(state.model(entry.key[0]), entry.key[1]): entry for entry in state.sorted()[0]}
 
@@ -166,7 +168,7 @@ class Fold:
             self._settle_all()
 
     def _settle_all(self) -> None:
-        if self.state.clock.at_us is not None:
+        if self.state.has_begun:
             slices, rows = self.state.sorted()
             settle(self.state, slices, rows, np.zeros(len(rows), dtype=np.bool_))
 
@@ -186,12 +188,12 @@ class Fold:
         if rows.fold_seq != state.fold_seq + 1:
             raise ValueError(f"batch {rows.fold_seq} does not follow {state.fold_seq}")
         state.fold_seq = rows.fold_seq
-        before_us = state.clock.at_us or 0
+        before_us = state.now_us if state.has_begun else 0
         self._apply_decisions(rows)
         state.see(rows)
         touched, changes = self._compare(rows)
         self._count_losses(rows)
-        if state.clock.at_us is None:
+        if not state.has_begun:
             return
         # After the comparisons: the noise that they are judged by is that of the past.
         self._measure_noise(rows)
@@ -356,6 +358,10 @@ class Fold:
             observed.append(Observation(exchange.order, exchange.rows, now_us, closed=False))
             if first.group_key:
                 self.state.sessions.add(exchange.rows, now_us)
+        if self.state.has_begun:
+            # Where no exchanges come, tallies say that time has passed.
+            until_us = self.state.now_us - self._reorder_us
+            now_us = until_us if now_us is None else max(now_us, until_us)
         if now_us is not None:
             begin = max(len(event_us), 1)
             for place, items in enumerate(self.state.sessions.due(now_us), start=begin):
@@ -402,6 +408,7 @@ class Fold:
                 self._begin(parts.get(index, ()), groups, lacking, captured_us)
                 mass.append(self.state.clock.mass)
         for index in range(len(mass), len(observed)):
+            self.state.pass_time(observed[index].now_us)
             self._begin(parts.get(index, ()), groups, lacking, captured_us)
             mass.append(self.state.clock.mass)
         for number in unknown:
@@ -478,10 +485,10 @@ class Fold:
 
     def _count_losses(self, rows: BatchRows) -> None:
         for tally in rows.tallies:
-            self.state.pass_time(tally.at_us)
+            self.state.hear(tally.at_us)
             self.state.losses.add(tally)
         for expiry in rows.expiries:
-            self.state.pass_time(expiry.at_us)
+            self.state.hear(expiry.at_us)
             self.state.losses.expire(expiry)
 
     def _apply_decisions(self, rows: BatchRows) -> None:
@@ -499,7 +506,7 @@ class Fold:
     def _unreferenced(self, version: VersionRow, seen_us: int) -> None:
         """Set a version without a reference to `unknown` while it has exchanges; their time is noted to the hour."""
         state = self.state
-        slice_id, now_us = state.everything(version.model), state.clock.at_us
+        slice_id, now_us = state.everything(version.model), state.now_us if state.has_begun else None
         if version.reference_digest or slice_id is None:
             return
         key = (version.id, slice_id)

@@ -120,8 +120,9 @@ class FoldState:
         position = snapshot.position
         self.fold_seq = position.fold_seq
         self.clock = CalendarClock(
-            at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
+            at_us=position.exchange_us, mass=position.mass, n_detectors=position.n_detectors
         )
+        self._event_us = position.event_us
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.circumstances = Circumstances()
         self.table = FoldTable()
@@ -164,20 +165,40 @@ class FoldState:
         """How far the fold has come."""
         return Position(
             fold_seq=self.fold_seq,
-            event_us=self.clock.at_us,
+            event_us=self._event_us,
+            exchange_us=self.clock.at_us,
             mass=self.clock.mass,
             n_detectors=self.clock.n_detectors,
         )
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything was folded that has a time."""
+        return self._event_us is not None
+
+    @property
     def now_us(self) -> int:
         """The fold's time, which is known once anything was folded."""
-        assert self.clock.at_us is not None
-        return self.clock.at_us
+        assert self._event_us is not None
+        return self._event_us
+
+    def hear(self, event_us: int) -> None:
+        """Move the fold's time on to an event; an earlier one changes nothing.
+
+        Tallies are folded when they come, and exchanges once those before them have come: tallies do not move the clock by which
+        exchanges are observed and get their allowance, since all that waits would then be of one moment.
+        """
+        self._event_us = event_us if self._event_us is None else max(self._event_us, event_us)
 
     def pass_time(self, event_us: int) -> None:
-        """Move the clock on to an event; an earlier one changes nothing."""
+        """Move the clock of the exchanges on to one of them, and the fold's time with it; an earlier one changes nothing."""
+        self.hear(event_us)
         self.clock = self.clock.seen(event_us)
+
+    @property
+    def exchange_us(self) -> int:
+        """The clock of the exchanges, or the fold's time before the first."""
+        return self.now_us if self.clock.at_us is None else self.clock.at_us
 
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies."""
@@ -554,7 +575,7 @@ class FoldState:
             for signal, state in sorted(entry.watch.states.items()):
                 detector = DETECTORS[signal.kind]
                 before = detector.live(state)
-                detector.tend(state, mass=self.clock.mass, at_us=self.now_us)
+                detector.tend(state, mass=self.clock.mass, at_us=self.exchange_us)
                 entry.watch.touched()
                 if detector.live(state) and not before:
                     self._grow(entry.key[0], 1)
@@ -592,7 +613,7 @@ class FoldState:
                 msgspec.convert(row.content, learner.record),
                 scale=float(state[header.SCALE]),
                 mass=self.clock.mass,
-                at_us=self.now_us,
+                at_us=self.exchange_us,
             )
             fresh[header.POLICY], fresh[header.N_TOTAL] = state[header.POLICY], state[header.N_TOTAL]
             entry.watch.add(signal, fresh)
@@ -703,7 +724,7 @@ class FoldState:
             is_new = state is None
             n_total = 0.0 if state is None else state[header.N_TOTAL]
             state = BUDGET.fresh(
-                budget=m + wanted, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
+                budget=m + wanted, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.exchange_us
             )
             state[header.N_TOTAL] = n_total
             entry.watch.add(signal, state)
@@ -746,7 +767,7 @@ class FoldState:
         watch, learner = self.slices[key].watch, LEARNERS[signal.kind]
         if signal in watch.states:
             return
-        mass, at_us = self.clock.mass, self.now_us
+        mass, at_us = self.clock.mass, self.exchange_us
         before = self._predecessor(key, signal)
         if before is None and (learning := max(self._earlier(key, signal), key=_last_compared, default=None)):
             state = learner.inherit(learning.watch.states[signal], mass=mass, at_us=at_us)
@@ -796,7 +817,7 @@ class FoldState:
                 made_by="monitor",
                 reason="",
                 from_us=int(state[header.CREATED_AT]),
-                to_us=self.now_us,
+                to_us=self.exchange_us,
                 n_groups=int(LEARNERS[signal.kind].learned(state)),
                 from_version_id=from_version_id,
                 content=msgspec.to_builtins(LEARNERS[signal.kind].content(state)),

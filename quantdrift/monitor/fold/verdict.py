@@ -472,7 +472,7 @@ def end(state: FoldState, key: Key, reason: str, ended: Ending) -> None:
         _say(state, entry, Verdict.UNKNOWN, reason, touched=False)
         return
     _close(state, entry, reason, ended, quiet=entry.said not in ALERTS.values())
-    entry.watch.stand_down(mass=state.clock.mass, at_us=state.now_us)
+    entry.watch.stand_down(mass=state.clock.mass, at_us=state.exchange_us)
     _say(state, entry, Verdict.UNKNOWN, reason, touched=True)
 
 
