@@ -106,7 +106,7 @@ _PASS_MARK: Final = text("""
             and not exists (select from batch n where n.compared_model = known.model and n.fold_seq is null)
         group by known.model, last.read_until, last.horizon_s
     ) silent
-    order by silent.model
+    order by silent.until, silent.model
 """)
 _COMPARED: Final = """
     c.batch_id, c.exchange_id::text, c.item, c.captured_at, c.model_version_id, c.policy_id, c.slice_ids, c.group_key,

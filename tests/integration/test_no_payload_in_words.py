@@ -416,6 +416,7 @@ def test_no_canary_leaves_by_any_output(memory_path: Path, otlp_receiver: OtlpRe
         outputs["status --json"] = _command(memory_path, "status", "--json")
         outputs["slices"] = _command(memory_path, "slices", "list")
         outputs["report"] = _command(memory_path, "report", "--day", "--out", "report.html")
+        assert (memory_path / "report.html").exists(), outputs["report"]
         outputs["page"] = (memory_path / "report.html").read_text()
         process.terminate()
         process.wait(60)
