@@ -185,7 +185,7 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
         if not parts:
             buckets.setdefault((point.version_id, point.slice_id), []).append(point)
     for part in gathered.divided:
-        buckets[part.version_id, part.slice_id].append(part)
+        buckets.setdefault((part.version_id, part.slice_id), []).append(part)
     drawings = []
     for version in figures.models:
         whole = version.aggregate
