@@ -211,7 +211,7 @@ async def test_other_measures_that_moved_are_listed(database: Database, record: 
         update comparison c set detail = jsonb_strip_nulls(jsonb_build_object(
             'box_shift', case when moved then 0.3 else 0.1 end + u / 100, 'score_shift', u - 0.5, 'gained', u < 0.1,
             'worst_class', case when moved then 7 else 2 end, 'by_output', jsonb_build_object('mask', u, 'logits', 1 - u),
-            'candidate_nan', case when moved and u < 0.5 then 1 end, 'finish_reason', 'stop'
+            'candidate_nan', case when moved and u < 0.9 then 1 end, 'finish_reason', 'stop'
         )) from drawn d where d.exchange_id = c.exchange_id
         """,
         DARK,
@@ -227,7 +227,7 @@ async def test_other_measures_that_moved_are_listed(database: Database, record: 
     assert before == {"box_shift": pytest.approx(0.105, abs=0.01), "candidate_nan": 0}
     assert after == {
         "box_shift": pytest.approx(0.305, abs=0.01),
-        "candidate_nan": pytest.approx(0.5, abs=0.3),
+        "candidate_nan": pytest.approx(0.9, abs=0.1001),
     }
     said = (await texts(record))[DARK]
     assert "box_shift from 0.105 to 0.30" in said
