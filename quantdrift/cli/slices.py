@@ -13,6 +13,7 @@ from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import count_of, number
+from quantdrift.facts.figures import shown
 from quantdrift.facts.status import said
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.commands.slice_list import ListedSlice
+    from quantdrift.storage.figures import SliceFigures
     from quantdrift.storage.monitor.discovery_log import Change
 
 _MODEL = click.option("--model", default="", help="Only this model.  [default: all]")
@@ -137,16 +139,18 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, noise, alert, link = asyncio.run(_more(config, secrets, listed))
+    signals, history, noise, alert, link, figures = asyncio.run(_more(config, secrets, listed))
     unit = config.measure(listed.model).unit
     if as_json:
         more = {"signals": signals, "history": history, "noise": noise, "alert": alert, "page": link}
+        more["figures"] = figures
         emit(msgspec.structs.asdict(listed) | more)
     else:
         click.echo(
             "\n".join(
                 [
                     _shown(listed, alert),
+                    *_size_lines(figures),
                     *([f"  live page  {link}"] if link else []),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=listed.verdict, unit=unit),
@@ -154,6 +158,16 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
                 ]
             )
         )
+
+
+def _size_lines(figures: SliceFigures | None) -> list[str]:
+    """Return how many answers of a slice changed on the last day with data."""
+    if figures is None or figures.changed_share is None:
+        return []
+    share = shown(figures.changed_share)
+    of = count_of(figures.n, "answer")
+    between = f" ({share.interval})" if share.interval else ""
+    return [f"  changed    {share}{between} of {of} on the last day with data"]
 
 
 def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
@@ -213,13 +227,15 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, listed: ListedSlice
-) -> tuple[list[SignalView], list[Change], list[SelfNoise], str, str]:
-    """Return the signals of a slice, its history, its noise, its alert's text, and its address on the live page."""
+) -> tuple[list[SignalView], list[Change], list[SelfNoise], str, str, SliceFigures | None]:
+    """Return the signals of a slice, its history, its noise, its alert's text, its address on the live page, and its last day."""
+    from quantdrift.core.clock import SystemClock
     from quantdrift.core.links import slice_page
     from quantdrift.core.slices import EVERYTHING
     from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.storage.commands.slice_list import alert_of, signals_of
     from quantdrift.storage.database import Database
+    from quantdrift.storage.figures import last_day, versions
     from quantdrift.storage.monitor.alerts import lately_replaced
     from quantdrift.storage.monitor.discovery_log import changes_of, place_changes_of
     from quantdrift.storage.monitor.noise import floors_of
@@ -243,7 +259,15 @@ async def _more(
             ]
         )
         link = slice_page(config, rows[0].model_version_id, listed.id) if rows and listed.id else ""
-        return signal_views(rows), history, noise, text, link
+        figures = None
+        if rows and listed.id is not None:
+            ids, unit = [rows[0].model_version_id], config.measure(listed.model).unit
+            for version in (await versions(connection, ids)).values():
+                found = await last_day(
+                    connection, version, SystemClock().now(), slice_ids=[listed.id], unit=unit
+                )
+                figures = found.get(listed.id)
+        return signal_views(rows), history, noise, text, link, figures
 
 
 def _history_lines(history: list[Change]) -> list[str]:

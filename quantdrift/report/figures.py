@@ -12,6 +12,7 @@ from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.incidents import Incident
 from quantdrift.facts.interval import Quantile
+from quantdrift.facts.status import Serving
 from quantdrift.facts.words.comparison import compared
 from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
@@ -192,6 +193,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
         Precision of the reference: `float32`, another declared precision, or `unverified`; empty if it is not known.
     doubt
         How the reference's outputs contradict the configuration, as last checked; empty if they do not.
+    serving
+        Whether it serves, and is paused, when the report is written.
     status
         The worst verdict in the period: firing, warning, unknown or ok.
     n_slices, n_unknown
@@ -212,6 +215,7 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     task: Task = Task.CLASSIFICATION
     precision: str = ""
     doubt: str = ""
+    serving: Serving = Serving()
     status: Verdict
     n_slices: int
     n_unknown: int

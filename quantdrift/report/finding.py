@@ -17,7 +17,7 @@ from quantdrift.facts.explanation import Kind
 from quantdrift.facts.figures import Figure, Scope, Served, Subject, period
 from quantdrift.facts.interval import excess, quantile, shortfall
 from quantdrift.facts.speed import ItemTimes, Times
-from quantdrift.facts.status import ALERTS, RANK, worst
+from quantdrift.facts.status import ALERTS, RANK, Serving, worst
 from quantdrift.facts.words.details import DECIDED
 from quantdrift.facts.words.ending import AFTER
 from quantdrift.facts.words.speed import speed
@@ -83,6 +83,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         how long an item took with reference and candidate.
     people
         How many people got a changed answer on the last day of data.
+    serving
+        Whether versions serve, and are paused, by model and version.
     """
 
     begin: datetime
@@ -98,6 +100,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     learned_s: Mapping[int, float] = {}
     items: tuple[ItemTimes, ...] = ()
     people: Mapping[Key, Figure] = {}
+    serving: Mapping[tuple[str, str], Serving] = {}
 
     def figures_of(self, version: Version, slice_id: int, unit: str) -> Measured:
         """Return what is measured of a slice over the period; `unit` is that of the model's divergence."""
@@ -228,6 +231,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         task=task_of(config, version.model),
         precision=version.precision,
         doubt=version.doubt,
+        serving=facts.serving.get((version.model, version.candidate_version), Serving()),
         status=_status(entries, alerts),
         n_slices=len(others),
         n_unknown=sum(entry.verdict is Verdict.UNKNOWN for entry in others),

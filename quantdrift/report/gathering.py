@@ -45,6 +45,7 @@ from quantdrift.storage.page.history import baselines, times
 from quantdrift.storage.page.now import item_times
 from quantdrift.storage.report.facts import Changes, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
+from quantdrift.storage.serving import servings
 
 MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
@@ -151,6 +152,7 @@ async def gather(
         bins={},
         verdicts={key: fact for key, fact in verdicts.items() if key[0] in version_ids},
         episodes=(),
+        serving=await servings(reader.connection, config.monitor.max_loss_ratio, model=model),
     )
     shown, drawn = _choose(config, facts, open_then)
 

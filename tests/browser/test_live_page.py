@@ -21,7 +21,6 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
-from quantdrift.core.notation import percent
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
 from quantdrift.storage.incidents import IncidentCount, Say, incidents_of, say, store_count
@@ -197,7 +196,10 @@ async def test_pages_with_a_firing_alert_lead_with_it(
         compared = await record.fetch(str(await page.locator("#pairs-query").text_content()))
         shares = [one for row in compared for one in (row["old_flip"], row["new_flip"]) if one is not None]
         assert len(compared) == await page.locator("tbody tr").count()
-        assert {percent(one) for one in shares} <= set(seen["/compare"].split("\t"))
+        figures = await page.locator("td [data-figure=changed_share]").all()
+        assert sorted(shares) == pytest.approx(
+            sorted([float(await figure.get_attribute("data-value") or "nan") for figure in figures])
+        )
         await page.goto(f"{base}/alert/{alert}")
         assert len(await record.fetch(str(await page.locator("#chart-query").text_content()))) > 0
         box = await page.locator(".qa.first").bounding_box()

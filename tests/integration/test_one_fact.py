@@ -152,6 +152,29 @@ async def test_a_figure_is_one_number_on_every_surface(
     on = {shown.key: set[str]() for shown in surfaces.figures}
     for shown in surfaces.figures:
         on[shown.key].add(shown.surface)
+    of_alert, of_version = story.alerts["letters", "q4-a", "lang=de"], story.versions["letters", "q4-a"]
+    for surface, window in (
+        (f"/alert/{of_alert}", WindowName.WHEN_PAGED),
+        (f"/alert/{of_alert}", WindowName.NOW),
+        (f"alerts show {of_alert} --json", WindowName.WHEN_PAGED),
+        (f"alerts show {of_alert} --json", WindowName.NOW),
+        ("report", WindowName.WHEN_PAGED),
+        ("report", WindowName.PERIOD),
+        ("report --format json", WindowName.NOW),
+        ("/compare?model=digits", WindowName.PERIOD),
+        ("slices show --json", WindowName.DAY),
+        ("/", WindowName.DAY),
+    ):
+        assert any(
+            seen.surface == surface
+            and seen.key[:2] == (FigureName.CHANGED_SHARE, window)
+            and seen.value is not None
+            for seen in surfaces.figures
+        ), (surface, window)
+    old = f"/slice/{story.versions['digits', 'int8-1']}/2?span=7d"
+    for surface in ("report", "report --format md", old):
+        assert "int8-1: replaced by int8-2" in surfaces.texts[surface].replace("\\", ""), surface
+    assert "q4-a: serving" in surfaces.texts[f"/slice/{of_version}/5?span=7d"]
     assert sum(len(seen) > 1 for seen in on.values()) >= 10, "figures are shown on one surface alone"
     words = [
         word

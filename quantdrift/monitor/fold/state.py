@@ -232,10 +232,12 @@ class FoldState:
         """Return whether an alert of a slice can be a page: its senders are known, and its requests count once each."""
         return self.is_verified(key[0]) and not self.session_attribute(key)
 
-    @property
-    def has_people(self) -> bool:
-        """Whether it is known who sends a request: then people are counted, and not exchanges."""
-        return bool(self._config.sampling.sticky_header)
+    def has_people(self, version_id: int) -> bool:
+        """Return whether it is known who sends the requests to a version: then people are counted, and not exchanges.
+
+        The option alone does not say so: the callers of some models may not send its header.
+        """
+        return bool(self._config.sampling.sticky_header) and self.sessions.has_people(version_id)
 
     def budget(self, version_id: int) -> Budget:
         """Return what the owner of a version's model accepts."""

@@ -20,7 +20,17 @@ from quantdrift.core.records import Verdict
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.estimate import Difference, adjusted, change_of, difference_with_p, scaled
-from quantdrift.facts.figures import Figure, Window, WindowName
+from quantdrift.facts.figures import (
+    Counted,
+    Figure,
+    FigureName,
+    Scope,
+    Subject,
+    Window,
+    WindowName,
+    estimate_figure,
+    period,
+)
 from quantdrift.facts.incidents import (
     commands_of_incident,
     headline,
@@ -30,6 +40,7 @@ from quantdrift.facts.incidents import (
     story_text,
     unknown_sentence,
 )
+from quantdrift.facts.status import Serving
 from quantdrift.facts.words import first_screen
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import ONSET, happened
@@ -65,6 +76,7 @@ from quantdrift.storage.monitor.alerts import (
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.serving import servings
 
 CONFIG: Final = web.AppKey("config", Config)
 DATABASE: Final = web.AppKey("database", Database)
@@ -117,6 +129,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         By alert, the one that explains it.
     incidents
         By alert, its incident.
+    serving
+        Whether it serves, and is paused.
     """
 
     now: present.VersionNow
@@ -128,6 +142,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     explaining: dict[int, int] = {}
     incidents: dict[int, int] = {}
     facts: present.SingleFacts = present.SingleFacts()
+    serving: Serving = Serving()
 
     def people(self, slice_id: int) -> Figure | None:
         """Return how many people got a changed answer in a slice on the last day; None: nobody is known to."""
@@ -208,6 +223,7 @@ async def overview(request: web.Request) -> web.Response:
     models: list[ModelView] = []
     async with present.reading(request.app[DATABASE]) as connection:
         found = await present.versions(connection)
+        serving = await servings(connection, request.app[CONFIG].monitor.max_loss_ratio)
         by_model: dict[str, list[present.VersionNow]] = {}
         for one in found:
             by_model.setdefault(one.model, []).append(one)
@@ -225,6 +241,7 @@ async def overview(request: web.Request) -> web.Response:
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
                     explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
                     incidents=await incidents_of(connection, alert_ids) if alert_ids else {},
+                    serving=serving.get((newest.model, newest.version), Serving()),
                 )
             )
         models.sort(key=lambda one: (status.RANK[one.verdict], one.now.model))
@@ -360,6 +377,7 @@ async def slice_page(request: web.Request) -> web.Response:
     async with present.reading(request.app[DATABASE]) as connection:
         chosen = await _chosen_slice(request, connection)
         version, entry, period = chosen.version, chosen.entry, chosen.period
+        serving = await _serving(request, connection, version)
         ids, begin, end = (version.id, entry.slice_id), period.begin, period.end
         config = request.app[CONFIG]
         others = (
@@ -398,6 +416,7 @@ async def slice_page(request: web.Request) -> web.Response:
         request,
         "slice.html",
         version=version,
+        serving=serving,
         replaced=_replaced(version, chosen.versions),
         entry=entry,
         name=name,
@@ -462,6 +481,14 @@ async def slice_page(request: web.Request) -> web.Response:
         notebook=_link(f"{request.path}/notebook", {"span": period.span}),
         link=lambda **more: _link(request.path, {"span": period.span} | more),
     )
+
+
+async def _serving(
+    request: web.Request, connection: present.Connection, version: present.VersionNow
+) -> Serving:
+    """Return whether a version serves, and is paused."""
+    found = await servings(connection, request.app[CONFIG].monitor.max_loss_ratio, model=version.model)
+    return found.get((version.model, version.version), Serving())
 
 
 def _replaced(version: present.VersionNow, versions: Sequence[present.VersionNow]) -> str:
@@ -605,6 +632,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         last_at = found.resolved_at or version.last_at or datetime.now(UTC)
         end = last_at + timedelta(hours=1)
         begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
+        serving = await _serving(request, connection, version)
         ids, config = (found.version_id, found.slice_id), request.app[CONFIG]
         cap = config.budget(found.model).cap
         period = Period(
@@ -646,6 +674,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         "alert.html",
         status=409 if problem else 200,
         alert=found,
+        serving=serving,
         over=ends,
         text=state.text,
         incident=state.incident,
@@ -746,8 +775,8 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """A slice under two versions: shares of changed answers, and their difference, whose p-value allows for all slices."""
 
     pair: past.Pair
-    old: float | None
-    new: float | None
+    old: Figure | None
+    new: Figure | None
     difference: Difference | None
 
     @property
@@ -771,7 +800,8 @@ async def compare(request: web.Request) -> web.Response:
         new = next((one for one in versions if one.id == new_id), versions[0] if versions else None)
         rest = [one for one in versions if new is not None and one.id != new.id]
         old = next((one for one in rest if one.id == old_id), rest[0] if rest else None)
-        begin = datetime.now(UTC) - _HISTORY
+        now = datetime.now(UTC)
+        begin = now - _HISTORY
         pairs = await past.pairs(connection, old.id, new.id, begin) if new and old else []
     return render(
         request,
@@ -781,7 +811,7 @@ async def compare(request: web.Request) -> web.Response:
         versions=versions,
         old=old,
         new=new,
-        rows=_compared(pairs[:1000]),
+        rows=_compared(pairs[:1000], [old, new], period(begin, now)) if new and old else [],
         sql=queries.filled(queries.COMPARED, old=old.id, new=new.id, begin=begin) if new and old else "",
     )
 
@@ -930,16 +960,20 @@ def _points(
     return points
 
 
-def _compared(pairs: list[past.Pair]) -> list[Compared]:
-    """Compare slices by the sums of days."""
+def _compared(
+    pairs: list[past.Pair], versions: Sequence[present.VersionNow], window: Window
+) -> list[Compared]:
+    """Compare slices by the sums of days; `versions` are the old one and the new one."""
     differences = adjusted([difference_with_p(scaled(pair.old), scaled(pair.new)) for pair in pairs])
+
+    def figure(pair: past.Pair, side: int) -> Figure | None:
+        version, n = versions[side], (pair.old_n, pair.new_n)[side]
+        of = Subject(model=version.model, version=version.version, slice=pair.slice)
+        scope = Scope(window=window, of=of, as_of=window.end)
+        return estimate_figure(FigureName.CHANGED_SHARE, scope, Counted(n=n or 0), (pair.old, pair.new)[side])
+
     return [
-        Compared(
-            pair=pair,
-            old=pair.old.mean if pair.old else None,
-            new=pair.new.mean if pair.new else None,
-            difference=found,
-        )
+        Compared(pair=pair, old=figure(pair, 0), new=figure(pair, 1), difference=found)
         for pair, found in zip(pairs, differences, strict=True)
     ]
 

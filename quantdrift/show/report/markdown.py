@@ -152,7 +152,7 @@ def _slices(figures: ReportFigures, most_table: int) -> list[str]:
         slices = [entry for entry in (model.aggregate, *model.slices[:most_table]) if entry is not None]
         measure = MEASURES[model.task]
         parts += [
-            f"### {_text(model.model)} {_text(model.version)}",
+            f"### {_text(model.model)} {_text(model.version)}: {_text(model.serving.words)}",
             _table_of(
                 ("slice", "verdict", "answers that changed", "budget", measure.name, "compared", "traffic"),
                 (_slice(entry, measure.unit) for entry in slices),
