@@ -411,16 +411,22 @@ def labels_wanted(incident: Incident, options: str = "") -> str:
     return f"quantdrift labels wanted {chosen} --out wanted.csv{options}"
 
 
-def commands_of_incident(incident: Incident, options: str = "") -> list[str]:
-    """Return the commands that change the state of an incident, each with a placeholder for the reason; none where it is over."""
+def changes_of(incident: Incident) -> tuple[str, ...]:
+    """Return what a person can say of the state of an incident: `mitigate`, `reopen`, `close`; nothing where it is over."""
     possible = {
         (IncidentState.OPEN, None): ("mitigate", "close"),
         (IncidentState.MITIGATED, Mitigation.REPORTED): ("reopen", "close"),
         (IncidentState.MITIGATED, Mitigation.ROUTED): ("close",),
         (IncidentState.MITIGATED, Mitigation.REPLACED): ("close",),
     }
-    words = possible.get((incident.state, incident.mitigation), ())
-    return [f'quantdrift incidents {word} {incident.id} --reason "..."{options}' for word in words]
+    return possible.get((incident.state, incident.mitigation), ())
+
+
+def commands_of_incident(incident: Incident, options: str = "") -> list[str]:
+    """Return the commands that change the state of an incident, each with a placeholder for the reason; none where it is over."""
+    return [
+        f'quantdrift incidents {word} {incident.id} --reason "..."{options}' for word in changes_of(incident)
+    ]
 
 
 def priced(incident: Incident, prices: Prices) -> Incident:

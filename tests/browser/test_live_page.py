@@ -765,6 +765,54 @@ async def test_every_link_and_button_is_reached_by_the_keyboard_and_has_a_name(
         assert complaints == []
 
 
+async def test_a_person_says_on_the_page_what_became_of_an_incident(
+    browser: Browser, postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """Mitigated, opened again and closed under the name of the login; a form without its mark is refused."""
+    end = datetime.now(UTC)
+    version, _, alert = await write_history(record, n_slices=3, n_days=2, end=end)
+    async with Database(postgres_dsn) as database, database.begin() as connection:
+        await write_incidents(
+            connection, versions={version}, transitions=[], now=end, fold_seq=1, webhook=False
+        )
+        number = (await incidents_of(connection, [alert]))[alert]
+    file = tmp_path / "operator.dsn"
+    file.write_text(await login_in(postgres_dsn, OPERATOR))
+    token = f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\n"
+    async with _served(await login_in(postgres_dsn, READER), token=token, operator_file=str(file)) as base:
+        page, _, complaints = await _open(browser, 390, "dark")
+        await page.goto(f"{base}/incident/{number}")
+        await page.get_by_label("Token").fill("one")
+        await page.keyboard.press("Enter")
+        reason = page.get_by_label("Why")
+        for button, why in (
+            ("Nobody gets these answers any more", "the caller ignores them"),
+            ("Open it again", "the caller was rolled back"),
+            ("Close", "int8-8 serves everywhere"),
+        ):
+            await reason.fill(why)
+            assert await page.evaluate(_CHECKS) == []
+            await page.get_by_role("button", name=button, exact=True).click()
+            await page.get_by_text(why).first.wait_for()
+        assert await page.get_by_role("button", name="Close", exact=True).count() == 0
+        assert complaints == []
+        forged = await page.request.post(
+            f"{base}/incident/{number}",
+            form={"action": "reopen", "reason": "forged", "form_mark": "none"},
+            headers={"Authorization": "Bearer one"},
+        )
+        assert forged.status == 403
+    rows = await record.fetch(
+        "select after ->> 'state' as state, after ->> 'identity' as identity, note from audit where subject = $1 order by seq",
+        f"incident {number}",
+    )
+    assert [tuple(row) for row in rows] == [
+        ("mitigated", "ana", "the caller ignores them"),
+        ("open", "ana", "the caller was rolled back"),
+        ("closed", "ana", "int8-8 serves everywhere"),
+    ]
+
+
 async def test_an_incident_is_one_page_with_its_story(
     browser: Browser, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:

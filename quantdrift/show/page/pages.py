@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import shlex
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -32,6 +32,7 @@ from quantdrift.facts.figures import (
     period,
 )
 from quantdrift.facts.incidents import (
+    changes_of,
     commands_of_incident,
     headline,
     labels_wanted,
@@ -56,10 +57,12 @@ from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures import AlertFigures, SliceFigures, of_alert
 from quantdrift.storage.incidents import (
+    Say,
     find_incident,
     has_labels,
     incidents_of,
     list_incidents,
+    say,
     story,
     with_cost,
 )
@@ -110,6 +113,7 @@ def routes() -> Iterable[web.AbstractRouteDef]:
         web.get("/alerts", alerts),
         web.get("/alert/{alert:\\d{1,18}}", alert_page),
         web.post("/alert/{alert:\\d{1,18}}", act_on_alert),
+        web.post("/incident/{incident:\\d{1,18}}", act_on_incident),
         web.get("/compare", compare),
         web.get("/system", system),
         web.get("/events", events),
@@ -547,6 +551,45 @@ async def incidents(request: web.Request) -> web.Response:
 
 async def incident_page(request: web.Request) -> web.Response:
     """Show one incident: its state, whom it hit, what is not known, and its story."""
+    return await _incident(request)
+
+
+async def act_on_incident(request: web.Request) -> web.Response:
+    """Mitigate, open again or close an incident, in the name of the person who has logged in."""
+    form = await request.post()
+    person = _acting(request, form, "Incidents")
+    if isinstance(person, web.Response):
+        return person
+    what = next((change for change in Say if change.value == form.get("action")), None)
+    if what is None:
+        return render(request, "error.html", status=400, text="This form names no change of an incident.")
+    number, reason = int(request.match_info["incident"]), plain_lines(str(form.get("reason", "")))
+    try:
+        async with request.app[OPERATOR].begin() as connection:
+            await say(connection, number, what, reason, identity=person)
+    except QuantdriftError as error:
+        return await _incident(request, problem=str(error), typed=reason)
+    return web.Response(status=303, headers={"Location": f"/incident/{number}"})
+
+
+def _acting(request: web.Request, form: Mapping[str, Any], what: str) -> str | web.Response:
+    """Return the name of the person who has sent a form, or the answer that says why the form changes nothing."""
+    if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
+        return render(request, "error.html", status=403, text=problem)
+    person = request.get(PERSON)
+    if not _may_act(request) or person is None:
+        return render(request, "error.html", status=403, text=f"{what} cannot be changed on this page.")
+    return person.name
+
+
+def _may_act(request: web.Request) -> bool:
+    """Return whether the page has the operator's role, and a person with a name has logged in."""
+    person = request.get(PERSON)
+    return OPERATOR in request.app and person is not None and bool(person.name)
+
+
+async def _incident(request: web.Request, *, problem: str = "", typed: str = "") -> web.Response:
+    """Return the page of an incident; `problem` and `typed` are as in `_alert`."""
     number = int(request.match_info["incident"])
     async with present.reading(request.app[DATABASE]) as connection:
         try:
@@ -564,12 +607,17 @@ async def incident_page(request: web.Request) -> web.Response:
     return render(
         request,
         "incident.html",
+        status=409 if problem else 200,
         incident=found,
         standing=standing_sentence(found),
         story=[(event, story_text(event)) for event in events],
         unknown=unknown,
         wanted=labels_wanted(found) if unknown else "",
         commands=commands_of_incident(found),
+        changes=changes_of(found) if _may_act(request) else (),
+        longest_reason=LONGEST_REASON,
+        problem=problem,
+        typed=typed,
         now=datetime.now(UTC),
     )
 
@@ -589,19 +637,17 @@ async def alert_page(request: web.Request) -> web.Response:
 async def act_on_alert(request: web.Request) -> web.Response:
     """Acknowledge an alert, take that back, close it or add a note, in the name of the person who has logged in."""
     form = await request.post()
-    if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
-        return render(request, "error.html", status=403, text=problem)
-    person = request.get(PERSON)
+    person = _acting(request, form, "Alerts")
+    if isinstance(person, web.Response):
+        return person
     reason = plain_lines(str(form.get("reason", "")))
     what = next((one for one in _BY_PEOPLE if one.value == form.get("action")), None)
-    if OPERATOR not in request.app or person is None or not person.name:
-        return render(request, "error.html", status=403, text="Alerts cannot be changed on this page.")
     if what is None:
         return render(request, "error.html", status=400, text="This form names no action of an alert.")
     alert_id = int(request.match_info["alert"])
     try:
         async with request.app[OPERATOR].begin() as connection:
-            await act(connection, alert_id, what, reason, identity=person.name)
+            await act(connection, alert_id, what, reason, identity=person)
     except QuantdriftError as error:
         return await _alert(request, problem=str(error), typed=reason)
     return web.Response(status=303, headers={"Location": f"/alert/{alert_id}"})
@@ -668,7 +714,6 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         charts.Mark(at=found.onset_at, kind="onset", text=ONSET),
         charts.Mark(at=found.opened_at, kind="alert", text="alert"),
     ]
-    person = request.get(PERSON)
     return render(
         request,
         "alert.html",
@@ -688,7 +733,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         findings=findings,
         sites=_sites(findings),
         repairs=_repairs(findings),
-        may_act=OPERATOR in request.app and person is not None and bool(person.name),
+        may_act=_may_act(request),
         problem=problem,
         typed=typed,
         truth=labelled(truth) if truth else None,
