@@ -424,15 +424,15 @@ class Fold(Base):
     event_time: Mapped[Time | None] = mapped_column(
         comment="Running maximum of the times of exchanges and tallies: the fold's time."
     )
-    exchange_time: Mapped[Time | None] = mapped_column(
-        comment="Running maximum of capture times of exchanges: the clock of the allowance."
-    )
     mass: Mapped[Float] = mapped_column(
         comment="Lambda: integral of dt / (30 days * live detectors) until exchange_time."
     )
     n_detectors: Mapped[Int] = mapped_column(comment="Live detectors.")
     folded_at: Mapped[Time] = mapped_column(
         server_default=NOW, comment="When it was folded, by the database's clock."
+    )
+    exchange_time: Mapped[Time | None] = mapped_column(
+        comment="Running maximum of capture times of exchanges: the clock of the allowance."
     )
 
 
