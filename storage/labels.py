@@ -339,6 +339,8 @@ async def outcomes(
         for sums in await _sums(connection, _OUTCOMES, values, [slice_id] if slice_id else None)
     }
     drawn = await _drawn(connection, values, slice_id)
+    if not came and not drawn:
+        return []
     names = {
         row.id: row.name
         for row in await connection.execute(_NAMES, {"slices": [of_slice for _, of_slice in (*came, *drawn)]})

@@ -14,11 +14,11 @@ from quantdrift.storage.audit import Action, newest
 
 EVERYTHING: Final = ""
 """In the place of a model: all of them."""
-_NOW: Final = text("select now()")
-# A report is stored again each hour while its sidecar lives.
+# A report is stored again each hour while its sidecar lives. There is always a row: of the time alone where no sidecar paused itself.
 _HERE: Final = text("""
-    select source, pause, reported_at from process_report
-    where role = 'sidecar' and pause is not null and seen_at > now() - interval '2 hours' order by source
+    select clock.now, r.source, r.pause, r.reported_at from (select now() as now) clock
+    left join process_report r on r.role = 'sidecar' and r.pause is not null and r.seen_at > clock.now - interval '2 hours'
+    order by r.source
 """)
 _SIDECARS: Final = text("""
     select source from process_report where role = 'sidecar' and seen_at > now() - interval '2 hours'
@@ -60,13 +60,19 @@ class LocalPause(msgspec.Struct, frozen=True, kw_only=True):
 
 async def local_pauses(connection: AsyncConnection) -> list[LocalPause]:
     """Return the pauses in effect at sidecars that have reported in the last two hours."""
-    now: datetime = (await connection.execute(_NOW)).scalar_one()
-    found = []
-    for source, state, reported_at in (await connection.execute(_HERE)).all():
-        pause = _read(state, reported_at).at(now)
-        if pause.everything is not None or pause.models:
-            found.append(LocalPause(source=source, pause=pause))
-    return found
+    return (await _local(connection))[1]
+
+
+async def _local(connection: AsyncConnection) -> tuple[datetime, list[LocalPause]]:
+    """Return the time, and the same as `local_pauses`."""
+    rows = (await connection.execute(_HERE)).all()
+    now: datetime = rows[0].now
+    pauses = [
+        LocalPause(source=row.source, pause=_read(row.pause, row.reported_at).at(now))
+        for row in rows
+        if row.source is not None
+    ]
+    return now, [local for local in pauses if local.pause.everything is not None or local.pause.models]
 
 
 async def paused(connection: AsyncConnection, max_share: float) -> dict[str, str]:
@@ -78,10 +84,9 @@ async def paused(connection: AsyncConnection, max_share: float) -> dict[str, str
         Share of a model's sidecars from which on a pause at them alone counts as one of the model. Which sidecars serve it is
         known from their samples; before there are any, all may.
     """
-    now: datetime = (await connection.execute(_NOW)).scalar_one()
+    now, here = await _local(connection)
     entry = await newest(connection, _ACTIONS)
     fleet = Pause() if entry is None else _read(entry.after, entry.at).at(now)
-    here = await local_pauses(connection)
     found = await _at_sidecars(connection, here, max_share) if here else {}
     found |= {model: order.in_words() for model, order in fleet.models.items()}
     if fleet.everything is not None:
