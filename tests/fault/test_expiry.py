@@ -192,7 +192,9 @@ async def test_what_expires_while_the_shadow_is_away_makes_its_model_unknown(
 
             async def judged() -> bool:
                 verdicts = await said(record)
-                return verdicts.get("slow") == ("unknown", REASON) and verdicts.get("calm", ("", ""))[0] == "ok"
+                return (
+                    verdicts.get("slow") == ("unknown", REASON) and verdicts.get("calm", ("", ""))[0] == "ok"
+                )
 
             await until(judged, "what expired is judged, and the model beside it")
         async with Database(postgres_dsn) as database, database.begin() as connection:

@@ -13,6 +13,7 @@ from quantdrift.drift.evidence.state import dump_state, load_state
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     DetectorRow,
+    ExpiryRow,
     Outcome,
     Position,
     Snapshot,
@@ -120,6 +121,36 @@ def test_a_clock_that_runs_ahead_does_not_move_the_folds_time() -> None:
     row = msgspec.structs.replace(batches(1)[0].comparisons[0], captured_us=BEGIN_US + 400 * DAY_US)
     fold, _ = fold_all([BatchRows(fold_seq=1, stored_us=BEGIN_US, comparisons=(row,))])
     assert fold.position.event_us == BEGIN_US
+
+
+def test_what_expires_before_anything_was_compared_is_folded() -> None:
+    """Expired exchanges are folded when they are stored, those that were compared seconds later: at first there is no slice to judge."""
+    expired = ExpiryRow(stratum="default", model="digits", n=7, at_us=BEGIN_US)
+    fold, _ = fold_all([BatchRows(fold_seq=1, stored_us=BEGIN_US, expiries=(expired,))])
+    assert (fold.position.event_us, fold.position.exchange_us) == (BEGIN_US, None)
+
+
+def test_tallies_do_not_pass_the_time_of_exchanges_that_wait() -> None:
+    """A tally of a minute later, folded before: a new version's exchanges still get the allowance of their own time, and page."""
+    late = TallyRow(
+        source="pod",
+        boot="b" * 32,
+        stratum="default",
+        sequence=1,
+        at_us=BEGIN_US + 3600 * SECOND_US,
+        offered=0,
+        taken=0,
+        lost=0,
+    )
+    rows = tuple(
+        row for batch in batches(60, faint_flips=1.0, tally_every=10**9) for row in batch.comparisons
+    )
+    at_once = msgspec.structs.replace(batches(1)[0], fold_seq=2, stored_us=late.at_us, comparisons=rows)
+    fold, outcome = fold_all([BatchRows(fold_seq=1, stored_us=late.at_us, tallies=(late,)), at_once])
+    assert {row.to_verdict for row in outcome.transitions} >= {Verdict.FIRING}
+    assert fold.position.event_us == late.at_us
+    assert fold.position.exchange_us == max(row.captured_us for row in rows)
+    assert all(row.onset_us < late.at_us for row in outcome.transitions if row.to_verdict is Verdict.FIRING)
 
 
 def test_batches_come_consecutively() -> None:

@@ -223,7 +223,8 @@ class Fold:
             models = {expiry.model for expiry in batch.expiries}
             touched, rows = state.sorted()
             if not all_due:
-                due = compared[rows] | np.array([state.model(one.key[0]) in models for one in touched])
+                expired = [state.model(entry.key[0]) in models for entry in touched]
+                due = compared[rows] | np.array(expired, dtype=np.bool_)
                 touched, rows = list(itertools.compress(touched, due.tolist())), rows[due]
         settle(state, touched, rows, compared[rows])
 
