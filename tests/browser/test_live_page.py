@@ -771,6 +771,7 @@ async def test_a_person_says_on_the_page_what_became_of_an_incident(
     """Mitigated, opened again and closed under the name of the login; a form without its mark is refused."""
     end = datetime.now(UTC)
     version, _, alert = await write_history(record, n_slices=3, n_days=2, end=end)
+    assert alert is not None
     async with Database(postgres_dsn) as database, database.begin() as connection:
         await write_incidents(
             connection, versions={version}, transitions=[], now=end, fold_seq=1, webhook=False

@@ -47,7 +47,7 @@ from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import ONSET, happened
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
-from quantdrift.show.page.access import FORM_MARK, PERSON
+from quantdrift.show.page.access import FORM_MARK, PERSON, Person
 from quantdrift.show.page.guard import form_problem
 from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
@@ -576,16 +576,14 @@ def _acting(request: web.Request, form: Mapping[str, Any], what: str) -> str | w
     """Return the name of the person who has sent a form, or the answer that says why the form changes nothing."""
     if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
         return render(request, "error.html", status=403, text=problem)
-    person = request.get(PERSON)
-    if not _may_act(request) or person is None:
-        return render(request, "error.html", status=403, text=f"{what} cannot be changed on this page.")
-    return person.name
+    name = _who_may_act(request)
+    return name or render(request, "error.html", status=403, text=f"{what} cannot be changed on this page.")
 
 
-def _may_act(request: web.Request) -> bool:
-    """Return whether the page has the operator's role, and a person with a name has logged in."""
-    person = request.get(PERSON)
-    return OPERATOR in request.app and person is not None and bool(person.name)
+def _who_may_act(request: web.Request) -> str:
+    """Return the name of the person who has logged in; empty: nobody has, or the page has no operator's role."""
+    person: Person | None = request.get(PERSON)
+    return person.name if person is not None and OPERATOR in request.app else ""
 
 
 async def _incident(request: web.Request, *, problem: str = "", typed: str = "") -> web.Response:
@@ -614,7 +612,7 @@ async def _incident(request: web.Request, *, problem: str = "", typed: str = "")
         unknown=unknown,
         wanted=labels_wanted(found) if unknown else "",
         commands=commands_of_incident(found),
-        changes=changes_of(found) if _may_act(request) else (),
+        changes=changes_of(found) if _who_may_act(request) else (),
         longest_reason=LONGEST_REASON,
         problem=problem,
         typed=typed,
@@ -733,7 +731,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         findings=findings,
         sites=_sites(findings),
         repairs=_repairs(findings),
-        may_act=_may_act(request),
+        may_act=bool(_who_may_act(request)),
         problem=problem,
         typed=typed,
         truth=labelled(truth) if truth else None,
