@@ -48,13 +48,13 @@ class MissingSamples:
         """
         hour, losing = now_us // HOUR_US, []
         for model, of_strata in sorted(counts.items()):
-            known = self._lossless.setdefault(model, set())
+            lossless = self._lossless.setdefault(model, set())
             if any(of.missing >= LEAST_LOST for of in of_strata):
                 losing.append(model)
-                known.discard(hour)
+                lossless.discard(hour)
             else:
-                known.add(hour)
-            known.difference_update([one for one in known if one <= hour - HISTORY_H])
+                lossless.add(hour)
+            lossless.difference_update([past for past in lossless if past <= hour - HISTORY_H])
         return losing
 
     def see(
@@ -93,20 +93,20 @@ class MissingSamples:
         if slice_ids[0] != _EVERYTHING or len(slice_ids) == 1:
             return
         oldest = newest - HISTORY_H + 1
-        place = {slice_id: place for place, slice_id in enumerate(slice_ids)}
+        row_of = {slice_id: number for number, slice_id in enumerate(slice_ids)}
         sums = np.zeros((2, len(slice_ids), HISTORY_H))
         for row in rows:
             if 0 <= (hour := row.hour_us // HOUR_US - oldest) < HISTORY_H:
-                sums[:, place[row.slice_id], hour] = row.weight, row.weight_sq
+                sums[:, row_of[row.slice_id], hour] = row.weight, row.weight_sq
         shares = Shares(weight=sums[0, 1:], weight_sq=sums[1, 1:], total=sums[0, 0])
-        known = self._lossless.get(model, set())
-        lossless = np.array([hour in known for hour in range(oldest, newest + 1)])
+        hours = self._lossless.get(model, set())
+        lossless = np.array([hour in hours for hour in range(oldest, newest + 1)])
         n_slices = rows[0].n_slices
-        found = fallen(shares, usable_hours(shares, lossless, n_slices=n_slices), n_slices=n_slices)
-        for index in np.flatnonzero(found.fallen).tolist():
+        changes = fallen(shares, usable_hours(shares, lossless, n_slices=n_slices), n_slices=n_slices)
+        for index in np.flatnonzero(changes.fallen).tolist():
             of = counts(model, slice_ids[1 + index])
             if of is not None and (
-                reason := _reason(of, found.before.item(index), found.now.item(index), max_ratio)
+                reason := _reason(of, changes.before.item(index), changes.now.item(index), max_ratio)
             ):
                 self._reasons[model, slice_ids[1 + index]] = reason
 
