@@ -123,16 +123,16 @@ def delays(effect: Effect, runs: int, *, seed: int) -> dict[int, FloatArray]:
     )
     for first in range(0, effect.n_before, _PART):
         detector.follow(effect.before(rng, (min(_PART, effect.n_before - first), runs)))
-    found = {per_day: np.full(runs, np.inf) for per_day in PER_DAY}
+    delays_of = {per_day: np.full(runs, np.inf) for per_day in PER_DAY}
     for first in range(0, HORIZON, _PART):
         path = detector.follow(effect.after(rng, (_PART, runs)))
-        for per_day, passed in found.items():
+        for per_day, passed in delays_of.items():
             hit = path >= PRODUCTION * per_day / _DAY_S
             step = np.where(hit.any(axis=0), first + hit.argmax(axis=0) + 1.0, np.inf)
             np.minimum(passed, step, out=passed)
-        if np.isfinite(found[max(PER_DAY)]).all():
+        if np.isfinite(delays_of[max(PER_DAY)]).all():
             break
-    return found
+    return delays_of
 
 
 def bad_days(runs: int, rate: float, *, seed: int) -> FloatArray:
@@ -141,14 +141,14 @@ def bad_days(runs: int, rate: float, *, seed: int) -> FloatArray:
     It was learned in six weeks. `rate`: of the other days, and before.
     """
     rng, day_n = np.random.default_rng(seed), PER_DAY[0]
-    detector, found = learned("change", Monitor().tolerance, runs), np.full(runs, np.inf)
+    detector, days = learned("change", Monitor().tolerance, runs), np.full(runs, np.inf)
     for _ in range(6 * _WEEK):
         detector.follow(_flips(rate)(rng, (day_n, runs)))
     for day in range(10 * _WEEK):
         today = 2.5 * rate if day % _WEEK < _BAD else rate
         hit = detector.follow(_flips(today)(rng, (day_n, runs))) >= PRODUCTION * day_n / _DAY_S
-        np.minimum(found, np.where(hit.any(axis=0), day + 1.0, np.inf), out=found)
-    return found
+        np.minimum(days, np.where(hit.any(axis=0), day + 1.0, np.inf), out=days)
+    return days
 
 
 def main(*, quick: bool, seed: int = 274) -> None:
@@ -158,8 +158,8 @@ def main(*, quick: bool, seed: int = 274) -> None:
     print("|---|" + "---|" * len(PER_DAY))
     for effect in EFFECTS:
         cells = []
-        for per_day, found in delays(effect, 8 if quick else 48, seed=seed).items():
-            missed, median = float(np.isinf(found).mean()), float(np.median(found))
+        for per_day, waited in delays(effect, 8 if quick else 48, seed=seed).items():
+            missed, median = float(np.isinf(waited).mean()), float(np.median(waited))
             figures[f"{effect.name}: missed, {per_day} a day"] = missed
             figures[f"{effect.name}: median delay, {per_day} a day"] = median if np.isfinite(median) else None
             took = f"{median:,.0f} ({median / per_day:.2g} days)" if np.isfinite(median) else "not found"

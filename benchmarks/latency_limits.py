@@ -71,8 +71,8 @@ def measure(*, quick: bool, seed: int = 271) -> dict[str, float]:
     rng = np.random.default_rng(seed)
     medians, most = [], 0.0
     for name, law in LAWS.items():
-        found = [over_named(law(rng)) for _ in range(3 if quick else 15)]
-        medians.append(float(np.median(found)))
-        most = max(most, *found)
-        print(f"  {name:34} limit {medians[-1]:.2f} of what is named (worst {max(found):.2f})", flush=True)
+        ratios = [over_named(law(rng)) for _ in range(3 if quick else 15)]
+        medians.append(float(np.median(ratios)))
+        most = max(most, *ratios)
+        print(f"  {name:34} limit {medians[-1]:.2f} of what is named (worst {max(ratios):.2f})", flush=True)
     return {"growth_over_named": max(medians), "growth_over_named_worst": most}
