@@ -291,14 +291,18 @@ def _tables(directory: Path, prefix: str = "") -> list[Path]:
 
 def _key(stream: Stream) -> str:
     """Return a name for the stream that stays the same if a password, or the port of an embedded server, changes."""
-    servers = [_server(server.url, stream.credentials_file) for server in stream.servers]
+    servers = [_server(server.url, stream) for server in stream.servers]
     return hashlib.sha256("\n".join((stream.name, *sorted(servers))).encode()).hexdigest()[:16]
 
 
-def _server(url: str, credentials_file: str) -> str:
+def _server(url: str, stream: Stream) -> str:
     # `quantdrift up` gives its embedded server another port at each start. Its keys stay where they are, and those of another
-    # `quantdrift up` are in another directory.
+    # `quantdrift up` are in another directory. A directory that was deleted and made anew has another certificate authority: what
+    # the deleted one had counted was in a stream that is gone with it, and would look like a loss in the new one.
     parts = urlsplit(url)
-    if credentials_file and parts.hostname == "127.0.0.1":
-        return credentials_file
-    return f"{parts.hostname}:{parts.port}"
+    if not (stream.credentials_file and parts.hostname == "127.0.0.1"):
+        return f"{parts.hostname}:{parts.port}"
+    authority = b""
+    with contextlib.suppress(OSError):
+        authority = Path(stream.ca_file).read_bytes() if stream.ca_file else b""
+    return f"{stream.credentials_file} {hashlib.sha256(authority).hexdigest()}"

@@ -192,6 +192,21 @@ def test_an_embedded_server_keeps_its_counts_when_its_port_changes() -> None:
     assert published(Stream(url="nats://u:new@nats:4222", name="s")) == ["b"]
 
 
+def test_a_data_directory_that_was_deleted_and_made_anew_does_not_get_the_counts_of_the_old_one(
+    tmp_path: Path,
+) -> None:
+    """Its server has a certificate authority of its own, although every path is the same."""
+    authority = tmp_path / "authority.pem"
+    stream = Stream(
+        url="tls://127.0.0.1:1", name="s", credentials_file="/one/sidecar.nk", ca_file=str(authority)
+    )
+    authority.write_text("the first", "ascii")
+    end(start("a", stream))
+    assert published(stream) == ["a"]
+    authority.write_text("the second", "ascii")
+    assert published(stream) == []
+
+
 def test_unreadable_counts_are_removed_and_one_that_another_sidecar_publishes_is_left(
     memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
