@@ -49,6 +49,7 @@ from quantdrift.storage.server.postgres import PostgresServer
 
 _BOUNDS: Final = {"small_cnn": 0.5, "resnet50": 0.95, "bert": 0.95}
 _LEAD_BATCHES: Final = 6  # more than are in hand at once
+_FILLED: Final = 0.5  # of the stream, by the inputs of what waits in it
 _ITEMS: Final = 64  # different ones
 Figures = dict[str, float | int | str | None]
 
@@ -223,10 +224,10 @@ async def _measure(
 async def _turns(trial: Trial) -> list[Turn]:
     size = trial.worker.config.shadow.batch_items
     batch = trial.sort.items(size)
-    per_s, _ = trial.alone.per_s(batch, 1)
-    n_batches = max(2, round(trial.scale.round_s * per_s / size))
-    await trial.traffic.publish(2 * size)
-    await until_left(trial.queue, 0, size)
+    bare_per_s, _ = trial.alone.per_s(batch, 1)
+    per_s = min(bare_per_s, await _worker_per_s(trial, size))
+    most = int(_FILLED * trial.worker.config.stream.max_bytes / batch.nbytes) - 2 * _LEAD_BATCHES
+    n_batches = max(2, min(round(trial.scale.round_s * per_s / size), most))
     turns = []
     for number in range(trial.scale.rounds):
         turns.append(await _turn(trial, batch, n_batches))
@@ -235,6 +236,19 @@ async def _turns(trial: Trial) -> list[Turn]:
             f"{turns[-1].worker_per_s:.4g}/s, {turns[-1].efficiency:.3f}; processor time {turns[-1].cpu_efficiency:.3f}"
         )
     return turns
+
+
+async def _worker_per_s(trial: Trial, size: int) -> float:
+    """Return about how many replays a second the worker makes, once it has made some: on a card the bare runtime makes far more."""
+    await trial.traffic.publish(2 * size)
+    await until_left(trial.queue, 0, size)
+    n = _LEAD_BATCHES * size
+    trial.worker.pause()
+    await trial.traffic.publish(n)
+    trial.worker.go_on()
+    began = time.monotonic()
+    await until_left(trial.queue, 0, size)
+    return n / (time.monotonic() - began)
 
 
 async def _turn(trial: Trial, batch: np.ndarray, n_batches: int) -> Turn:

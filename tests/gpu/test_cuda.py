@@ -253,6 +253,25 @@ def test_graphs_and_copies_beside_them_change_nothing(tmp_path: Path, *, compile
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a PyTorch without CUDA")
+def test_a_closed_reference_with_graphs_leaves_no_memory_on_the_device(tmp_path: Path) -> None:
+    """What libraries keep for the process they keep once, however often a reference is opened."""
+    path = torch_models.weights(tmp_path / "linear.safetensors")
+    opening = msgspec.structs.replace(
+        torch_models.opening(path, factory=torch_models.FACTORY, buckets=(1, 8, 64), cuda_graphs=True),
+        provider=Provider.CUDA,
+    )
+
+    def left() -> int:
+        runtime = TorchRuntime(opening)
+        runtime.run({"x": inputs_of(9)})
+        runtime.close()
+        return int(torch.cuda.memory_allocated())
+
+    first = left()
+    assert [left() for _ in range(3)] == [first] * 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a PyTorch without CUDA")
 def test_pytorch_keeps_within_its_memory(tmp_path: Path) -> None:
     """It runs out of memory where it would take more; a smaller batch is computed on."""
     opening = torch_models.opening(torch_models.exported(tmp_path / "linear.pt2"))

@@ -1,5 +1,6 @@
 """Computation on a CUDA device: copies that overlap with computation, and CUDA graphs."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -82,7 +83,7 @@ class Graphs:
     def capture(self, inputs: Sequence[torch.Tensor]) -> None:
         """Capture the computation for inputs of these shapes, which are on the device."""
         static = [tensor.clone() for tensor in inputs]
-        side_stream = stream_of(self._device)
+        side_stream = _warm_up_stream(self._device)
         side_stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side_stream):
             for _ in range(_WARM_UPS):
@@ -110,6 +111,16 @@ def stream_of(device: torch.device) -> torch.cuda.Stream:
     """Return a new stream of a CUDA device."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch's own
     return stream
+
+
+@functools.cache
+def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of a device for what is computed before a capture.
+
+    cuBLAS takes memory to work in for each stream that it computes on, 32 MiB on Hopper, and keeps it as long as the process lives:
+    with a stream for each graph, each reference that is opened anew would cost some 100 MiB.
+    """
+    return stream_of(device)
 
 
 def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
