@@ -114,7 +114,9 @@ def observations(
             flip=float(flip[place]),
         )
         sessions.add([row], now_us)
-        observed += [Observation(len(observed), items, now_us, closed=True) for items in sessions.due(now_us)]
+        observed += [
+            Observation(len(observed), items, now_us, closed=True) for _, items in sessions.due(now_us)
+        ]
     columns = Columns(observed)
     everything = SliceRow(id=1, model="m", name="all", predicate="true", where=())
     policies = {number: _policy(number, rate) for number in range(int(policy.max()) + 1)}

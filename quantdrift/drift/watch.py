@@ -147,6 +147,8 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
         Sum of the calendar mass given to the page copies since their reset.
     n_groups
         Largest number of groups that any signal has had.
+    n_armed
+        The same since the last reset, of the signals that count for pages.
     policy_id
         Policy of the last group; 0 before the first.
     missing
@@ -159,6 +161,7 @@ class Survey(msgspec.Struct, frozen=True, gc=False):
     total: float
     page_mass: float
     n_groups: int
+    n_armed: int
     policy_id: int
     missing: int
     due_us: float
@@ -186,7 +189,7 @@ class SliceTable:
         (rows,) whether the columns below are those of the states: whoever changes a state sets it to False.
     evidence
         Per signal (rows,) as in `Survey`.
-    total, page_mass, n_groups, policy_id, missing, due_us
+    total, page_mass, n_groups, n_armed, policy_id, missing, due_us
         (rows,) as in `Survey`.
     """
 
@@ -204,6 +207,7 @@ class SliceTable:
         self.total: FloatArray = np.zeros(1)
         self.page_mass: FloatArray = np.zeros(1)
         self.n_groups: IntArray = np.zeros(1, dtype=np.intp)
+        self.n_armed: IntArray = np.zeros(1, dtype=np.intp)
         self.policy_id: IntArray = np.zeros(1, dtype=np.intp)
         self.missing: IntArray = np.zeros(1, dtype=np.intp)
         self.due_us: FloatArray = np.zeros(1)
@@ -255,6 +259,7 @@ class SliceTable:
             total=self.total.item(row),
             page_mass=self.page_mass.item(row),
             n_groups=self.n_groups.item(row),
+            n_armed=self.n_armed.item(row),
             policy_id=self.policy_id.item(row),
             missing=self.missing.item(row),
             due_us=self.due_us.item(row),
@@ -277,18 +282,20 @@ class SliceTable:
 
     def _survey(self, row: int, keys: Sequence[SignalKey]) -> None:
         total = page_mass = 0.0
-        n_groups = policy_id = missing = 0
+        n_groups = n_armed = policy_id = missing = 0
         for key in keys:
             detector, state = DETECTORS[key.kind], self.states[key][row]
             evidence = self.evidence[key][row] = detector.evidence(state)
             if pages(key):
                 total += evidence
                 page_mass += detector.page_mass(state)
+                n_armed = max(n_armed, int(state[signal.N]))
             n_groups = max(n_groups, int(state[signal.N_TOTAL]))
             policy_id = max(policy_id, int(state[signal.POLICY]))
             missing = max(missing, detector.missing(state))
         self.total[row], self.page_mass[row] = total, page_mass
         self.n_groups[row], self.policy_id[row], self.missing[row] = n_groups, policy_id, missing
+        self.n_armed[row] = n_armed
         self.due_us[row] = -math.inf
         self.surveyed[row] = True
 
@@ -297,6 +304,7 @@ class SliceTable:
         n = len(rows)
         total, page_mass = np.zeros((2, n))
         header, missing = np.zeros((n, 2)), np.zeros(n, dtype=np.intp)
+        n_armed = np.zeros(n)
         due_us = np.full(n, np.inf)
         for key in sorted(states):
             detector, of = DETECTORS[key.kind], states[key]
@@ -305,11 +313,13 @@ class SliceTable:
             if pages(key):
                 total += evidence
                 page_mass += of[:, signal.PAGE_MASS]
+                np.maximum(n_armed, of[:, signal.N], out=n_armed)
             np.maximum(header, of[:, _COUNTED], out=header)
             np.minimum(due_us, detector.due_us(of), out=due_us)
             np.maximum(missing, detector.missings(of), out=missing)
         self.total[rows], self.page_mass[rows], self.missing[rows] = total, page_mass, missing
         self.n_groups[rows], self.policy_id[rows] = header[:, 0], header[:, 1]
+        self.n_armed[rows] = n_armed
         self.due_us[rows] = due_us
         self.surveyed[rows] = True
 

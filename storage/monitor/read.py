@@ -19,7 +19,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import UNANSWERED, Loss, Policy, Predicate, Verdict
 from quantdrift.storage.monitor.discovery_log import follow, followed, lapsed, retired
 from quantdrift.storage.monitor.noise import floors, noise_of
-from quantdrift.storage.monitor.reading_order import ReadingOrder, Stretch, Waiting
+from quantdrift.storage.monitor.reading_order import ReadingOrder, Stretch, Waiting, closed_up
 from quantdrift.storage.monitor.rows import (
     RETIRED_AFTER,
     AlertClose,
@@ -55,6 +55,9 @@ _BEGIN: Final = text("""
 """)
 _POSITION: Final = text(
     "select fold_seq, event_time, exchange_time, mass, n_detectors from fold where id = 1 for update"
+)
+_LAST_COMPARED: Final = text(
+    "select stored_at from batch where kind = 'comparison' and fold_seq <= :last order by fold_seq desc limit 1"
 )
 _BATCH: Final = """
     batch.id, batch.fold_seq, batch.kind, batch.worker, batch.stored_at, batch.captured_from, batch.captured_to,
@@ -255,6 +258,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         expired = (await connection.execute(_RECENT_EXPIRIES, horizon)).mappings().all()
         hour = from_us(position.event_us).replace(minute=0, second=0, microsecond=0)
         items = (await connection.execute(_RECENT_ITEMS, {"horizon": hour - _HOUR})).mappings().all()
+    compared = (await connection.execute(_LAST_COMPARED, {"last": position.fold_seq})).mappings().all()
     return Snapshot(
         position=position,
         detectors=tuple(detector_row(row) for row in detectors),
@@ -271,6 +275,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         serving=tuple(
             _serving(row) for row in (await connection.execute(_SERVING, {"silent": silent})).mappings()
         ),
+        compared_us=to_us(compared[0]["stored_at"]) if compared else None,
     )
 
 
@@ -421,6 +426,7 @@ async def _batches(
             fold_seq=row["fold_seq"],
             stored_us=to_us(row["stored_at"]),
             captured_us=to_us(row["captured_to"]),
+            compares=row["kind"] == "comparison",
             comparisons=tuple(comparisons.get(row["id"], ())),
             tallies=tuple(tallies.get(row["id"], ())),
             decisions=tuple(decisions.get(row["fold_seq"], ())),
@@ -519,7 +525,8 @@ async def _read_stretches(
         until_us[-1] = max(until_us[-1], *(source.rest_us for source in stretches.values()))
     window = {"after": batches[0]["read_after"], "until": from_us(until_us[-1]), "batches": list(sources)}
     rows = (await connection.execute(_STRETCH, {**window, **_captured(list(sources.values()))})).mappings()
-    for at_us, item in _in_order(rows, sources):
+    ends_us = to_us(batches[-1]["read_after"]) if batches[-1]["worker"] == _MONITOR else None
+    for at_us, item in _in_order(rows, sources, ends_us):
         if after_us < at_us <= until_us[-1]:
             comparisons.setdefault(ids[bisect_left(until_us, at_us)], []).append(item)
     # The noise of an exchange may not be known before the exchange itself: its budget must rest on the past alone.
@@ -535,15 +542,24 @@ async def _read_stretches(
 
 
 def _in_order(
-    rows: Iterable[RowMapping], sources: Mapping[int, RowMapping]
+    rows: Iterable[RowMapping], sources: Mapping[int, RowMapping], ends_us: int | None
 ) -> list[tuple[int, ComparisonRow]]:
-    """Return comparisons with the marks with which they are folded, in that order."""
+    """Return comparisons with the marks with which they are folded, in that order; after `ends_us` comes all that waits."""
     stretches = {key: _stretch(row) for key, row in sources.items()}
-    read = []
+    read: list[tuple[int, ComparisonRow]] = []
+    late: list[bool] = []
     for row in rows:
-        item = comparison_row(row)
+        item, stretch = comparison_row(row), stretches[row["batch_id"]]
         captured_us = min(item.captured_us, to_us(sources[row["batch_id"]]["stored_at"]))
-        read.append((stretches[row["batch_id"]].place_us(item.exchange_id, captured_us), item))
+        read.append((stretch.place_us(item.exchange_id, captured_us), item))
+        late.append(stretch.is_late(captured_us))
+    if ends_us is not None:
+        waiting = [number for number, (at_us, _) in enumerate(read) if at_us > ends_us]
+        places_us = closed_up(
+            [read[number][0] for number in waiting], [late[number] for number in waiting], ends_us
+        )
+        for number, at_us in zip(waiting, places_us, strict=True):
+            read[number] = at_us, read[number][1]
     return sorted(read, key=lambda pair: (pair[0], pair[1].exchange_id, pair[1].item))
 
 

@@ -10,9 +10,9 @@ before, and has had that long to be stored as well. So it is valid for a backlog
 workers. What comes later than that is late: a redelivery, a retry alone, replays that take longer than others. Where it is late by seconds,
 the horizon grows by them, up to 30 s, and falls again over hours: what is always late by ten seconds is late once. Late exchanges
 must not be folded in a lump, since what is late may depend on the shape. Each gets a place by the hash of its id in the next minute
-of captures: a displacement that is independent of all else, which leaves independent traffic independent. Not so where traffic ends
-just then: once the model has been silent for the horizon all that waits is folded, late exchanges without the others that would have
-come between them.
+of captures: a displacement that is independent of all else, which leaves independent traffic independent. Where traffic ends before
+that minute is over, all that waits is folded once the model has been silent for the horizon, and the late exchanges get their places
+among the others that wait. They are denser there than they would have been, and are a lump only where little else waits.
 
 Marks are stored with the batches when these get their numbers, so that folding again gives the same order whatever the horizon
 is by then.
@@ -20,7 +20,7 @@ is by then.
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from quantdrift.core.sampling.hash_draw import draw
@@ -57,9 +57,38 @@ class Stretch(NamedTuple):
         captured_us
             At most the time of storing: a sidecar whose clock is ahead does not hold others up.
         """
-        if captured_us > self.after_us:
+        if not self.is_late(captured_us):
             return captured_us
         return self.after_us + 1 + int(draw(exchange_id, _LATE_KEY) * (self.rest_us - self.after_us))
+
+    def is_late(self, captured_us: int) -> bool:
+        """Return whether an exchange that this batch brought was captured before the mark."""
+        return captured_us <= self.after_us
+
+
+def closed_up(places_us: Sequence[int], late: Sequence[bool], after_us: int) -> list[int]:
+    """Return the places of all that waits when traffic ends: those of late exchanges, moved up between the others.
+
+    What lies between the mark and the last place is scaled to what lies between the mark and the last place of an exchange that
+    is not late. Places that are uniform stay so. Without such an exchange nothing moves.
+
+    Parameters
+    ----------
+    places_us
+        After the mark.
+    after_us
+        The mark before the end.
+    """
+    last_us = max(
+        (at_us for at_us, is_late in zip(places_us, late, strict=True) if not is_late), default=None
+    )
+    if last_us is None:
+        return list(places_us)
+    scale = min((last_us - after_us) / (max(places_us) - after_us), 1.0)
+    return [
+        after_us + 1 + int((at_us - after_us - 1) * scale) if is_late else at_us
+        for at_us, is_late in zip(places_us, late, strict=True)
+    ]
 
 
 class Waiting(NamedTuple):

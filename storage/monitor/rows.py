@@ -240,12 +240,13 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     `decisions` are people's decisions about baselines since the previous batch, `slices` the discovered slices that were
     confirmed, retired or restored, `closes` the alerts that people closed; all apply from this batch on. `unreferenced` are
     versions without a reference whose exchanges the workers received, `noise` items that were computed twice. `captured_us` is
-    the latest capture time in it; 0: not known.
+    the latest capture time in it; 0: not known. `compares` says that a worker compared something, which may be folded later.
     """
 
     fold_seq: int
     stored_us: int
     captured_us: int = 0
+    compares: bool = True
     comparisons: tuple[ComparisonRow, ...] = ()
     tallies: tuple[TallyRow, ...] = ()
     decisions: tuple[BaselineRow, ...] = ()
@@ -543,6 +544,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         The noise floors.
     serving
         The versions that were compared within 30 days.
+    compared_us
+        When the last folded batch of comparisons was stored; None: never, or long ago.
     """
 
     position: Position
@@ -558,6 +561,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     lapsed: tuple[int, ...] = ()
     floors: tuple[FloorRow, ...] = ()
     serving: tuple[ServingRow, ...] = ()
+    compared_us: int | None = None
 
 
 class ExplainedBy(_Row, frozen=True, kw_only=True):

@@ -59,7 +59,7 @@ def _tally(sequence: int, at_us: int, *, stored_us: int, lost: int = 0, boot: st
         taken=100 * sequence,
         lost=lost,
     )
-    return BatchRows(fold_seq=0, stored_us=stored_us, tallies=(row,))
+    return BatchRows(fold_seq=0, stored_us=stored_us, compares=False, tallies=(row,))
 
 
 async def test_policies_are_read_once_and_only_where_they_are_wanted(

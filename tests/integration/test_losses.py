@@ -154,11 +154,15 @@ async def _store_tallies(dsn: str, *tallies: Tally) -> None:
 
 
 async def _compare(dsn: str, *models: str, known_for: timedelta = timedelta(0)) -> None:
-    """Store comparisons of all traffic of these models, that never differ, of the last minute; and since when they are known."""
+    """Store comparisons of all traffic of these models, that never differ, of the last minutes; and since when they are known.
+
+    Each model has a minute of its own: what is folded after later exchanges of other models is no evidence.
+    """
     db = await asyncpg.connect(dsn)
     try:
         now = datetime.now(UTC)
         await make_partitions(db, [(now - timedelta(days=1)).date(), now.date()])
+        begins = [now - timedelta(minutes=number) for number in reversed(range(len(models)))]
         await db.execute(
             "insert into policy (id, epoch, definition) overriding system value values (1, 'e1', $1)",
             msgspec.json.encode(POLICY).decode(),
@@ -180,12 +184,12 @@ async def _compare(dsn: str, *models: str, known_for: timedelta = timedelta(0)) 
                 "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows)"
                 " values ('comparison', 'w', $1, $2, $1, $3) returning id",
                 now,
-                now - timedelta(seconds=N_COMPARED),
+                begins[0] - timedelta(seconds=N_COMPARED),
                 N_COMPARED,
             )
             rows = [
                 Comparison(
-                    captured_at=now - timedelta(seconds=k),
+                    captured_at=begins[number - 1] - timedelta(seconds=k),
                     exchange_id=f"{number:08d}-0000-0000-0000-{k:012d}",
                     batch_id=batch,
                     model_version_id=version,

@@ -184,3 +184,27 @@ async def test_late_exchanges_of_a_silent_model_wait_for_no_further_captures(
     assert sorted(exchanges(more)) == [(row.exchange_id, row.item) for row in redelivered.comparisons]
     async with database.begin() as connection:
         assert await refold(connection, 1, len(folded) + 2) == folded + more
+
+
+async def test_late_exchanges_have_places_among_all_that_waits_when_traffic_ends(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Late exchanges of one shape are no lump after the last of the others, which no bound would survive."""
+    now_us = to_us(datetime.now(UTC))
+    (first, *rest) = batches(400, tally_every=10**9)
+    newest_us = max(batch.stored_us for batch in rest)
+    stream = [later(batch, now_us - 6 * SECOND_US - newest_us) for batch in rest]
+    for rows in stream:
+        await store(record, rows)
+    late = later(first, now_us - 6 * SECOND_US - newest_us)
+    await store(record, msgspec.structs.replace(late, stored_us=now_us - 6 * SECOND_US))
+    found = await claimed(database, 7)
+    ids = {row.exchange_id for row in late.comparisons}
+    order = exchanges(found)
+    stored = [(row.exchange_id, row.item) for batch in (*stream, late) for row in batch.comparisons]
+    assert sorted(order) == sorted(stored)
+    late_is = [exchange_id in ids for exchange_id, _ in exchanges(found[-1:])]
+    assert 4 < sum(late_is) < len(late_is) - 4
+    assert not all(late_is[-sum(late_is) // 2 :])
+    async with database.begin() as connection:
+        assert await refold(connection, 1, len(found)) == found

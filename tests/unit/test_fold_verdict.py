@@ -7,11 +7,13 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
+from quantdrift.facts.words import verdict as words
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.loss import SILENT_US
 from quantdrift.monitor.fold.rollup import HOUR_US
 from quantdrift.storage.monitor.rows import (
     BatchRows,
+    ComparisonRow,
     Episode,
     ExpiryRow,
     ItemCount,
@@ -58,6 +60,36 @@ def test_the_drifted_slice_fires_and_the_aggregate_does_not() -> None:
     assert BEGIN_US <= fired[0].onset_us <= fired[0].at_us
     (shown,) = [row for row in fold.verdicts() if row.slice_id == FAINT_ID]
     assert shown.evidence == evidence.total >= shown.threshold, "the worst first: not reset by the alarm"
+
+
+def test_a_new_model_whose_first_exchanges_are_older_than_all_that_was_folded_is_not_ok() -> None:
+    """All of 60 answers have changed, and none is evidence: the clock gave no allowance meanwhile. The next exchanges page."""
+    other = 7
+    catalog = msgspec.structs.replace(
+        CATALOG,
+        versions=CATALOG.versions
+        | {other: msgspec.structs.replace(CATALOG.versions[1], id=other, model="other")},
+        slices=CATALOG.slices
+        | {other: msgspec.structs.replace(CATALOG.slices[ALL_ID], id=other, model="other")},
+    )
+
+    def changed(number: int, at_us: int) -> ComparisonRow:
+        row = msgspec.structs.replace(clean(number, at_us), model_version_id=other, slice_ids=(other,))
+        return msgspec.structs.replace(row, flip=1.0)
+
+    fold = Fold(CONFIG, EMPTY)
+    fold.learn(catalog)
+    for rows in quiet(50, step_us=60 * SECOND_US):
+        fold.batch(rows)
+    newest_us = BEGIN_US + 50 * 60 * SECOND_US
+    burst = tuple(
+        changed(1000 + number, newest_us - 120 * SECOND_US + number * SECOND_US) for number in range(60)
+    )
+    fold.batch(BatchRows(fold_seq=101, stored_us=newest_us, comparisons=burst))
+    assert verdict_of(fold, other) == (Verdict.UNKNOWN, words.WAITS)
+    more = tuple(changed(2000 + number, newest_us + number * SECOND_US) for number in range(1, 60))
+    fold.batch(BatchRows(fold_seq=102, stored_us=newest_us + 60 * SECOND_US, comparisons=more))
+    assert verdict_of(fold, other)[0] is Verdict.FIRING
 
 
 def test_a_version_without_reference_is_unknown_and_never_fires() -> None:

@@ -9,7 +9,14 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold import sessions as module
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Position, SessionRow, Snapshot
+from quantdrift.storage.monitor.rows import (
+    BatchRows,
+    ComparisonRow,
+    Position,
+    SessionRow,
+    Snapshot,
+    TallyRow,
+)
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 
 pytestmark = pytest.mark.unit
@@ -46,6 +53,21 @@ def stream(rows: list[ComparisonRow]) -> list[BatchRows]:
     ]
 
 
+def tally(fold_seq: int, at_us: int) -> BatchRows:
+    """Return a tally that says nothing but the time."""
+    row = TallyRow(
+        source="pod",
+        boot="b" * 32,
+        stratum="faint",
+        sequence=fold_seq,
+        at_us=at_us,
+        offered=0,
+        taken=0,
+        lost=0,
+    )
+    return BatchRows(fold_seq=fold_seq, stored_us=at_us, compares=False, tallies=(row,))
+
+
 def n_groups(fold: Fold) -> int:
     """Return how many observations the slice has."""
     return max((row.n_groups for row in fold.verdicts() if row.slice_id == FAINT_ID), default=0)
@@ -68,6 +90,40 @@ def test_a_session_counts_once_when_its_time_is_over() -> None:
     fold = folded([*rows, late])
     assert n_groups(fold) == 2
     assert sum(row.n_items for row in fold.take().rollups) == 21
+
+
+def test_tallies_cut_no_session_while_a_backlog_is_worked_off() -> None:
+    """Twenty requests of two users are folded a day late, with a tally between any two: two observations, at their own time."""
+    day_us = 86_400 * SECOND_US
+    fold = Fold(CONFIG, Snapshot(position=Position()))
+    fold.learn(CATALOG)
+    for n in range(20):
+        row, stored_us = (
+            item(n, f"user {n % 2}", at_us=BEGIN_US + n * SECOND_US),
+            BEGIN_US + day_us + n * SECOND_US,
+        )
+        fold.batch(BatchRows(fold_seq=2 * n + 1, stored_us=stored_us, comparisons=(row,)))
+        fold.batch(tally(2 * n + 2, stored_us))
+    assert n_groups(fold) == 0
+    assert fold.position.exchange_us == BEGIN_US + 19 * SECOND_US
+    late = item(99, "another", at_us=BEGIN_US + 20 * SECOND_US + LENGTH_US)
+    fold.batch(BatchRows(fold_seq=41, stored_us=BEGIN_US + day_us + 60 * SECOND_US, comparisons=(late,)))
+    assert n_groups(fold) == 2
+
+
+def test_sessions_close_in_a_silence_each_at_its_own_time() -> None:
+    """Nothing is compared for the length of a session: the open ones are over, and the exchanges' time is when the last one was."""
+    rows = [item(n, f"user {n}", at_us=BEGIN_US + n * SECOND_US) for n in range(20)]
+    fold = folded(rows)
+    last_us = BEGIN_US + 19 * SECOND_US
+    fold.batch(tally(21, last_us + LENGTH_US))
+    assert n_groups(fold) == 0
+    fold.batch(tally(22, last_us + 10 * LENGTH_US))
+    fold.batch(tally(23, last_us + 10 * LENGTH_US + SECOND_US))
+    assert n_groups(fold) == 20
+    assert fold.position.exchange_us == last_us + LENGTH_US
+    state = fold.state.slices[KEY].watch.states[BY_BUDGET]
+    assert state[header.PAGE_MASS] > 0
 
 
 def test_a_fold_that_stops_within_sessions_ends_in_the_same_bits() -> None:
@@ -131,12 +187,12 @@ def test_the_number_of_open_sessions_is_bounded(monkeypatch: pytest.MonkeyPatch)
     held = Sessions(LENGTH_US)
     for n in range(8):
         held.add([item(n, f"user {n}", at_us=BEGIN_US)], BEGIN_US + n)
-    assert [rows[0].group_key for rows in held.due(BEGIN_US + 8)] == ["user 0", "user 1", "user 2"]
+    assert [rows[0].group_key for _, rows in held.due(BEGIN_US + 8)] == ["user 0", "user 1", "user 2"]
     for n in range(3):
         held.add([item(10 + n, "user 7", at_us=BEGIN_US)], BEGIN_US + 9)
-    assert [len(rows) for rows in held.due(BEGIN_US + 9)] == [4]
+    assert [len(rows) for _, rows in held.due(BEGIN_US + 9)] == [4]
     monkeypatch.setattr(module, "MOST_HELD", 3)
-    assert [rows[0].group_key for rows in held.due(BEGIN_US + 9)] == ["user 3"]
+    assert [rows[0].group_key for _, rows in held.due(BEGIN_US + 9)] == ["user 3"]
     monkeypatch.setattr(module, "MOST_HELD", 100)
     held.add([item(3, "user 3", at_us=BEGIN_US)], BEGIN_US + 10)
     rows, closed = held.take(1)
@@ -200,5 +256,5 @@ def test_sessions_that_a_release_before_cut_are_one_again() -> None:
     resumed = Sessions(LENGTH_US, (second, first))
     (row,), closed = resumed.take(3)
     assert (row.key, closed) == (first.key, (second.key,))
-    assert [len(items) for items in resumed.due(BEGIN_US + LENGTH_US)] == [2]
+    assert [len(items) for _, items in resumed.due(BEGIN_US + LENGTH_US)] == [2]
     assert resumed.take(4) == ((), (first.key,))

@@ -13,6 +13,9 @@ LOST: Final = (
 )
 NO_REFERENCE: Final = "no reference: map this version to one in models.references"
 STALE: Final = "stale: there is traffic, but nothing was compared"
+WAITS: Final = (
+    "waits for its next exchange: what was compared so far came in one moment, and counts as no evidence"
+)
 UNDECIDED: Final = "undecided: the evidence is rising, but it is below what an alert needs"
 HEALTHY: Final = "no evidence against its budget or its baseline"
 UNNAMED: Final = "the evidence is enough to alert; the deciding signal was not recorded"

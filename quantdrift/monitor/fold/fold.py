@@ -83,6 +83,7 @@ class Fold:
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
         self.state = FoldState(config, snapshot)
         self._reorder_us = int(config.monitor.reorder_s * MICROSECONDS)
+        self._session_us = int(config.monitor.session_s * MICROSECONDS)
 
     @property
     def position(self) -> Position:
@@ -359,15 +360,22 @@ class Fold:
             observed.append(Observation(exchange.order, exchange.rows, now_us, closed=False))
             if first.group_key:
                 self.state.sessions.add(exchange.rows, now_us)
-        if self.state.has_begun:
-            # Where no exchanges come, tallies say that time has passed.
-            until_us = self.state.now_us - self._reorder_us
-            now_us = until_us if now_us is None else max(now_us, until_us)
         if now_us is not None:
+            until_us = max(now_us, self.state.now_us - self._reorder_us) if self._is_quiet(rows) else now_us
             begin = max(len(event_us), 1)
-            for place, items in enumerate(self.state.sessions.due(now_us), start=begin):
-                observed.append(Observation(place, items, now_us, closed=True))
+            for place, (over_us, items) in enumerate(self.state.sessions.due(until_us), start=begin):
+                observed.append(Observation(place, items, max(over_us, now_us), closed=True))
         return observed, event_us
+
+    def _is_quiet(self, rows: BatchRows) -> bool:
+        """Return whether nothing was compared for the length of a session: then tallies say that the time of open ones is over.
+
+        Not sooner: in a backlog tallies are hours ahead, and each exchange would be a session.
+        """
+        if rows.compares:
+            self.state.compared_us = rows.stored_us
+        before_us = self.state.compared_us
+        return before_us is None or rows.stored_us - before_us >= self._session_us + self._reorder_us
 
     def _groups(
         self,

@@ -79,8 +79,8 @@ class Sessions:
         self._n_held += len(items)
         self._dirty.add(key)
 
-    def due(self, now_us: int) -> list[tuple[ComparisonRow, ...]]:
-        """Close and return the sessions whose time is over, and the oldest or longest where there are too many."""
+    def due(self, now_us: int) -> list[tuple[int, tuple[ComparisonRow, ...]]]:
+        """Close and return the sessions whose time is over, and the oldest or longest where there are too many; with when it was over."""
         due = [key for key in self._dirty if len(self._open[key].items) >= MOST_ITEMS]
         excess, held = len(self._open) - MOST_OPEN, self._n_held
         for place, (key, one) in enumerate(self._open.items()):
@@ -90,10 +90,10 @@ class Sessions:
             due.append(key)
         found = []
         for key in sorted(set(due), key=lambda key: (self._open[key].opened_us, key)):
-            items = tuple(self._open.pop(key).items)
-            self._n_held -= len(items)
+            over = self._open.pop(key)
+            self._n_held -= len(over.items)
             self._n_open[key[0]] -= 1
-            found.append(items)
+            found.append((min(over.opened_us + self._length_us, now_us), tuple(over.items)))
             self._dirty.discard(key)
         return found
 

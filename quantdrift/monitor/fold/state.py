@@ -76,7 +76,9 @@ class FoldState:
     fold_seq
         Number of the last batch.
     clock
-        The fold's time.
+        The time of the exchanges.
+    compared_us
+        When the last batch of comparisons was stored; None: long ago.
     catalog
         What the numbers in its rows stand for.
     slices
@@ -123,6 +125,7 @@ class FoldState:
             at_us=position.exchange_us, mass=position.mass, n_detectors=position.n_detectors
         )
         self._event_us = position.event_us
+        self.compared_us = snapshot.compared_us
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.circumstances = Circumstances()
         self.table = FoldTable()

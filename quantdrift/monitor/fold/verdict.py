@@ -70,6 +70,8 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
         What a person said who closed its alert; empty where nobody did, or enough was compared since.
     fallen
         Why far more of its samples may be missing than of its header strata; empty where nothing says so.
+    waits
+        Whether enough was compared, and none of it could be evidence: its detectors have no allowance of false alarms yet.
     """
 
     phase: Phase
@@ -89,6 +91,7 @@ class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     closed: str = ""
     has_people: bool = False
     fallen: str = ""
+    waits: bool = False
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +118,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     n_items: IntArray
     n_unmeasured: IntArray
     n_groups: IntArray
+    waits: BoolArray
     sessions: BoolArray
     loses: BoolArray
     loses_somehow: BoolArray
@@ -167,6 +171,7 @@ def _facts(status: SliceStatus, limits: Monitor) -> Facts:
         n_items=np.asarray(status.n_items),
         n_unmeasured=np.asarray(status.n_unmeasured),
         n_groups=np.asarray(status.n_groups),
+        waits=np.asarray(status.waits),
         sessions=np.asarray(bool(status.session_attribute)),
         loses=np.asarray(loses),
         loses_somehow=np.asarray(loses and _loss(counts) == words.LOST),
@@ -183,6 +188,16 @@ def _is_unmeasured(n_items: IntArray, n_unmeasured: IntArray) -> BoolArray:
     """Return whether most of what was compared was not measured, and that is no accident of a few."""
     found: BoolArray = (n_unmeasured >= LEAST_UNMEASURED) & (2 * n_unmeasured > n_items)
     return found
+
+
+def _waits(page_mass: FloatArray, n_armed: IntArray, limits: Monitor) -> BoolArray:
+    """Return whether enough was compared since detectors began, and they got no allowance meanwhile.
+
+    The time of the fold is that of all models: a model whose first exchanges are folded after later ones of another model begins at
+    the moment at which all of them are observed.
+    """
+    waits: BoolArray = (page_mass == 0.0) & (n_armed >= limits.min_groups)
+    return waits
 
 
 def _loses(counts: RecentCounts, limits: Monitor) -> bool:
@@ -223,6 +238,7 @@ CASES: Final = (
             limits.min_groups - status.n_groups, has_people=status.has_people
         ),
     ),
+    Case(lambda of, _: of.waits, Verdict.UNKNOWN, words.WAITS),
     Case(
         lambda of, _: of.sessions,
         Verdict.UNKNOWN,
@@ -346,6 +362,7 @@ def _facts_of_many(state: FoldState, slices: Sequence[SliceState], rows: IntArra
         n_items=n_items,
         n_unmeasured=n_unmeasured,
         n_groups=table.n_groups[rows],
+        waits=_waits(table.page_mass[rows], table.n_armed[rows], state.limits),
         sessions=sessions,
         loses=loses,
         loses_somehow=loses_somehow,
@@ -562,6 +579,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         phase=phase,
         evidence_ratio=entry.watch.doubt(state.thresholds),
         n_groups=survey.n_groups,
+        waits=bool(_waits(np.asarray(survey.page_mass), np.asarray(survey.n_armed), state.limits)),
         silent_s=_silent_s(state, entry),
         counts=counts,
         replaced=replaced,

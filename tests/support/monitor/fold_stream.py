@@ -104,7 +104,9 @@ def batches(
                 )
                 for stratum in ("default", "faint")
             )
-            found.append(BatchRows(fold_seq=number, stored_us=at_us + SECOND_US, tallies=tallies))
+            found.append(
+                BatchRows(fold_seq=number, stored_us=at_us + SECOND_US, compares=False, tallies=tallies)
+            )
             continue
         rows = []
         for _ in range(per_batch):

@@ -65,7 +65,7 @@ def quiet(n: int, *, first: int = 1, lost: int = 0, step_us: int = SECOND_US) ->
         )
         seq = 2 * (first + number) - 1
         found.append(BatchRows(fold_seq=seq, stored_us=at_us, comparisons=(row,)))
-        found.append(BatchRows(fold_seq=seq + 1, stored_us=at_us, tallies=(tally,)))
+        found.append(BatchRows(fold_seq=seq + 1, stored_us=at_us, compares=False, tallies=(tally,)))
     return found
 
 

@@ -230,7 +230,8 @@ class PlainFold(Fold):
             else:
                 self._group(exchange.rows, order, collected)
         if self.state.clock.at_us is not None:
-            for place, closed in enumerate(self.state.sessions.due(self.state.now_us), start=order + 1):
+            over = self.state.sessions.due(self.state.clock.at_us)
+            for place, (_, closed) in enumerate(over, start=order + 1):
                 for slice_id, items in slices_of(closed).items():
                     self.plain_rollup.close(slice_id, items)
                 self._group(closed, place, collected)
