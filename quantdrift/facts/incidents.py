@@ -1,14 +1,18 @@
-"""Incidents: alerts that explain each other, as one thing with a beginning, a state and an end. Pure.
+"""Incidents: alerts that explain each other, or are of one damage, as one thing with a beginning, a state and an end. Pure.
 
 An alert belongs to one incident from the moment it opens. It starts one of its own unless an alert that explains it, or that it
 explains, has one already; when a later explanation joins two, all alerts move to the older one. An explanation that ends takes
 nothing apart: what was one cause stays one incident.
+
+Damage that is everywhere makes all traffic and some slices alert, and no slice explains the rest. So two alerts that nothing
+explains are one incident, too, if one slice contains the other, and thus all its changed answers, and both began together.
 """
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
@@ -72,6 +76,11 @@ class IncidentAlert(msgspec.Struct, frozen=True, kw_only=True):
     explained_by, has_several_causes
         The alert that explains it, or None, and whether it takes others besides. Such an alert joins no two causes: it stays where a
         cause is already, and else goes to the incident of `explained_by`.
+    where
+        Conditions of its slice; none: all traffic. A slice contains those that have all its conditions and others. None: not known,
+        and it contains nothing.
+    is_slow
+        It is about the latency, and not about answers.
     ended, ended_at
         Why and since when it is over: `recovered`, `replaced`, `retired` or `closed`, empty where that is not known; the time is None
         while it lasts.
@@ -83,11 +92,22 @@ class IncidentAlert(msgspec.Struct, frozen=True, kw_only=True):
     incident: int | None
     explained_by: int | None = None
     has_several_causes: bool = False
+    where: frozenset[str] | None = None
+    is_slow: bool = False
     onset_at: datetime
     opened_at: datetime
     ended: str = ""
     ended_at: datetime | None = None
     worse_at: datetime | None = None
+
+    def began_with(self, other: "IncidentAlert") -> bool:
+        """Return whether both may have begun at one time.
+
+        The less the evidence says, the longer it takes, and the less exact is the onset that is estimated from it: it is known to
+        half of the time from there to the alert.
+        """
+        known_to = (self.opened_at - self.onset_at + other.opened_at - other.onset_at) / 2
+        return abs(self.onset_at - other.onset_at) <= known_to
 
 
 class Grouping(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +191,7 @@ def grouped(alerts: Iterable[IncidentAlert]) -> list[Grouping]:
     links = [(numbers[0], number) for numbers in of_incident.values() for number in numbers]
     explained = [(alert, alert.explained_by) for alert in by_id.values() if alert.explained_by in by_id]
     links += [(alert.id, by) for alert, by in explained if not alert.has_several_causes]
+    links += _of_one_damage([alert for alert in by_id.values() if alert.explained_by not in by_id])
     sets = {number: some for some in _joined(by_id, links) for number in some}
     for alert, by in explained:
         own = sets[alert.id]
@@ -179,6 +200,22 @@ def grouped(alerts: Iterable[IncidentAlert]) -> list[Grouping]:
             sets |= dict.fromkeys(together, together)
     different = {some[0]: some for some in sets.values()}
     return [_grouping([by_id[number] for number in different[first]]) for first in sorted(different)]
+
+
+def _of_one_damage(alerts: Sequence[IncidentAlert]) -> list[tuple[int, int]]:
+    """Return the pairs of alerts that began together of which one slice contains the other; nothing explains any of them."""
+    of_slice: dict[tuple[frozenset[str] | None, bool], list[IncidentAlert]] = {}
+    for alert in alerts:
+        of_slice.setdefault((alert.where, alert.is_slow), []).append(alert)
+    return [
+        (larger.id, alert.id)
+        for alert in alerts
+        if alert.where is not None
+        for n_conditions in range(len(alert.where))
+        for conditions in combinations(alert.where, n_conditions)
+        for larger in of_slice.get((frozenset(conditions), alert.is_slow), ())
+        if alert.began_with(larger)
+    ]
 
 
 def _joined(numbers: Iterable[int], links: Iterable[tuple[int, int]]) -> list[list[int]]:

@@ -46,11 +46,16 @@ _ALERTS: Final = text("""
         exists (
             select from slice s where s.id = cast(a.details ->> 'explained_by_id' as int) and s.name <> a.details ->> 'explained_by'
         ) as has_several_causes,
+        case when own.predicate = 'true' then cast(array[] as text[]) else coalesce(nullif(array(
+            select case when coalesce(e ->> 'equals', e ->> 'low', e ->> 'high') is null then own.predicate else cast(e as text) end
+            from jsonb_array_elements(own.definition -> 'where') e
+        ), cast(array[] as text[])), array[own.predicate]) end as "where", a.metric = 'latency' as is_slow,
         case when i.mitigation = 'reported' then greatest(
             (select max(t.at) from transition t where t.alert_id = a.id and t.from_verdict = 'warning' and t.to_verdict = 'firing'),
             (select max(e.made_at) from alert_action e where e.alert_id = a.id and e.action = 'escalate')
         ) end as worse_at
     from alert a
+    join slice own on own.id = a.slice_id
     left join incident i on i.id = a.incident_id
     left join lateral (
         select action, made_at from alert_action where alert_id = a.id and action <> 'note' order by id desc limit 1
@@ -221,7 +226,8 @@ async def _arrange(
     for row in rows:
         slices[row["id"]] = row["version_id"], row["slice_id"]
         values = {name: row[name] for name in IncidentAlert.__struct_fields__}
-        by_version.setdefault(row["version_id"], []).append(IncidentAlert(**values))
+        alert = IncidentAlert(**values | {"where": frozenset(row["where"])})
+        by_version.setdefault(row["version_id"], []).append(alert)
     for version, alerts in by_version.items():
         for grouping in grouped(alerts):
             at_slices = (

@@ -100,7 +100,8 @@ async def test_a_later_explanation_joins_two_incidents(
     before = {row["id"] for row in await _incidents(record)}
     other = await record.fetchval(
         "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
-        " select 1, $1, 'warning', metric, onset_at, opened_at, '{}' from alert where id = $2 returning id",
+        " select 1, $1, 'warning', metric, onset_at - interval '1 day', onset_at - interval '23 hours', '{}'"
+        " from alert where id = $2 returning id",
         CLEAR_ID,
         fired,
     )
@@ -122,6 +123,42 @@ async def test_a_later_explanation_joins_two_incidents(
     assert await record.fetchval("select details ->> 'incident' from alert where id = $1", other) == str(
         found["id"]
     )
+
+
+async def test_damage_that_is_everywhere_is_one_incident(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """All traffic and both scanners page, and none explains another; the scanner that breaks a day later is an incident of its own."""
+    await store_catalog(record, days=3)
+    for batch in batches(60, faint_flips=0.3):
+        flips = (
+            msgspec.structs.replace(row, flip=1.0) if int(row.exchange_id, 16) % 4 == 0 else row
+            for row in batch.comparisons
+        )
+        await store_batch(record, msgspec.structs.replace(batch, comparisons=tuple(flips)))
+    await fold_stored(database)
+    (incident,) = await _incidents(record)
+    alerts = await record.fetch("select * from alert where resolved_at is null order by id")
+    assert {row["slice_id"] for row in alerts} == {ALL_ID, FAINT_ID, CLEAR_ID}
+    assert not any("explained_by" in json.loads(row["details"]) for row in alerts)
+    assert set(incident["slices"]) == {"all", "scanner=faint", "scanner=clear"}
+    assert incident["alerts"] == [row["id"] for row in alerts]
+    (of_clear,) = [row["id"] for row in alerts if row["slice_id"] == CLEAR_ID]
+    for slice_id, metric, hours in ((FAINT_ID, "flip", 24), (ALL_ID, "latency", 0)):
+        await record.execute(
+            "update alert set resolved_at = opened_at, ended = 'recovered' where slice_id = $1", slice_id
+        )
+        await record.execute(
+            "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+            " select 1, $1, 'warning', $3, onset_at + $4, opened_at + $4, '{}' from alert where id = $2",
+            slice_id,
+            of_clear,
+            metric,
+            timedelta(hours=hours),
+        )
+    await _more(database, record, 0)
+    slices = [row["slices"] for row in await _incidents(record)]
+    assert slices[1:] == [["scanner=faint"], ["all"]]
 
 
 async def _more(database: Database, record: asyncpg.Connection, turn: int) -> None:

@@ -47,7 +47,7 @@ class Surfaces(msgspec.Struct, kw_only=True):
 def _commands(story: FleetStory) -> Mapping[str, list[str]]:
     """Return what is typed, by name; each prints JSON and, without the option, text."""
     shown = {f"alerts show {number}": ["alerts", "show", str(number)] for number in story.alerts.values()}
-    incidents = {f"incidents show {n}": ["incidents", "show", str(n)] for n in range(1, len(story.alerts))}
+    incidents = {f"incidents show {n}": ["incidents", "show", str(n)] for n in story.incidents}
     return {
         **shown,
         **incidents,
@@ -108,7 +108,7 @@ async def _open_pages(story: FleetStory, base: str, surfaces: Surfaces) -> None:
         "/system",
         "/compare?model=digits",
         *(f"/alert/{number}" for number in story.alerts.values()),
-        *(f"/incident/{number}" for number in range(1, len(story.alerts))),
+        *(f"/incident/{number}" for number in story.incidents),
         *slices,
         *(f"/api/v1/{name}" for name in _API),
     ]

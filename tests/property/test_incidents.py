@@ -162,6 +162,50 @@ def test_alerts_of_two_causes_leave_no_incident_without_a_cause() -> None:
     assert store.incidents() == {frozenset({1, 2, 3}), frozenset({4})}
 
 
+def _began(number: int, minutes: int, took: int, *where: str, **values: object) -> IncidentAlert:
+    """Return an alert of a slice that began so many minutes after the first, and took so many until it opened."""
+    onset_at = AT + timedelta(minutes=minutes)
+    alert = IncidentAlert(
+        id=number,
+        incident=None,
+        onset_at=onset_at,
+        opened_at=onset_at + timedelta(minutes=took),
+        where=frozenset(where),
+    )
+    return msgspec.structs.replace(alert, **values)
+
+
+@pytest.mark.parametrize(
+    ("alerts", "incidents"),
+    [
+        ((_began(1, 0, 2), _began(2, 4, 26, "a")), [[1, 2]]),
+        ((_began(1, 0, 4000), _began(2, 3900, 30, "a")), [[1], [2]]),
+        ((_began(1, 0, 2), _began(2, 0, 2, "a"), _began(3, 0, 2, "b")), [[1, 2, 3]]),
+        ((_began(1, 0, 2, "a"), _began(2, 0, 2, "b")), [[1], [2]]),
+        ((_began(1, 0, 2, "a"), _began(2, 0, 2, "a", "b"), _began(3, 0, 2, "b", "c")), [[1, 2], [3]]),
+        ((_began(1, 0, 2), _began(2, 0, 2, "a", is_slow=True)), [[1], [2]]),
+        ((_began(1, 0, 2, explained_by=2), _began(2, 0, 2, "a"), _began(3, 0, 2, "b")), [[1, 2], [3]]),
+        ((_began(1, 0, 2), _began(2, 0, 2, "a", where=None)), [[1], [2]]),
+    ],
+    ids=[
+        "a small slice later",
+        "much later",
+        "all slices",
+        "no slice in the other",
+        "slices in slices",
+        "another measure",
+        "one slice explains all",
+        "conditions not known",
+    ],
+)
+def test_alerts_that_begin_together_are_one_incident_where_a_slice_contains_the_other(
+    alerts: tuple[IncidentAlert, ...], incidents: list[list[int]]
+) -> None:
+    """Nothing explains any of them: an alert that one slice explains says that the others are not its cause."""
+    for order in (alerts, alerts[::-1]):
+        assert [[alert.id for alert in group.alerts] for group in grouped(order)] == incidents
+
+
 def _alert(number: int, ended: str = "", *, minutes: int | None = None, **values: object) -> IncidentAlert:
     ended_at = None if minutes is None else AT + timedelta(minutes=minutes)
     alert = IncidentAlert(id=number, incident=1, onset_at=AT, opened_at=AT, ended=ended, ended_at=ended_at)

@@ -107,6 +107,7 @@ class FleetStory(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[tuple[str, str], int]
     slices: dict[tuple[str, str], int]
     alerts: dict[tuple[str, str, str], int]
+    incidents: tuple[int, ...]
 
 
 _SLICES: Final = {
@@ -165,7 +166,7 @@ _STREAMS: Final = (
             Part(slice_id=5, share=0.25, bad=(0.07, 7 * _HOUR, timedelta())),
             Part(slice_id=6, share=0.25, bad=(0.09, 22 * _HOUR, 17 * _HOUR)),
             Part(slice_id=7, share=0.3),
-            Part(slice_id=8, share=0.2, bad=(0.07, 6 * _HOUR, timedelta())),
+            Part(slice_id=8, share=0.2, bad=(0.15, 4 * _HOUR, timedelta())),
         ),
     ),
 )
@@ -258,11 +259,13 @@ async def write_fleet(record: asyncpg.Connection, database: Database, *, seed: i
             connection, alerts["letters", "q4-a", "lang=it"], Act.CLOSE, "the client that sent these is gone"
         )
     await _fold(database)
+    incidents = await record.fetch("select id from incidents order by id")
     return FleetStory(
         now=now,
         versions={key: number for key, (number, _) in _VERSIONS.items()},
         slices={key: number for key, (number, _) in _SLICES.items()},
         alerts=alerts,
+        incidents=tuple(row["id"] for row in incidents),
     )
 
 
