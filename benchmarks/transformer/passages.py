@@ -9,7 +9,7 @@ import ast
 import random
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
@@ -95,7 +95,15 @@ def prose(docstring: str) -> list[str]:
     return found
 
 
-def gather(n: dict[Form, int], *, seed: int, n_parts: int) -> list[list[Passage]]:
+def installed(area: str) -> Path:
+    """Return the folder of the installed modules that are about an area."""
+    paths = sysconfig.get_paths()
+    return Path(paths["purelib"]) / _PACKAGES[area] if area in _PACKAGES else Path(paths["stdlib"])
+
+
+def gather(
+    n: dict[Form, int], *, seed: int, n_parts: int, folder_of: Callable[[str], Path] = installed
+) -> list[list[Passage]]:
     """Return `n_parts` sets of passages, no file in two of them, each with `n[form]` of every form, areas in turn.
 
     Where an area has too few of a form, fewer come.
@@ -103,7 +111,7 @@ def gather(n: dict[Form, int], *, seed: int, n_parts: int) -> list[list[Passage]
     parts: list[list[Passage]] = [[] for _ in range(n_parts)]
     rng = random.Random(seed)
     for area, name in enumerate(AREAS):
-        files = sorted(_files(name))
+        files = sorted(_files(folder_of(name)))
         rng.shuffle(files)
         each = {form: -(-count // len(AREAS)) for form, count in n.items()}
         for part, taken in enumerate(parts):
@@ -127,9 +135,7 @@ def gather(n: dict[Form, int], *, seed: int, n_parts: int) -> list[list[Passage]
     return parts
 
 
-def _files(area: str) -> Iterable[Path]:
-    paths = sysconfig.get_paths()
-    root = Path(paths["purelib"]) / _PACKAGES[area] if area in _PACKAGES else Path(paths["stdlib"])
+def _files(root: Path) -> Iterable[Path]:
     for path in root.rglob("*.py"):
         if not _PASSED_OVER & set(path.relative_to(root).parts) and path.stat().st_size <= _MOST_BYTES:
             yield path

@@ -5,16 +5,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbclient
-import nbformat
 import pytest
 
 from tests.support.product import ROOT
 
+if TYPE_CHECKING:
+    import nbformat
+
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
 
+@pytest.mark.release
 def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
     demo_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,8 +83,11 @@ def test_the_whole_demo_repairs_the_slice(tmp_path: Path) -> None:
     assert "better" in next(line for line in after.splitlines() if "scanner=archive" in line)
 
 
-def _executed(path: Path, directory: Path) -> nbformat.NotebookNode:
+def _executed(path: Path, directory: Path) -> "nbformat.NotebookNode":
     """Return the notebook with its outputs; a cell that raises ends the test."""
+    import nbclient
+    import nbformat
+
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call] # nbformat has no types for it
     assert not any(cell.get("outputs") for cell in notebook.cells), "keep outputs out of the repository"
     resources = {"metadata": {"path": str(directory)}}
@@ -90,7 +96,7 @@ def _executed(path: Path, directory: Path) -> nbformat.NotebookNode:
     ).execute()
 
 
-def _answers_twelve(notebook: nbformat.NotebookNode) -> None:
+def _answers_twelve(notebook: "nbformat.NotebookNode") -> None:
     """Every question has an answer with something in it."""
     answers: dict[int, list[str]] = {}
     for cell in notebook.cells:

@@ -13,7 +13,6 @@ from urllib.parse import quote
 
 import aiohttp
 import asyncpg
-import jsonschema
 import pytest
 from sqlalchemy import text
 
@@ -120,6 +119,8 @@ async def test_the_server_answers_as_its_description_says(
 
 async def test_every_table_has_the_columns_that_its_description_names(dsn: str) -> None:
     """Each with a description, and each row is valid; infinity is a text."""
+    import jsonschema  # 3 s of processor time
+
     async with served(dsn) as url:
         _, _, document = await fetch(f"{url}/openapi.json")
         for resource in RESOURCES:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import kubernetes_validate
 import msgspec
 import pytest
 import yaml
@@ -143,6 +142,8 @@ def port_of(address: str) -> int:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
     """By the published schemas, or our models of custom resources, unknown members refused; and an InferenceService's pod."""
+    import kubernetes_validate  # 3 s of processor time
+
     resources = [one for variant in VARIANTS for one in render(DEPLOY / variant)]
     for pod in PODS:
         if pod.owner["kind"] == "InferenceService":
@@ -158,6 +159,8 @@ def test_every_manifest_is_what_kubernetes_takes(version: str) -> None:
 
 def test_the_schemas_refuse_what_is_wrong() -> None:
     """A misspelt member of a container is found: the check above can fail."""
+    import kubernetes_validate
+
     (pod,) = pods("relay")
     pod.spec["initContainers"][0]["restartPolice"] = "Always"
     with pytest.raises(kubernetes_validate.ValidationError, match="restartPolice"):

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from torchao.quantization import Int8WeightOnlyConfig
-from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Copy, Generation
@@ -44,6 +42,9 @@ def url(int8: VllmLike) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def int8_folder(language_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the model's weights in INT8."""
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
     folder = tmp_path_factory.mktemp("int8")
     quantise = TorchAoConfig(Int8WeightOnlyConfig())
     AutoModelForCausalLM.from_pretrained(language_folder, quantization_config=quantise).save_pretrained(
@@ -115,6 +116,8 @@ def test_a_quantised_folder_is_a_copy_and_no_reference(
     language_folder: Path, int8_folder: Path, fp32: VllmLike, int8: VllmLike
 ) -> None:
     """Its weights stay in INT8, and what it says is what `transformers` says of it."""
+    from transformers import AutoModelForCausalLM
+
     with pytest.raises(OperatorError, match="itself quantised"):
         open_reference(opening(int8_folder))
     exchanges = chats(int8, **IDS)

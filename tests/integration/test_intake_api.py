@@ -14,7 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
@@ -113,6 +112,8 @@ def test_the_server_answers_as_its_description_says(intake: Intake, tmp_path: Pa
 
 def test_an_exchange_is_rejected_exactly_where_the_description_says_so(intake: Intake) -> None:
     """Every member of every wrong type, beyond its bounds, missing, twice or unknown; each in one batch."""
+    import jsonschema  # 3 s of processor time
+
     schema = {"$ref": "#/components/schemas/Exchange", "components": OPENAPI["components"]}
     validator = jsonschema.Draft202012Validator(schema)
     sound: dict[str, Any] = {"target": "/v2/models/digits/infer", "request": REQUEST, "response": RESPONSE}
@@ -172,6 +173,8 @@ def test_every_status_is_described_and_has_its_body(
     intake: Intake, expected: int, body: bytes, headers: dict[str, str]
 ) -> None:
     """And each that is described can be had, 503 where memory is short."""
+    import jsonschema
+
     status, answer = intake.tell(body, **headers)
     assert status == expected
     described = OPENAPI["paths"]["/v1/exchanges"]["post"]["responses"]

@@ -20,16 +20,6 @@ from torch import nn
 from benchmarks.repair.network import Images, drawn, pages
 from quantdrift.core.config.schema import Model, ModelTensor, Reference, Runtime
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what it calls of PyTorch is deprecated there
-    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-    from torchao.quantization import PerRow, PerTensor, quantize_
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
-        X86InductorQuantizer,
-        get_default_x86_inductor_quantization_config,
-    )
-
 INPUT, OUTPUT = "image", "logits"
 MODEL: Final = Model(
     name="digits",
@@ -120,14 +110,21 @@ def reference(path: Path) -> Reference:
     return Reference(runtime=Runtime.TORCH, path=str(path), factory="tests.quantised.layers:layers")
 
 
+def torchao(module: str) -> Any:
+    """Return a module of torchao: to import them takes seconds, which only the tests that need them spend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it calls of PyTorch is deprecated there
+        return importlib.import_module(f"torchao.{module}")
+
+
 def quantised(config: str, **options: Any) -> Layers:
     """Return the network as a configuration of torchao quantises it."""
     network = layers()
     network.load_state_dict(solved())
+    quantization = torchao("quantization")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = getattr(importlib.import_module("torchao.quantization"), config)(**options)
-        quantize_(network, made)
+        quantization.quantize_(network, getattr(quantization, config)(**options))
     return network.eval()
 
 
@@ -149,11 +146,14 @@ def static() -> Layers:
         network(torch.from_numpy(pages().learnable))
     for hook in hooks:
         hook.remove()
-    static_config = importlib.import_module("torchao.quantization").Int8StaticActivationInt8WeightConfig
+    quantization = torchao("quantization")
+    granularity = [quantization.PerTensor(), quantization.PerRow()]
     for name, one in linear.items():
         scale = torch.tensor([[reach[name] / 127]])
-        config = static_config(act_quant_scale=scale, granularity=[PerTensor(), PerRow()])
-        quantize_(one, config)
+        config = quantization.Int8StaticActivationInt8WeightConfig(
+            act_quant_scale=scale, granularity=granularity
+        )
+        quantization.quantize_(one, config)
     return network
 
 
@@ -179,7 +179,8 @@ def plain(path: Path) -> Layers:
 
 def saved(network: nn.Module, path: Path) -> Path:
     """Write what torchao has quantised as safetensors, as torchao does, and return the path."""
-    tensors, about = flatten_tensor_state_dict(network.state_dict())
+    support = torchao("prototype.safetensors.safetensors_support")
+    tensors, about = support.flatten_tensor_state_dict(network.state_dict())
     save_file({name: one.contiguous() for name, one in tensors.items()}, path, metadata=about)
     return path
 
@@ -203,13 +204,15 @@ def exported(
     network.eval()
     images = torch.from_numpy(pages().learnable)
     dims = {INPUT: {0: torch.export.Dim("items")}}
+    pt2e = torchao("quantization.pt2e.quantize_pt2e")
+    x86 = torchao("quantization.pt2e.quantizer.x86_inductor_quantizer")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(network, (images[:8],), dynamic_shapes=dims).module()
-        config = get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
-        prepared = prepare_pt2e(program, X86InductorQuantizer().set_global(config))
+        config = x86.get_default_x86_inductor_quantization_config(is_dynamic=dynamic)
+        prepared = pt2e.prepare_pt2e(program, x86.X86InductorQuantizer().set_global(config))
         prepared(images)
-        made = convert_pt2e(prepared)
+        made = pt2e.convert_pt2e(prepared)
         for node in made.graph.nodes:
             if "quantize_per_tensor" in str(node.target) and node.op == "call_function":
                 source = node.args[0].args[0] if "dequantize" in str(node.target) else node.args[0]

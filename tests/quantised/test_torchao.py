@@ -1,7 +1,6 @@
 """What PyTorch's current quantisation flow makes of a network: exported static INT8, and INT8 weights in place."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from tests.quantised.digits import Digits, Logits, divergence_of
+from tests.quantised.layers import torchao
 from tests.support.shadow.torch_models import opening
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what it calls of PyTorch is deprecated there
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    from torchao.quantization.pt2e.quantizer.x86_inductor_quantizer import (
-        X86InductorQuantizer,
-        get_default_x86_inductor_quantization_config,
-    )
 
 pytestmark = [
     pytest.mark.integration,
@@ -57,16 +48,19 @@ class _Named(torch.nn.Module):
 def _exported_int8(digits: Digits) -> Any:
     scans = torch.from_numpy(digits.calibration)
     program = torch.export.export(digits.network, (scans[:8],), dynamic_shapes=ITEMS).module()
-    quantiser = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
-    prepared = prepare_pt2e(program, quantiser)
+    pt2e = torchao("quantization.pt2e.quantize_pt2e")
+    x86 = torchao("quantization.pt2e.quantizer.x86_inductor_quantizer")
+    quantiser = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
+    prepared = pt2e.prepare_pt2e(program, quantiser)
     prepared(scans)
-    return convert_pt2e(prepared)
+    return pt2e.convert_pt2e(prepared)
 
 
-def _in_place(config: Any) -> Callable[[Digits], Any]:
+def _in_place(config: str) -> Callable[[Digits], Any]:
     def make(digits: Digits) -> Any:
+        quantization = torchao("quantization")
         network = copy.deepcopy(digits.network)
-        quantize_(network, config)
+        quantization.quantize_(network, getattr(quantization, config)())
         return network
 
     return make
@@ -74,8 +68,8 @@ def _in_place(config: Any) -> Callable[[Digits], Any]:
 
 MAKERS: dict[str, Callable[[Digits], Any]] = {
     "int8-static": _exported_int8,
-    "int8-dynamic": _in_place(Int8DynamicActivationInt8WeightConfig()),
-    "int8-weights": _in_place(Int8WeightOnlyConfig()),
+    "int8-dynamic": _in_place("Int8DynamicActivationInt8WeightConfig"),
+    "int8-weights": _in_place("Int8WeightOnlyConfig"),
     "bf16": lambda digits: copy.deepcopy(digits.network).to(torch.bfloat16),
 }
 

@@ -1,10 +1,12 @@
 """Real text for `python -m benchmarks.models`."""
 
+from functools import partial
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from benchmarks.transformer.passages import Form, gather, prose, written
+from benchmarks.transformer.passages import AREAS, Form, gather, prose, written
 
 pytestmark = pytest.mark.unit
 
@@ -55,10 +57,16 @@ def test_what_is_no_python_gives_nothing() -> None:
     assert list(written("print 'hello'")) == []
 
 
-def test_parts_share_no_passage_and_are_the_same_every_time() -> None:
+def test_parts_share_no_passage_and_are_the_same_every_time(tmp_path: Path) -> None:
     """Areas have equal shares, and the seed decides."""
-    wanted = {Form.SENTENCE: 12}
-    first, second = gather(wanted, seed=1, n_parts=2)
+    for area in AREAS:
+        (tmp_path / area).mkdir()
+        for number in range(8):
+            sentence = f"Explain in one sentence what module {number} about {area} is for."
+            (tmp_path / area / f"m{number}.py").write_text(f'"""{sentence}"""\n', encoding="utf-8")
+    gathered = partial(gather, {Form.SENTENCE: 12}, n_parts=2, folder_of=tmp_path.joinpath)
+    first, second = gathered(seed=1)
     assert sorted(passage.area for passage in first) == [area for area in range(6) for _ in range(2)]
     assert not {passage.text for passage in first} & {passage.text for passage in second}
-    assert gather(wanted, seed=1, n_parts=2) == [first, second]
+    assert gathered(seed=1) == [first, second]
+    assert gathered(seed=2) != [first, second]

@@ -12,14 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, trainers
-from transformers import PreTrainedTokenizerFast
 
-from examples.generation.make import save
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.scoring import ScoringRequest, TokenRow
 from quantdrift.shadow.runtimes.registry import open_reference
-from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
 from tests.support.shadow.language_models import loaded, opening
 from tests.support.shadow.score_streams import scored
 
@@ -154,6 +151,8 @@ def test_what_the_model_cannot_read_is_refused(language_folder: Path, asked: Sco
 def _prepending() -> Any:
     """Return a tokenizer that puts a space before any text, as those of Llama 2 and Mistral do."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
         special_tokens=["<unk>", "<s>", "</s>"],
@@ -166,6 +165,8 @@ def _prepending() -> Any:
 
 def test_a_space_that_a_tokenizer_prepends_is_not_doubled(language_folder: Path, tmp_path: Path) -> None:
     """An answer goes on where its prompt ends: together they are the tokens of the whole."""
+    from examples.generation.make import save
+
     model, _ = loaded(language_folder)
     tokenizer = _prepending()
     runtime = open_reference(opening(save(tmp_path / "prepending", model, tokenizer)))
@@ -177,6 +178,8 @@ def test_a_space_that_a_tokenizer_prepends_is_not_doubled(language_folder: Path,
 
 def test_a_uniform_model_is_as_likely_everywhere(language_folder: Path, tmp_path: Path) -> None:
     """Each token costs the logarithm of the vocabulary."""
+    from examples.generation.make import save
+
     model, tokenizer = loaded(language_folder)
     torch.nn.init.zeros_(model.lm_head.weight)
     runtime = open_reference(opening(save(tmp_path / "uniform", model, tokenizer)))
@@ -204,6 +207,8 @@ def test_without_memory_fewer_are_tried_and_have_room(language_folder: Path) -> 
 
     It would be there for as long as the error: on a GPU halves would find no more room than the whole.
     """
+    from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
+
     language = TransformersLanguage(opening(language_folder))
     held: list[weakref.ref[torch.Tensor]] = []
 
@@ -307,6 +312,8 @@ def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
 
 def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) -> None:
     """A part of it tells nothing."""
+    from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
+
     language = TransformersLanguage(opening(language_folder))
     wanted = FreeAnswerRequest(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)
     own = language.answer(ScoringRequest(), wanted, lambda: (0, 5), within_s=1e-6)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
 from quantdrift.core.tasks import Task
@@ -17,6 +16,8 @@ NAME: Final = "small"
 
 def loaded(directory: Path) -> tuple[Any, Any]:
     """Return model and tokenizer of a directory."""
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast  # 6 s of processor time
+
     model = LlamaForCausalLM.from_pretrained(directory, local_files_only=True)
     return model.eval(), PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
 
@@ -55,5 +56,5 @@ def opening(
 
 def remote_opening(url: str, **options: Any) -> RuntimeRequest:
     """Return what the runtime is told of a reference at a server."""
-    told = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
+    told = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=150.0)
     return RuntimeRequest(model=model_of(told, **options), reference=told)
