@@ -45,6 +45,7 @@ async def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.
     return await asyncio.to_thread(invoked, *arguments, directory=directory, QUANTDRIFT_DSN=dsn)
 
 
+@pytest.mark.release
 async def test_a_backtest_repeats_history_and_shows_another_configuration(
     postgres_dsn: str, record: asyncpg.Connection, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ async def _publishing_again(product: Product, enough: float) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.release
 async def test_a_version_without_a_reference_is_unknown_and_never_fires(models: Path, tmp_path: Path) -> None:
     """A rollout does not page, however much its answers flip: it is said that nobody watches it."""
     (tmp_path / "out").mkdir()

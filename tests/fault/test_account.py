@@ -308,6 +308,7 @@ def settled(found: Account, n_waiting: int, _: int) -> bool:
     return found.in_sidecar == 0 and n_waiting == 0 and abs(found.in_stream) <= N_IN_FLIGHT
 
 
+@pytest.mark.release
 def test_the_equation_is_true_after_every_part_was_killed(
     tmp_path: Path, backend: Backend, postgres_server: PostgresServer
 ) -> None:

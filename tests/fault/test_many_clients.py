@@ -79,6 +79,7 @@ def opened(running: SidecarProcess) -> float:
     return running.count("quantdrift_sidecar_open_connections")
 
 
+@pytest.mark.release
 def test_ten_thousand_idle_clients_cost_little_and_keep_nobody_out(
     tmp_path: Path, n_clients: int, backend: int
 ) -> None:

@@ -89,6 +89,7 @@ async def test_postgres_away_is_waited_for(postgres_server: PostgresServer, tmp_
         assert await stop_monitor(process) == 0
 
 
+@pytest.mark.release
 async def test_stopped_in_a_fold_it_loses_the_lead_and_writes_nothing_when_it_wakes(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_a_stopped_worker_is_seen_and_replaced_without_the_port_closing(
         assert running.count("quantdrift_sidecar_restarts_total") == 1
 
 
+@pytest.mark.release
 def test_one_stopped_worker_of_two_leaves_the_sidecar_live(tmp_path: Path, backend: Backend) -> None:
     """Its clients wait until it is replaced, all others are served at once."""
     with (

@@ -217,6 +217,7 @@ def _up(directory: Path, config: str, **how: Any) -> Iterator[Up]:
                     process.kill()
 
 
+@pytest.mark.release
 def test_nothing_that_happens_behind_it_ends_the_serving_path(memory_path: Path) -> None:
     """A reference that is gone, a database that cannot start, one that hangs: each is told, and mends by itself."""
     reference = saved(linear_model(), memory_path / "reference.onnx")
@@ -260,6 +261,7 @@ def test_killed_and_started_again_it_has_answered_every_request(memory_path: Pat
             up.serves()
 
 
+@pytest.mark.release
 def test_a_broken_configuration_ends_nothing(memory_path: Path) -> None:
     """Killed and started again beside it, every part goes on with the one that was accepted last."""
     with _up(memory_path, "") as up:
@@ -289,6 +291,7 @@ def _parts_with(up: Up, config: Path, *roles: str) -> bool:
     return all(up.metric("quantdrift_config", port=up.admins[role], digest=digest) == 1 for role in roles)
 
 
+@pytest.mark.release
 def test_a_changed_configuration_reaches_every_part(memory_path: Path) -> None:
     """The sidecar takes it at once, the others are restarted; what the sidecar takes at its next start, it gets without losing a request."""
     reference = saved(linear_model(), memory_path / "reference.onnx")
@@ -330,6 +333,7 @@ def test_a_changed_configuration_reaches_every_part(memory_path: Path) -> None:
     assert "no `quantdrift up` runs with the data directory" in refused.stderr
 
 
+@pytest.mark.release
 def test_other_servers_wait_for_a_restart(memory_path: Path) -> None:
     """Of `quantdrift up` itself: a part at another database than the others would be worse than an old option."""
     with _up(memory_path, "") as up:
@@ -342,6 +346,7 @@ def test_other_servers_wait_for_a_restart(memory_path: Path) -> None:
         up.wait_for_line("monitor runs with the changed configuration")
 
 
+@pytest.mark.release
 def test_a_configuration_that_the_sidecar_refuses_is_not_kept(memory_path: Path) -> None:
     """Its file is sound and a key is missing: the next start uses the configuration before it, as the sidecar did."""
     with _up(memory_path, "") as up:
@@ -355,6 +360,7 @@ def test_a_configuration_that_the_sidecar_refuses_is_not_kept(memory_path: Path)
             up.serves()
 
 
+@pytest.mark.release
 async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the_stream(
     memory_path: Path,
 ) -> None:
@@ -393,6 +399,7 @@ def test_restarts_of_every_process_are_shown_with_their_reason(memory_path: Path
         up.serves()
 
 
+@pytest.mark.release
 def test_a_process_that_hangs_is_replaced_and_a_sidecar_that_hangs_is_left_to_serve(
     memory_path: Path,
 ) -> None:
@@ -423,6 +430,7 @@ def test_a_process_that_hangs_is_replaced_and_a_sidecar_that_hangs_is_left_to_se
         up.wait_for_line("sidecar runs again")
 
 
+@pytest.mark.release
 def test_it_goes_on_when_nobody_reads_its_output_any_more(memory_path: Path) -> None:
     """As in `quantdrift up | head`: what the migration prints must not end it, or shadow and monitor never start."""
     reader, writer = os.pipe()

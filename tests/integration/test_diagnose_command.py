@@ -206,6 +206,7 @@ async def test_an_alert_has_the_model_and_the_slice(
     assert await record.fetchval("select count(*) from alert_action") == 1
 
 
+@pytest.mark.release
 async def test_ranges_that_are_too_narrow_together_are_named_in_text_json_and_note(
     tmp_path: Path, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:

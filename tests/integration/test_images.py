@@ -176,6 +176,7 @@ PYTHON = "/opt/quantdrift/bin/python"
 PLANTED = ("quantdrift", "uvloop", "msgspec", "aiohttp")
 
 
+@pytest.mark.release
 def test_the_sidecars_image_serves_from_a_read_only_root(
     root: Path, backend_port: int, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ def _ready(admin: int) -> bool:
         return False
 
 
+@pytest.mark.release
 def test_nothing_of_the_working_directory_is_imported_in_an_image(root: Path, tmp_path: Path) -> None:
     """Whoever can write to /tmp gets no code run by a Python that starts there, nor by a child of one with `-m`."""
     tmp_path.chmod(0o1777)
@@ -243,6 +245,7 @@ def test_nothing_of_the_working_directory_is_imported_in_an_image(root: Path, tm
             assert "quantdrift, version" in output, output
 
 
+@pytest.mark.release
 def test_an_image_has_no_installer_and_cannot_be_written(root: Path) -> None:
     """One command besides Python's, no pip, and a root that refuses a file."""
     assert sorted(
@@ -260,6 +263,7 @@ def test_an_image_has_no_installer_and_cannot_be_written(root: Path) -> None:
     assert output.splitlines() == [f"None None / {USER}", *["Read-only file system"] * 3]
 
 
+@pytest.mark.release
 def test_the_sbom_names_every_package_of_the_lock(root: Path) -> None:
     """With its version; and the interpreter."""
     document = json.loads((root / "usr-share-quantdrift" / "sbom.cdx.json").read_text())

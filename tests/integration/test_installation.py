@@ -142,6 +142,7 @@ def test_a_type_checker_sees_the_types_of_an_installation(installed: Path, tmp_p
     assert "import-untyped" not in done.stdout
 
 
+@pytest.mark.release
 def test_up_runs_from_an_installation(installed: Path, directory: Path, backend_port: int) -> None:
     """Every role and both servers, in a directory that has nothing but a configuration."""
     admin = {role: f"127.0.0.1:{free_port()}" for role in ("SIDECAR", "SHADOW", "MONITOR")}

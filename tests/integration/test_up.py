@@ -291,6 +291,7 @@ def test_a_second_one_on_the_same_data_is_refused(memory_path: Path) -> None:
         assert "another `quantdrift up` uses" in second.stderr
 
 
+@pytest.mark.release
 def test_another_worker_finds_its_servers_in_the_data_directory(memory_path: Path) -> None:
     """With `--data` a second shadow uses Postgres and NATS of a running `quantdrift up`, and those of the next one elsewhere."""
     config, data = _config(memory_path), memory_path / "data"
@@ -318,6 +319,7 @@ def test_another_worker_finds_its_servers_in_the_data_directory(memory_path: Pat
                 time.sleep(0.1)
 
 
+@pytest.mark.release
 def test_killed_it_leaves_nothing_but_relay_workers_and_can_be_started_again(memory_path: Path) -> None:
     """Nothing else holds a port or the data. The next one takes the relay's port from the workers, and they end.
 
@@ -413,6 +415,7 @@ def test_the_answer_of_another_process_is_not_taken_for_its_own(
             answering.join()
 
 
+@pytest.mark.release
 def test_the_detectors_are_compiled_before_it_is_up_and_that_is_said(
     memory_path: Path, postgres_dsn: str, nats_url: str
 ) -> None:

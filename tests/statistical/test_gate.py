@@ -221,6 +221,7 @@ def test_groups_that_would_break_the_bound_are_refused() -> None:
             trial().after(np.array([group]))
 
 
+@pytest.mark.release
 def test_a_candidate_whose_latency_is_at_the_budget_passes_with_a_probability_of_at_most_alpha() -> None:
     """400 load runs of 2,000 requests, p99 and median throughput at their budgets: at most 5 % pass and 5 % fail, and no bound is wrong more often.
 
@@ -280,6 +281,7 @@ def test_a_candidate_whose_mean_divergence_is_at_the_budget_passes_with_a_probab
     assert np.mean([one.failed is not None for one in ended]) <= most(ALPHA, streams)
 
 
+@pytest.mark.release
 def test_a_candidate_that_loses_too_much_accuracy_passes_by_late_labels_with_a_probability_of_at_most_alpha() -> (
     None
 ):

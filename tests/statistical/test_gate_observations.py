@@ -64,6 +64,7 @@ def _share(passed: list[bool]) -> float:
     return float(np.mean(passed))
 
 
+@pytest.mark.release
 def test_an_input_that_is_repeated_is_one_observation() -> None:
     """400 inputs at the budget, each 20 times: at most 5 % of 100 recordings pass; as 8,000 rows of their own a quarter would.
 

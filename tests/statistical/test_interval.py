@@ -30,7 +30,13 @@ def after(sums: FloatArray, vx: FloatArray, v: FloatArray) -> FloatArray:
 
 
 @pytest.mark.parametrize(
-    ("rate", "c", "seed"), [(0.01, 1.0, 21), (0.05, 0.3, 22), (0.5, 1.0, 23), (0.002, 1.0, 24)]
+    ("rate", "c", "seed"),
+    [
+        pytest.param(0.01, 1.0, 21, marks=pytest.mark.release),
+        (0.05, 0.3, 22),
+        pytest.param(0.5, 1.0, 23, marks=pytest.mark.release),
+        (0.002, 1.0, 24),
+    ],
 )
 def test_the_interval_holds_the_mean_at_all_looks(rate: float, c: float, seed: int) -> None:
     """Looked at after every 32 of 3,200 groups, at most 5 % of streams ever miss the mean.
@@ -141,6 +147,7 @@ def test_an_interval_that_would_hold_every_value_says_how_much_is_missing() -> N
         assert (after.high < 1.0, after.missing) == (True, 0)
 
 
+@pytest.mark.release
 def test_the_mean_shown_is_unbiased_where_replays_follow_the_evidence() -> None:
     """Within 2 % of the truth, looked at every hour, although flips bring more replays and these are flips less often.
 

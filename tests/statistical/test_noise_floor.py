@@ -79,6 +79,7 @@ def alarms(streams: int, *, compensate: bool) -> tuple[int, float]:
     return alarmed, float(np.mean(last))
 
 
+@pytest.mark.release
 def test_noise_that_is_added_raises_no_false_alarms() -> None:
     """At most 4 % of 200 streams by the theorem: more than 20 with probability below 1e-4 if that were attained.
 

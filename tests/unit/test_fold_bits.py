@@ -39,7 +39,7 @@ def bits(outcome: Outcome) -> bytes:
     return msgspec.msgpack.encode(msgspec.to_builtins(outcome, builtin_types=(bytes,)))
 
 
-@pytest.mark.parametrize("every", [1, 64])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.release), 64])
 def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(every: int) -> None:
     """States, verdicts, transitions, roll-ups, baselines, sessions and noise; written out after each batch, or rarely."""
     ours, plain = folded(Fold, every), folded(PlainFold, every)
