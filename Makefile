@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
-	$(BIN)/python -m examples.digits $(DEMO)
+	$(BIN)/quantdrift demo $(DEMO)
 
 # Lint and tests run side by side: pytest's output waits in the pipe until lint has printed all of its own. Each side
 # leaves a file when it fails, and either fails the whole. What lint complained about is printed again at the end.

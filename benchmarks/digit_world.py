@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.pools import Pool, balance, compare
 from benchmarks.shifts import Case, Source, Stage, World
-from examples.digits.model import INPUT, OUTPUT, REFERENCE, quantise
-from examples.digits.scans import Images, Labels, Scanner, Scans
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Budget, Model, Provider, Slice
+from quantdrift.demo.model import INPUT, OUTPUT, REFERENCE, quantise
+from quantdrift.demo.scans import Images, Labels, Scanner, Scans
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.features import features_of
@@ -125,7 +125,7 @@ class _Answers:
 def build(directory: Path) -> None:
     """Train the reference and quantise it in each way, where that is missing; some twenty seconds."""
     if not (directory / REFERENCE).exists():
-        command = [sys.executable, "-m", "examples.digits.model", "--out", str(directory)]
+        command = [sys.executable, "-m", "quantdrift.demo.model", "--out", str(directory)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     learnable = _Press(Scans.bundled()[0])
     for version, conditions in _CALIBRATED_ON.items():

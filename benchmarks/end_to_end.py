@@ -34,11 +34,6 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.result import Goal, finish
-from examples.digits.model import CANDIDATE, INPUT, NAME, OUTPUT, REFERENCE
-from examples.digits.scans import Scanner, Scans
-from examples.digits.services import VERSION, Services, services
-from examples.digits.traffic import Traffic, encode
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.codec import encode as encode_record
 from quantdrift.core.config import Config, load
@@ -46,6 +41,11 @@ from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.demo.model import CANDIDATE, INPUT, NAME, OUTPUT, REFERENCE
+from quantdrift.demo.otlp_receiver import OtlpReceiver
+from quantdrift.demo.scans import Scanner, Scans
+from quantdrift.demo.services import VERSION, Services, services
+from quantdrift.demo.traffic import Traffic, encode
 from quantdrift.drift.delay import Allowance, flips, simulate
 
 _DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"
@@ -82,7 +82,7 @@ def main(scale: Scale, rate_per_s: float, share: float) -> None:
         out = Path(directory)
         out.chmod(0o755)  # the database server may run as somebody else
         _say("train and quantise the model")
-        command = [sys.executable, "-m", "examples.digits.model", "--out", str(out / "models")]
+        command = [sys.executable, "-m", "quantdrift.demo.model", "--out", str(out / "models")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         shutil.copy(_DEMO, out / "config.toml")
         config = load(out / "config.toml", {})

@@ -1,6 +1,6 @@
-"""Builds a release: sdist and wheel of a commit, byte by byte the same whoever builds them, and their checksums.
+"""Builds a release: sdist and wheel of a commit, the versions that it was tested with, their SBOM, and checksums.
 
-`make release` runs it in the checkout. Uncommitted changes are not in what it builds.
+`make release` runs it in the checkout. Uncommitted changes are not in what it builds, and it is the same byte by byte whoever builds it.
 """
 
 import argparse
@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -42,6 +43,19 @@ def build_wheel(sdist: Path, out: Path, epoch_s: int) -> Path:
             archive.extractall(directory, filter="data")
         (source,) = Path(directory).iterdir()
         return _build("build_wheel", source, out, epoch_s)
+
+
+def write_sbom(source: Path, path: Path) -> None:
+    """Write the SBOM of a release in CycloneDX: the versions in constraints.txt, with which it was tested."""
+    subprocess.run(
+        [
+            *(sys.executable, "-P", "-W", "ignore", "-m", "cyclonedx_py", "requirements", "constraints.txt"),
+            *("--pyproject", "pyproject.toml", "--mc-type", "application"),
+            *("--output-reproducible", "--output-file", str(path)),
+        ],
+        cwd=source,
+        check=True,
+    )
 
 
 def _build(hook: str, source: Path, out: Path, epoch_s: int) -> Path:
@@ -104,8 +118,12 @@ def main(arguments: Sequence[str]) -> None:
             tar.extractall(source, filter="data")
         sdist = build_sdist(source, options.out, epoch_s)
         wheel = build_wheel(sdist, options.out, epoch_s)
+        versions, sbom = options.out / "constraints.txt", options.out / f"quantdrift-{version()}.cdx.json"
+        shutil.copyfile(source / versions.name, versions)
+        write_sbom(source, sbom)
     sums = "".join(
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in (sdist, wheel)
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in (sdist, wheel, versions, sbom)
     )
     (options.out / "SHA256SUMS").write_text(sums, encoding="utf-8")
     print(sums, end="")

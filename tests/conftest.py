@@ -13,8 +13,8 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from benchmarks.repair.faults import Patient
-from examples.digits.model import CALIBRATED_ON, CANDIDATE, INPUT, REFERENCE
-from examples.digits.scans import Scanner, Scans
+from quantdrift.demo.model import CALIBRATED_ON, CANDIDATE, INPUT, REFERENCE
+from quantdrift.demo.scans import Scanner, Scans
 
 _SEED: Final = 2  # the demo's default
 _CONFIG: Final = Path(__file__).parents[2] / "examples" / "digits" / "config.toml"
@@ -24,7 +24,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        build = [sys.executable, "-m", "examples.digits.model", "--seed", str(_SEED)]
+        build = [sys.executable, "-m", "quantdrift.demo.model", "--seed", str(_SEED)]
         models = folder / "models"
         subprocess.run(
             [*build, "--out", str(models)], check=True, timeout=_LIMIT_S, stdout=subprocess.DEVNULL

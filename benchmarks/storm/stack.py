@@ -21,8 +21,8 @@ import asyncpg
 import psutil
 
 from benchmarks.storm.exchanges import MODEL, SCANNERS, write_reference
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.process.child import ending_with_parent
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 
 MARK: Final = "QUANTDRIFT_STORM"
 """Environment variable that every process of a storm carries; its value is the storm's directory."""
@@ -271,7 +271,7 @@ class Stack:
         plain = {name: value for name, value in environment.items() if not name.startswith("QUANTDRIFT__")}
         for name, arguments, given in (
             ("candidate", ["benchmarks.storm.candidate", str(self.ports["candidate"])], plain),
-            ("reference", ["examples.oip_server", *model], plain),
+            ("reference", ["quantdrift.demo.oip_server", *model], plain),
             ("up", ["quantdrift", "up", *options], environment),
             ("shadow2", ["quantdrift", "shadow", *options], environment | second),
             ("monitor2", ["quantdrift", "monitor", *options], environment | second),

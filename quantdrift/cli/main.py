@@ -17,6 +17,7 @@ _COMMANDS: Final = {
     "compare": "compare:compare",
     "config": "config:config_",
     "db": "db:db",
+    "demo": "demo:demo",
     "diagnose": "diagnose:diagnose",
     "exemplars": "exemplars:exemplars",
     "export": "export:export",
@@ -68,6 +69,7 @@ _EXTRAS: Final = {
     "diagnose": "shadow",
     "repair": "shadow",
     "exemplars": "shadow",
+    "demo": "demo",
 }
 
 
@@ -117,6 +119,7 @@ def main() -> None:
     130 interrupted with Ctrl-C.
 
     \b
+    See the whole loop, some 5 min:  quantdrift demo
     Run everything on this host:     quantdrift up --config config.toml
     Check the configuration:         quantdrift config check
     See how far exchanges come:      quantdrift status

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.digits.model import CANDIDATE
+from quantdrift.demo.model import CANDIDATE
 from tests.support.product import ROOT
 
 
@@ -21,6 +21,6 @@ def models(demo_directory: Path) -> Path:
     """Return a directory with the demo's FP32 and INT8 models: those of the demo if it ran before, else trained now."""
     directory = demo_directory / "models"
     if not (directory / CANDIDATE).exists():
-        command = [sys.executable, "-m", "examples.digits.model", "--seed", "2", "--out", str(directory)]
+        command = [sys.executable, "-m", "quantdrift.demo.model", "--seed", "2", "--out", str(directory)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return directory

@@ -29,7 +29,17 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
     output, errors = tmp_path / "stdout", tmp_path / "stderr"
     with output.open("w") as out, errors.open("w") as err:
         demo = subprocess.Popen(
-            [sys.executable, "-u", "-m", "examples.digits", "--fast", "--keep", "--out", str(demo_directory)],
+            [
+                sys.executable,
+                "-u",
+                "-m",
+                "quantdrift",
+                "demo",
+                "--fast",
+                "--keep",
+                "--out",
+                str(demo_directory),
+            ],
             cwd=ROOT,
             stdout=out,
             stderr=err,
@@ -67,7 +77,7 @@ def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
 def test_the_whole_demo_repairs_the_slice(tmp_path: Path) -> None:
     """After the page: the cause, repairs with their costs, the gate's pass on live traffic, and a slice within its budget."""
     done = subprocess.run(
-        [sys.executable, "-u", "-m", "examples.digits", "--out", str(tmp_path / "demo")],
+        [sys.executable, "-u", "-m", "quantdrift", "demo", "--out", str(tmp_path / "demo")],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.otlp_receiver import OtlpReceiver
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from tests.support.product import Product, started
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]

@@ -17,10 +17,10 @@ import asyncpg
 import pytest
 
 from deploy.images.build import ROOT, build
-from examples.digits.model import CANDIDATE, NAME
-from examples.digits.scans import Scans
-from examples.digits.services import VERSION, Ports, child
-from examples.digits.traffic import Traffic
+from quantdrift.demo.model import CANDIDATE, NAME
+from quantdrift.demo.scans import Scans
+from quantdrift.demo.services import VERSION, Ports, child
+from quantdrift.demo.traffic import Traffic
 from tests.support.image_root import can_mount, environment, running
 
 pytestmark = [
@@ -108,7 +108,7 @@ async def test_the_demos_roles_run_from_their_images(
     shutil.copytree(models, published)
     ports = Ports.free()
     server = [
-        "examples.oip_server",
+        "quantdrift.demo.oip_server",
         *("--model", f"{NAME}={models / CANDIDATE}", "--version", VERSION),
         *("--listen", f"127.0.0.1:{ports.model}"),
     ]

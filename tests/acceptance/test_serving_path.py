@@ -12,8 +12,8 @@ import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
 
-from examples.digits.model import CANDIDATE, INPUT, NAME, OUTPUT
-from examples.digits.services import Ports, child
+from quantdrift.demo.model import CANDIDATE, INPUT, NAME, OUTPUT
+from quantdrift.demo.services import Ports, child
 from tests.support.product import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
@@ -26,7 +26,7 @@ async def _sidecar_alone(models: Path, out: Path) -> AsyncIterator[Ports]:
     environment = ports.overrides("") | {"QUANTDRIFT__STREAM__URL": "nats://127.0.0.1:9"}
     config = out / "config.toml"
     config.write_text((ROOT / "examples" / "digits" / "config.toml").read_text())
-    server = ["examples.oip_server", "--model", f"{NAME}={models / CANDIDATE}"]
+    server = ["quantdrift.demo.oip_server", "--model", f"{NAME}={models / CANDIDATE}"]
     server += ["--version", "int8-1", "--listen", f"127.0.0.1:{ports.model}"]
     async with AsyncExitStack() as stack:
         model = await stack.enter_async_context(child("the model", server, out / "server.log"))

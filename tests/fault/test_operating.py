@@ -11,7 +11,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Sampling, Stream
@@ -19,6 +18,7 @@ from quantdrift.core.process.log_file import MOST_BYTES, keep_small
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.state.counters import Counters, Gauge
 from quantdrift.storage.server.postgres import PostgresServer

@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 @contextmanager
 def _server(tmp_path: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     path = saved(linear_model(), tmp_path / "linear.onnx")
-    command = [sys.executable, "-m", "examples.oip_server", "--listen", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "quantdrift.demo.oip_server", "--listen", f"127.0.0.1:{port}"]
     with subprocess.Popen(
         [*command, "--model", f"digits={path}"], stdout=subprocess.PIPE, text=True
     ) as running:

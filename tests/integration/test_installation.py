@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from deploy.release import build_sdist, build_wheel, changes, version
+from deploy.release import build_sdist, build_wheel, changes, version, write_sbom
 from tests.integration.conftest import EPOCH_S, copied_checkout
 from tests.support.sidecar.relay_process import free_port, running_backend
 
@@ -78,7 +79,7 @@ def test_a_wheel_has_one_name_at_its_top_level(wheel: Path) -> None:
     assert {name for name in names if name.endswith(".py")} == {
         name if name.startswith("quantdrift/") else f"quantdrift/{name}" for name in there
     }
-    for data in ("py.typed", "sidecar/intake/openapi.json", "migrations/script.py.mako"):
+    for data in ("py.typed", "sidecar/intake/openapi.json", "migrations/script.py.mako", "demo/config.toml"):
         assert f"quantdrift/{data}" in names
 
 
@@ -93,6 +94,20 @@ def test_a_release_is_the_same_whoever_builds_it(sdist: Path, wheel: Path, tmp_p
     assert again.name == sdist.name
     assert again.read_bytes() == sdist.read_bytes()
     assert build_wheel(again, tmp_path, EPOCH_S).read_bytes() == wheel.read_bytes()
+
+
+def test_the_sbom_of_a_release_names_it_and_the_versions_that_it_was_tested_with(tmp_path: Path) -> None:
+    """Each package of constraints.txt, by its package URL; a second one is the same."""
+    paths = [tmp_path / "first.json", tmp_path / "second.json"]
+    for path in paths:
+        write_sbom(ROOT, path)
+    document = msgspec.json.decode(paths[0].read_bytes())
+    assert (document["bomFormat"], document["metadata"]["component"]["name"]) == ("CycloneDX", "quantdrift")
+    assert document["metadata"]["component"]["version"] == version()
+    pinned = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    named = {(part["name"].lower(), part["version"]) for part in document["components"]}
+    assert {(name.lower(), pin) for name, pin in pinned} <= named
+    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_the_source_distribution_has_no_link_and_one_directory(sdist: Path) -> None:
@@ -162,6 +177,24 @@ def test_up_runs_from_an_installation(installed: Path, directory: Path, backend_
             until(lambda: all(is_ready(address) for address in admin.values()), process)
         finally:
             process.terminate()
+    assert imported(directory) == []
+
+
+@pytest.mark.release
+@pytest.mark.timeout(500)
+def test_the_demo_runs_from_an_installation(installed: Path, directory: Path) -> None:
+    """It ends with 0: the slice that went bad has paged, and nothing of it was in a checkout."""
+    done = subprocess.run(
+        [installed / "quantdrift", "demo", "--fast"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=450,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "scanner=archive" in done.stdout
+    assert (directory / "out" / "demo" / "report.html").exists()
     assert imported(directory) == []
 
 

@@ -7,7 +7,7 @@ import asyncpg
 import psutil
 import pytest
 
-from examples.otlp_receiver import OtlpReceiver
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from tests.support.monitor.fold_stream import FAINT_ID, WITHOUT_REFERENCE, batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import folded, running_monitor, stop_monitor, until
 

@@ -20,13 +20,13 @@ import grpc
 import msgspec
 import pytest
 
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift import Tap
 from quantdrift.cli.embedded_nats import at_data
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.rights import NatsRole
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.monitor.outbox import EVENT_NAME
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.support.sidecar.envoy_messages import METHOD, exchange

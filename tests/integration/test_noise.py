@@ -17,9 +17,6 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
-from examples.oip_server import InferenceServer
-from examples.oip_server import Model as Served
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift.cli.main import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
@@ -27,6 +24,9 @@ from quantdrift.core.config.schema import Config, Model, Recheck, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
+from quantdrift.demo.oip_server import InferenceServer
+from quantdrift.demo.oip_server import Model as Served
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.shadow.worker import serve
 from tests.support.monitor.fold_stream import (
     ALL_ID,

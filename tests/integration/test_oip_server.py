@@ -15,8 +15,8 @@ import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
 
-from examples.digits.traffic import decode, encode
-from examples.oip_server import JSON_LENGTH, InferenceServer, Model
+from quantdrift.demo.oip_server import JSON_LENGTH, InferenceServer, Model
+from quantdrift.demo.traffic import decode, encode
 
 pytestmark = pytest.mark.integration
 

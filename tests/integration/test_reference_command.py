@@ -54,7 +54,7 @@ def _quantdrift(directory: Path, *arguments: str) -> subprocess.CompletedProcess
 
 @contextmanager
 def _served(path: Path, port: int = 0) -> Iterator[int]:
-    command = [sys.executable, "-m", "examples.oip_server", "--model", f"digits={path}"]
+    command = [sys.executable, "-m", "quantdrift.demo.oip_server", "--model", f"digits={path}"]
     with subprocess.Popen(
         [*command, "--listen", f"127.0.0.1:{port}"], stdout=subprocess.PIPE, text=True
     ) as server:

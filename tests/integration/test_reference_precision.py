@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from examples.oip_server import InferenceServer, Model
 from quantdrift.core.config.schema import Model as ModelSection
 from quantdrift.core.config.schema import Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError
+from quantdrift.demo.oip_server import InferenceServer, Model
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
@@ -27,6 +26,7 @@ from quantdrift.core.records import Exchange, Latency, StratumCount, Tally
 from quantdrift.core.sealing import seal, unseal
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
+from quantdrift.demo.otlp_receiver import OtlpReceiver
 from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.server.postgres import PostgresServer

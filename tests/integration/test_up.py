@@ -247,7 +247,7 @@ def test_the_quick_start_works_as_typed(memory_path: Path) -> None:
     server = [
         sys.executable,
         "-m",
-        "examples.oip_server",
+        "quantdrift.demo.oip_server",
         "--version",
         "int8-1",
         "--listen",

@@ -12,10 +12,10 @@ import asyncpg
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.digits.scans import Scans
-from examples.digits.services import Services, services
-from examples.digits.traffic import Traffic
-from examples.otlp_receiver import OtlpReceiver
+from quantdrift.demo.otlp_receiver import OtlpReceiver
+from quantdrift.demo.scans import Scans
+from quantdrift.demo.services import Services, services
+from quantdrift.demo.traffic import Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 

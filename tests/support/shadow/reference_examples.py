@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 EXAMPLE: Final = ROOT / "examples" / "references"
 _OUT: Final = "out/references"
 _ON_CPU: Final = {"QUANTDRIFT__SHADOW__PROVIDER": "cpu", "QUANTDRIFT__SHADOW__THREADS": "1"}
-_SERVES: Final = ("docker ", "python -m examples.oip_server ")
+_SERVES: Final = ("docker ", "python -m quantdrift.demo.oip_server ")
 
 Run = Callable[[str, Path], subprocess.CompletedProcess[str]]
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-import examples.digits
-from examples.digits.model import NAME, REFERENCE
-from examples.digits.scans import Scanner
-from examples.digits.services import SCANNER_HEADER, VERSION, Ports
-from examples.digits.traffic import READER_HEADER
+import quantdrift.demo
 from quantdrift.core.config.load import load
+from quantdrift.demo.model import NAME, REFERENCE
+from quantdrift.demo.scans import Scanner
+from quantdrift.demo.services import SCANNER_HEADER, VERSION, Ports
+from quantdrift.demo.traffic import READER_HEADER
 
-_CONFIG = Path(examples.digits.__file__).parent / "config.toml"
+_CONFIG = Path(quantdrift.demo.__file__).parent / "config.toml"
 
 
 @pytest.mark.unit

@@ -1,6 +1,6 @@
 """A small OTLP collector: takes logs, metrics and spans over gRPC and keeps them in memory.
 
-It stands where a real OpenTelemetry collector would: `python -m examples.otlp_receiver 127.0.0.1:4317` prints
+It stands where a real OpenTelemetry collector would: `python -m quantdrift.demo.otlp_receiver 127.0.0.1:4317` prints
 every alert event that it is sent.
 """
 

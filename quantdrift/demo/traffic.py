@@ -12,9 +12,9 @@ import numpy as np
 from numpy.random import default_rng
 from numpy.typing import NDArray
 
-from examples.digits.model import INPUT, NAME
-from examples.digits.scans import Images, Labels, Scanner, Scans
-from examples.digits.services import SCANNER_HEADER
+from quantdrift.demo.model import INPUT, NAME
+from quantdrift.demo.scans import Images, Labels, Scanner, Scans
+from quantdrift.demo.services import SCANNER_HEADER
 
 REQUEST_ID_HEADER = "x-request-id"
 READER_HEADER = "x-reader"

@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from examples.digits.model import Quality
-from examples.digits.scans import Scanner
-from examples.digits.screen import Screen, View, evidence_bar
-from examples.digits.watch import SliceState, Snapshot
-from examples.otlp_receiver import Event
+from quantdrift.demo.model import Quality
+from quantdrift.demo.otlp_receiver import Event
+from quantdrift.demo.scans import Scanner
+from quantdrift.demo.screen import Screen, View, evidence_bar
+from quantdrift.demo.watch import SliceState, Snapshot
 
 pytestmark = pytest.mark.unit
 

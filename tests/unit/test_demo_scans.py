@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from examples.digits.scans import N_TRAIN, Scanner, Scans
+from quantdrift.demo.scans import N_TRAIN, Scanner, Scans
 
 pytestmark = pytest.mark.unit
 

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from examples.digits.model import Quality
-from examples.digits.outcome import SLICE, VERDICT, Outcome
-from examples.digits.scans import Scanner
-from examples.digits.watch import ARCHIVE, SliceState, Snapshot
-from examples.otlp_receiver import Event
+from quantdrift.demo.model import Quality
+from quantdrift.demo.otlp_receiver import Event
+from quantdrift.demo.outcome import SLICE, VERDICT, Outcome
+from quantdrift.demo.scans import Scanner
+from quantdrift.demo.watch import ARCHIVE, SliceState, Snapshot
 
 pytestmark = pytest.mark.unit
 

@@ -16,10 +16,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from examples.digits.model import Quality
-from examples.digits.watch import ALL, SliceState, Snapshot
-from examples.otlp_receiver import Event
 from quantdrift.core.notation import number
+from quantdrift.demo.model import Quality
+from quantdrift.demo.otlp_receiver import Event
+from quantdrift.demo.watch import ALL, SliceState, Snapshot
 from quantdrift.facts.status import ALERTS, RANK, said
 
 _COLOURS = dict(zip(RANK, ("bold red", "yellow", "dim", "green"), strict=True))

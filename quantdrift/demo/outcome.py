@@ -2,9 +2,9 @@
 
 import msgspec
 
-from examples.digits.model import Quality
-from examples.digits.watch import ALL, ARCHIVE, Snapshot
-from examples.otlp_receiver import Event
+from quantdrift.demo.model import Quality
+from quantdrift.demo.otlp_receiver import Event
+from quantdrift.demo.watch import ALL, ARCHIVE, Snapshot
 from quantdrift.facts.status import said
 
 SLICE = "quantdrift.slice"

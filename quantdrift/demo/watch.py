@@ -8,7 +8,7 @@ import asyncpg
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from examples.digits.services import VERSION, Services
+from quantdrift.demo.services import VERSION, Services
 
 ALL = "all"
 ARCHIVE = "scanner=archive"

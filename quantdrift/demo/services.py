@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from examples.digits.model import CANDIDATE, NAME
+from quantdrift.demo.model import CANDIDATE, NAME
 
 VERSION, SECOND_VERSION, REPAIRED_VERSION = "int8-1", "int8-2", "int8-1-repaired"
 SCANNER_HEADER = "x-scanner"
@@ -249,7 +249,7 @@ async def services(out: Path, otlp_endpoint: str) -> AsyncIterator[Services]:
     ports = Ports.free()
     config, data, environment = out / "config.toml", out / "data", ports.overrides(otlp_endpoint)
     server = [
-        "examples.oip_server",
+        "quantdrift.demo.oip_server",
         *("--model", f"{NAME}={out / 'models' / CANDIDATE}"),
         *("--version", VERSION),
         *("--listen", f"127.0.0.1:{ports.model}"),

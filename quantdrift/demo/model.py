@@ -26,7 +26,7 @@ import onnxruntime as ort
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from examples.digits.scans import SIDE, Images, Scanner, Scans
+from quantdrift.demo.scans import SIDE, Images, Scanner, Scans
 
 NAME = "digits"
 INPUT, OUTPUT = "image", "logits"
@@ -280,7 +280,7 @@ def quantise(
 
 def main() -> None:
     """Build in a process of its own and tell of it in lines of JSON on stdout."""
-    parser = argparse.ArgumentParser(prog="python -m examples.digits.model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m quantdrift.demo.model", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="directory the three models are written to")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

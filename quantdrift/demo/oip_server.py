@@ -3,7 +3,7 @@
 It stands for the inference pod in the demo, the tests and the benchmarks, and knows nothing of quantdrift. It
 speaks JSON and the binary tensor extension, in both directions and mixed.
 
-    python -m examples.oip_server --model digits=digits-int8.onnx --version int8-1 --listen 127.0.0.1:8001
+    python -m quantdrift.demo.oip_server --model digits=digits-int8.onnx --version int8-1 --listen 127.0.0.1:8001
 
 `POST /v2/repository/models/NAME/load`, as of Triton, puts another file in the place of a model, while it serves. The body is
 `{"parameters": {"version": "int8-2", "file": "other.onnx"}}`; with `"routes": [{"header": "x-scanner", "value": "archive", "file":
@@ -366,7 +366,7 @@ async def _serve(server: InferenceServer) -> None:
 def main() -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(
-        prog="python -m examples.oip_server", description="A small Open Inference Protocol v2 server."
+        prog="python -m quantdrift.demo.oip_server", description="A small Open Inference Protocol v2 server."
     )
     parser.add_argument("--model", action="append", required=True, metavar="NAME=FILE.onnx")
     parser.add_argument("--version", default="1", help="version that all models are reported with")

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from examples.digits.model import CANDIDATE, INPUT, REFERENCE, SECOND_CANDIDATE, Built, Quality, Step, compare
-from examples.digits.outcome import Outcome, is_page, slice_of
-from examples.digits.scans import Scanner, Scans
-from examples.digits.screen import Screen, View
-from examples.digits.services import (
+from quantdrift.demo.model import CANDIDATE, INPUT, REFERENCE, SECOND_CANDIDATE, Built, Quality, Step, compare
+from quantdrift.demo.otlp_receiver import Event, OtlpReceiver
+from quantdrift.demo.outcome import Outcome, is_page, slice_of
+from quantdrift.demo.scans import Scanner, Scans
+from quantdrift.demo.screen import Screen, View
+from quantdrift.demo.services import (
     REPAIRED_VERSION,
     SECOND_VERSION,
     VERSION,
@@ -26,9 +27,8 @@ from examples.digits.services import (
     child,
     services,
 )
-from examples.digits.traffic import REQUEST_ID_HEADER, Page, Traffic, stack
-from examples.digits.watch import ARCHIVE, Snapshot, Watch
-from examples.otlp_receiver import Event, OtlpReceiver
+from quantdrift.demo.traffic import REQUEST_ID_HEADER, Page, Traffic, stack
+from quantdrift.demo.watch import ARCHIVE, Snapshot, Watch
 
 _HERE = Path(__file__).parent
 _LOOK_S = 1.0
@@ -477,7 +477,7 @@ async def _build(options: Options, tell: Callable[[str, float], None]) -> Built:
     """Build in a process of its own: torch shall not stay in this one."""
     command = [
         "-m",
-        "examples.digits.model",
+        "quantdrift.demo.model",
         "--out",
         str(options.out / _MODELS),
         "--seed",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from examples.digits.services import Ports, Services
-from examples.digits.watch import Snapshot, Watch
+from quantdrift.demo.services import Ports, Services
+from quantdrift.demo.watch import Snapshot, Watch
 
 pytestmark = pytest.mark.integration
 
