@@ -10,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Metric
 from quantdrift.facts import figures
+from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.figures import HOUR, Counted, Figure, FigureName, Scope, Served, Subject, Window
 from quantdrift.storage.estimates import ROLL_UP, Sums, sums_of_roll_up
 from quantdrift.storage.monitor.alerts import AlertFact
@@ -114,11 +115,14 @@ class AlertFigures(msgspec.Struct, frozen=True, kw_only=True):
         The share of changed answers from the onset until the alert, frozen with it; None where it does not say so.
     now
         In the newest hours with data; None where there are none.
+    a_day
+        Changed answers a day at the rate of that time.
     people
         Those with a changed answer since the onset, on its last day with data; None: none is known, or it was not asked for.
     """
 
     when_paged: Figure | None = None
+    a_day: Figure | None = None
     now: SliceFigures | None = None
     people: Figure | None = None
 
@@ -169,6 +173,13 @@ async def people_affected(
     }
 
 
+def frozen(event: AlertEvent | None, written_at: datetime) -> AlertFigures:
+    """Return how large an alert was when its event was written."""
+    if event is None:
+        return AlertFigures()
+    return AlertFigures(when_paged=event.when_paged(written_at), a_day=event.changed_per_day(written_at))
+
+
 async def of_alert(
     connection: AsyncConnection,
     alert: AlertFact,
@@ -186,9 +197,9 @@ async def of_alert(
         That of the alert, as `versions` has it; None: nothing of it was folded yet. The newest hours are those before its newest
         exchange, or before the alert was over.
     """
-    when_paged = None if alert.event is None else alert.event.when_paged(alert.written_at)
+    measured = frozen(alert.event, alert.written_at)
     if version is None:
-        return AlertFigures(when_paged=when_paged)
+        return measured
     if alert.resolved_at is not None and alert.resolved_at < version.last_at:
         version = msgspec.structs.replace(version, last_at=alert.resolved_at)
     people = (
@@ -196,8 +207,8 @@ async def of_alert(
         if with_people
         else None
     )
-    return AlertFigures(
-        when_paged=when_paged,
+    return msgspec.structs.replace(
+        measured,
         now=await now(connection, version, alert.slice_id, as_of, unit=unit),
         people=(people or {}).get(alert.slice_id),
     )

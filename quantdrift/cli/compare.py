@@ -18,7 +18,8 @@ from quantdrift.core.errors import OperatorError, QuantdriftError
 if TYPE_CHECKING:
     from quantdrift.core.records import Metric
     from quantdrift.facts.estimate import Estimate
-    from quantdrift.report.figures import ComparedSlice, ComparedVersion, VersionComparison
+    from quantdrift.facts.figures import Figure
+    from quantdrift.report.figures import ComparedSlice, VersionComparison
     from quantdrift.storage.report.facts import Version
 
 _DAYS = 7
@@ -227,7 +228,7 @@ def text_of(found: "VersionComparison") -> str:
     from quantdrift.core.notation import moment
     from quantdrift.facts.cost import money_of
 
-    lines = [found.sentence, _window(found.old), _window(found.new)]
+    lines = [found.sentence, found.old.basis, found.new.basis]
     lines += [f"left out: {moment(one.begin)} to {moment(one.end)}" for one in found.not_in]
     if found.cost is not None:
         lines.append(f"cost of the difference in the window of the new side: {money_of(found.cost)}")
@@ -245,17 +246,6 @@ def text_of(found: "VersionComparison") -> str:
     return "\n".join(lines)
 
 
-def _window(version: "ComparedVersion") -> str:
-    from quantdrift.core.notation import moment
-
-    people = "" if version.n_people is None else f" of {version.n_people:,} people"
-    name = version.version if version.label in {"", version.version} else f"{version.model} {version.version}"
-    return (
-        f"{name}: {moment(version.begin)} to {moment(version.end)}, {version.n_answers:,} answers{people},"
-        f" from {version.source.value}"
-    )
-
-
 def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
     from quantdrift.core.records import Metric
     from quantdrift.core.tasks import MEASURES
@@ -266,8 +256,8 @@ def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
         (
             entry.name,
             entry.shown,
-            _mean(Metric.FLIP, entry.old.flip),
-            _mean(Metric.FLIP, entry.new.flip),
+            _share(entry.old.flip),
+            _share(entry.new.flip),
             _difference(Metric.FLIP, entry.flip),
             _difference(Metric.DIVERGENCE, entry.divergence),
             f"{entry.old.n_exchanges:,} / {entry.new.n_exchanges:,}",
@@ -286,10 +276,10 @@ def _table(found: "VersionComparison", entries: "list[ComparedSlice]") -> str:
     return columns(head, rows)
 
 
-def _mean(metric: "Metric", estimate: "Estimate | None") -> str:
-    from quantdrift.facts.words.amount import amount
+def _share(figure: "Figure | None") -> str:
+    from quantdrift.facts.figures import shown
 
-    return "-" if estimate is None else amount(metric, estimate.mean, "")
+    return "-" if figure is None else str(shown(figure))
 
 
 def _difference(metric: "Metric", estimate: "Estimate | None") -> str:

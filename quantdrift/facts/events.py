@@ -15,6 +15,7 @@ import msgspec
 from quantdrift.core.records import Metric, Side, Suspect, Verdict
 from quantdrift.core.slices import ALL, EVERYTHING
 from quantdrift.core.tasks import Build, Task
+from quantdrift.facts import figures
 from quantdrift.facts.explanation import Begin, Explanation
 from quantdrift.facts.figures import Figure, FigureName, Subject, when_paged
 
@@ -259,6 +260,21 @@ class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
             of=Subject(model=self.slice.model, version=self.slice.version, slice=self.slice.name),
             as_of=written_at,
         )
+
+    def changed_per_day(self, written_at: datetime) -> Figure | None:
+        """Return the changed answers a day at the rate from the onset until the alert was written; None where it does not say so."""
+        share, requests = self.when_paged(written_at), self.explanation.requests_per_day
+        if share is None or requests is None:
+            return None
+        rate = {"name": FigureName.REQUESTS_PER_DAY, "value": requests, "low": None, "high": None}
+        basis = self.explanation.basis or ""
+        return figures.changed_per_day(msgspec.structs.replace(share, **rate, basis=basis), share)
+
+    @property
+    def daily(self) -> float:
+        """Changed answers a day, 0 where the event does not say so."""
+        a_day = None if self.onset is None else self.changed_per_day(self.onset)
+        return 0.0 if a_day is None else a_day.value
 
     def attributes(self) -> dict[str, Any]:
         """Return the flat form: plain JSON types by name, without values that are unknown."""

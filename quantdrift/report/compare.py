@@ -76,6 +76,7 @@ async def compare(
     model: str = "",
     days: int = DAYS,
     within: Sides = EVERYWHERE,
+    most: int = MOST_ROWS,
 ) -> VersionComparison:
     """Compare two versions that are named as requests name them.
 
@@ -89,6 +90,8 @@ async def compare(
         Of each version its newest days are compared.
     within
         The limits of both.
+    most
+        Of a side with more comparisons the roll-ups are read, which know no person.
 
     Raises
     ------
@@ -104,7 +107,7 @@ async def compare(
     )
     for version in pair:
         _require(version, version.id in spans)
-    return await compare_pair(reader, config, pair[0], pair[1], spans=spans, within=within)
+    return await compare_pair(reader, config, pair[0], pair[1], spans=spans, within=within, most=most)
 
 
 async def compare_periods(
@@ -272,6 +275,7 @@ async def compare_pair(
     *,
     spans: Mapping[int, VersionSpan],
     within: Sides = EVERYWHERE,
+    most: int = MOST_ROWS,
 ) -> VersionComparison:
     """Compare two versions of one model over the windows in `spans`, as far as they lie within the limits."""
     sides = []
@@ -279,14 +283,13 @@ async def compare_pair(
         span = spans[version.id]
         begin = span.first if within.begin is None else max(span.first, within.begin)
         end = span.last if within.end is None else min(span.last, within.end)
-        sides.append(
-            await _side(reader, version, cut((begin, end), within.not_in), label=version.candidate_version)
-        )
+        parts = cut((begin, end), within.not_in)
+        sides.append(await _side(reader, version, parts, label=version.candidate_version, most=most))
     return await _compare_sides(reader, config, sides[0], sides[1], within.not_in)
 
 
 class _Chosen(NamedTuple):
-    """One side of a comparison: a version, the times of it, and how many comparisons they hold, counted up to `MOST_ROWS`."""
+    """One side of a comparison: a version, the times of it, and how many comparisons they hold, counted as far as they may be read."""
 
     version: Version
     parts: tuple[Span, ...]
@@ -295,18 +298,20 @@ class _Chosen(NamedTuple):
     label: str
 
 
-async def _side(reader: Reader, version: Version, parts: tuple[Span, ...], *, label: str) -> _Chosen:
+async def _side(
+    reader: Reader, version: Version, parts: tuple[Span, ...], *, label: str, most: int = MOST_ROWS
+) -> _Chosen:
     """Return a side, with its window from the first comparison to the last one where they are few enough to be read."""
     n, ends = 0, list[datetime]()
     for begin, end in parts:
         window = Window(begin=begin, end=end, grain=Grain.ITEM)
-        more, first, last = await reader.versions_read.extent(window, version.id, MOST_ROWS + 1)
+        more, first, last = await reader.versions_read.extent(window, version.id, most + 1)
         n += more
         ends += [at for at in (first, last) if at is not None]
     if not n:
         at = parts[0][0] if parts else datetime.now(UTC)
         return _Chosen(version, parts, Window(begin=at, end=at, grain=Grain.ITEM), 0, label)
-    if n <= MOST_ROWS:
+    if n <= most:
         # From the first to the last one, and not to the end of an hour that has only begun.
         window = Window(begin=min(ends), end=max(ends) + timedelta(microseconds=1), grain=Grain.ITEM)
         return _Chosen(version, parts, window, n, label)
@@ -334,8 +339,8 @@ async def _compare_sides(
     comparison = VersionComparison(
         model=old.version.model,
         task=task_of(config, new.version.model),
-        old=_version(config, old, aggregate.old if aggregate else None),
-        new=_version(config, new, aggregate.new if aggregate else None),
+        old=_version(old, aggregate.old if aggregate else None),
+        new=_version(new, aggregate.new if aggregate else None),
         aggregate=aggregate,
         slices=tuple(sorted((entry for entry in entries if entry.predicate != EVERYTHING), key=_order)),
         only_old=_names(known, of_old, of_new),
@@ -370,14 +375,10 @@ async def _cost(
     prices = prices_of(config, new.version.model)
     if not prices.most or aggregate is None or aggregate.flip is None or new.window.grain is not Grain.ITEM:
         return None
-    of = Subject(model=new.version.model, version=new.version.candidate_version, slice=aggregate.name)
-    share = figures.estimate_figure(
-        FigureName.CHANGED_SHARE,
-        Scope(window=figures.period(new.window.begin, new.window.end), of=of, as_of=new.window.end),
-        Counted(n=aggregate.new.n_items, requests=aggregate.new.weight),
-        aggregate.flip,
-    )
-    assert share is not None
+    if aggregate.new.flip is None:
+        return None
+    flip = aggregate.flip
+    share = msgspec.structs.replace(aggregate.new.flip, value=flip.mean, low=flip.low, high=flip.high)
     worth = await mean_worth(
         reader.connection,
         prices,
@@ -385,7 +386,7 @@ async def _cost(
         version_id=new.version.id,
         slice_id=aggregate.slice_id,
     )
-    return cost_figure(share, aggregate.flip, prices, worth)
+    return cost_figure(share, flip, prices, worth)
 
 
 def _sides(side: _Chosen, cap: float) -> list[Side]:
@@ -408,13 +409,13 @@ async def _read_sides(
     caps = [config.budget(side.version.model).cap for side in (old, new)]
     is_pair = old.version.model == new.version.model and old.version.id != new.version.id
     if is_pair and all(side.window.grain is Grain.ITEM for side in (old, new)):
-        of_model = {name.id: name.predicate for name in names[old.version.model]}
+        of_model = {name.id: name for name in names[old.version.model]}
         pair = await pair_sums(
             reader.connection, _sides(old, caps[0]), _sides(new, caps[1]), slice_ids=list(of_model)
         )
         of_old, of_new = (
             {
-                of_model[one.slice_id]: _of_clusters(one, cap)
+                of_model[one.slice_id].predicate: _of_clusters(config, side, of_model[one.slice_id], one, cap)
                 for one in pair
                 if one.version_id == side.version.id
             }
@@ -422,7 +423,7 @@ async def _read_sides(
         )
         return of_old, of_new
     first, second = [
-        await _apart(reader, side, cap, {name.id: name.predicate for name in names[side.version.model]})
+        await _apart(reader, config, side, cap, {name.id: name for name in names[side.version.model]})
         for side, cap in zip((old, new), caps, strict=True)
     ]
     return first, second
@@ -437,7 +438,7 @@ class _SliceSide(NamedTuple):
 
 
 async def _apart(
-    reader: Reader, side: _Chosen, cap: float, predicates: Mapping[int, str]
+    reader: Reader, config: Config, side: _Chosen, cap: float, names: Mapping[int, SliceName]
 ) -> dict[str, _SliceSide]:
     """Return each slice of one side that has data, of sides that are not read in one pass.
 
@@ -445,29 +446,52 @@ async def _apart(
     alike would have.
     """
     if side.window.grain is Grain.ITEM:
-        clusters = await cluster_sums(reader.connection, _sides(side, cap), slice_ids=list(predicates))
-        return {predicates[found.slice_id]: _of_clusters(found, cap) for found in clusters}
+        clusters = await cluster_sums(reader.connection, _sides(side, cap), slice_ids=list(names))
+        return {
+            names[found.slice_id].predicate: _of_clusters(config, side, names[found.slice_id], found, cap)
+            for found in clusters
+        }
     totals = dict[int, Sums]()
     for begin, end in side.parts:
         window = Window(begin=begin, end=end, grain=Grain.HOUR)
-        sums = await reader.divergence.sums(window, end - begin, {side.version.id: cap}, list(predicates))
+        sums = await reader.divergence.sums(window, end - begin, {side.version.id: cap}, list(names))
         for (_, slice_id), more in by_key(sums).items():
             totals[slice_id] = totals.get(slice_id, Sums()) + more
-    return {predicates[slice_id]: _of_sums(sums) for slice_id, sums in totals.items()}
+    return {
+        names[slice_id].predicate: _of_sums(config, side, names[slice_id], sums)
+        for slice_id, sums in totals.items()
+    }
 
 
-def _of_clusters(clusters: SliceClusters, cap: float) -> _SliceSide:
-    return _of_sums(sums_of_clusters(clusters, cap), clusters)
+def _of_clusters(
+    config: Config, side: _Chosen, name: SliceName, clusters: SliceClusters, cap: float
+) -> _SliceSide:
+    return _of_sums(config, side, name, sums_of_clusters(clusters, cap), clusters)
 
 
-def _of_sums(sums: Sums, clusters: SliceClusters | None = None) -> _SliceSide:
+def _of_sums(
+    config: Config, side: _Chosen, name: SliceName, sums: Sums, clusters: SliceClusters | None = None
+) -> _SliceSide:
+    model, window = side.version.model, side.window
+    scope = Scope(
+        window=figures.period(window.begin, window.end),
+        of=Subject(model=model, version=side.version.candidate_version, slice=name.name),
+        as_of=window.end,
+    )
+    counted = Counted(
+        n=sums.n_items,
+        n_people=clusters.n_clusters if clusters and config.sampling.sticky_header else None,
+        requests=sums.weight,
+    )
+    share, divergence = sums.estimate(Metric.FLIP), sums.estimate(Metric.DIVERGENCE)
+    unit = config.measure(model).unit
     of_side = SideFigures(
         n_items=sums.n_items,
         n_exchanges=sums.n_groups,
         n_clusters=clusters.n_clusters if clusters else None,
         weight=sums.weight,
-        flip=sums.estimate(Metric.FLIP),
-        divergence=sums.estimate(Metric.DIVERGENCE),
+        flip=figures.estimate_figure(FigureName.CHANGED_SHARE, scope, counted, share),
+        divergence=figures.estimate_figure(FigureName.DIVERGENCE, scope, counted, divergence, unit),
     )
     return _SliceSide(of_side, clusters, sums.estimate)
 
@@ -547,16 +571,15 @@ def _names(names: Mapping[str, SliceName], side: Collection[str], other: Collect
     return tuple(sorted(names[key].name for key in side if key not in other))
 
 
-def _version(config: Config, side: _Chosen, everything: SideFigures | None) -> ComparedVersion:
+def _version(side: _Chosen, everything: SideFigures | None) -> ComparedVersion:
     version, window = side.version, side.window
-    has_people = bool(config.sampling.sticky_header) and everything is not None
     return ComparedVersion(
         version_id=version.id,
         model=version.model,
         version=version.candidate_version,
         label=side.label,
         n_answers=everything.n_items if everything else side.n,
-        n_people=everything.n_clusters if has_people and everything else None,
+        n_people=everything.flip.n_people if everything and everything.flip else None,
         reference_digest=version.reference_digest,
         first_seen_at=version.first_seen_at,
         begin=window.begin,

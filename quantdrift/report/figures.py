@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from quantdrift.core.notation import count_of, moment
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.facts.estimate import Change, Difference, Estimate, change_of
@@ -310,15 +311,15 @@ class SideFigures(_Figures, frozen=True, kw_only=True):
     weight
         Estimated requests that they stand for.
     flip, divergence
-        Means with 95 % intervals (`quantdrift.facts.estimate.ratio`); None where nothing was measured.
+        Figures of the window of this side; None where nothing was measured.
     """
 
     n_items: int = 0
     n_exchanges: int
     n_clusters: int | None
     weight: float = 0.0
-    flip: Estimate | None
-    divergence: Estimate | None
+    flip: Figure | None
+    divergence: Figure | None
 
 
 class ComparedSlice(_Figures, frozen=True, kw_only=True):
@@ -373,6 +374,16 @@ class ComparedVersion(_Figures, frozen=True, kw_only=True):
     end: datetime
     source: Grain
 
+    @property
+    def basis(self) -> str:
+        """What its figures rest on: the window, the answers and the table."""
+        people = "" if self.n_people is None else f" of {count_of(self.n_people, 'person', 'people')}"
+        name = self.version if self.label in {"", self.version} else f"{self.model} {self.version}"
+        return (
+            f"{name}: {moment(self.begin)} to {moment(self.end)}, {count_of(self.n_answers, 'answer')}{people},"
+            f" from {self.source.value}"
+        )
+
 
 class VersionComparison(_Figures, frozen=True, kw_only=True):
     """Two candidate versions of one model.
@@ -411,7 +422,7 @@ class VersionComparison(_Figures, frozen=True, kw_only=True):
         """What the comparison shows."""
         whole = self.aggregate
         shares = (
-            (whole.old.flip.mean, whole.new.flip.mean)
+            (whole.old.flip.value, whole.new.flip.value)
             if whole and whole.old.flip and whole.new.flip
             else None
         )

@@ -12,10 +12,12 @@ import jinja2
 from markupsafe import Markup
 
 from quantdrift.core.notation import about, count_of, duration, number, percent
+from quantdrift.core.records import Metric
 from quantdrift.core.text import plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import shown
+from quantdrift.facts.words.amount import signed
 
 PACKAGE: Final = "quantdrift.show"
 STYLE: Final = "style.css"
@@ -50,6 +52,8 @@ def environment(surface: str) -> jinja2.Environment:
         "said": status.said,
         "statuses": status.STATUSES,
         "shown": shown,
+        "signed": signed,
+        "Metric": Metric,
         "timedelta": timedelta,
     }
     return environment

@@ -83,14 +83,6 @@ _STEPS: Final = text("""
     select at, from_verdict as before, to_verdict as after, details ->> 'reason' as reason, slice_id from transition
     where alert_id = :id order by id limit 100
 """)
-_COMPARED: Final = text(
-    f"""
-    select r.model_version_id as version, r.slice_id, s.name as slice, s.predicate, {ROLL_UP}
-    from rollup_day r join slice s on s.id = r.slice_id
-    where r.model_version_id in (:old, :new) and r.day >= :begin group by 1, 2, 3, 4
-""".replace("::", "\\:\\:")  # noqa: S608 - constants
-)
-_MOST_PAIRS: Final = 1001
 _AUDIT: Final = text("""
     select at, actor, action, model, subject, note from audit order by seq desc limit :most
 """)
@@ -255,18 +247,6 @@ class Step(Fact, frozen=True, kw_only=True):
     after: str
     reason: str | None
     slice_id: int
-
-
-class Pair(Fact, frozen=True, kw_only=True):
-    """A slice of two versions: answers compared, and the share of changed ones; None where a version has none there."""
-
-    slice_id: int
-    slice: str
-    predicate: str
-    old_n: int | None
-    old: Estimate | None
-    new_n: int | None
-    new: Estimate | None
 
 
 class AuditRow(Fact, frozen=True, kw_only=True):
@@ -504,39 +484,6 @@ async def alert(connection: AsyncConnection, alert_id: int) -> AlertRow | None:
 async def steps(connection: AsyncConnection, alert_id: int) -> list[Step]:
     """Return the timeline of an alert."""
     return await rows(connection, Step, _STEPS, id=alert_id)
-
-
-async def pairs(connection: AsyncConnection, old: int, new: int, begin: datetime) -> list[Pair]:
-    """Return every slice of two versions: all traffic first, then the slices where the new one is worst; the first 1,001."""
-    values = {"old": old, "new": new, "begin": begin}
-    sides: dict[int, dict[int, RowMapping]] = {}
-    for row in (await connection.execute(_COMPARED, values)).mappings():
-        sides.setdefault(row["slice_id"], {})[row["version"]] = row
-    found = [_pair(of_slice.get(old), of_slice.get(new)) for of_slice in sides.values()]
-    return sorted(found, key=_worst_first)[:_MOST_PAIRS]
-
-
-def _pair(old: RowMapping | None, new: RowMapping | None) -> Pair:
-    row = old or new
-    assert row is not None
-    shares = [
-        ratio(flips) if side and (flips := roll_up_of(side).get("flip")) else None for side in (old, new)
-    ]
-    return Pair(
-        slice_id=row["slice_id"],
-        slice=row["slice"],
-        predicate=row["predicate"],
-        old_n=old["n_items"] if old else None,
-        old=shares[0],
-        new_n=new["n_items"] if new else None,
-        new=shares[1],
-    )
-
-
-def _worst_first(pair: Pair) -> tuple[bool, float, str]:
-    """Return the place in an order: all traffic, then by how much worse the new version is, and those of one version last."""
-    worse = pair.new.mean - pair.old.mean if pair.new and pair.old else float("-inf")
-    return pair.predicate != "true", -worse, pair.slice
 
 
 async def audit(connection: AsyncConnection, most: int) -> list[AuditRow]:

@@ -160,21 +160,6 @@ from baseline
 where model_version_id = :version and slice_id = :slice and kind in ('change', 'growth') and content is not null and fold_seq is not null
 order by metric, id desc;
 """
-COMPARED: Final = """
-select *, new_flip - old_flip as difference
-from (
-  select slice, sum(n_groups) filter (where model_version_id = :old) as old_n, sum(n_groups) filter (where model_version_id = :new) as new_n,
-    sum(changed) filter (where model_version_id = :old)
-      / sum(requests) filter (where model_version_id = :old and flip is not null) as old_flip,
-    sum(changed) filter (where model_version_id = :new)
-      / sum(requests) filter (where model_version_id = :new and flip is not null) as new_flip
-  from slice_day
-  where model_version_id in (:old, :new) and day >= :begin
-  group by slice_id, slice
-) as compared
-order by difference desc nulls last, slice
-limit 1000;
-"""
 REPLAYS: Final = """
 select provenance ->> 'runtime' as runtime, provenance ->> 'device' as device, sum(n_rows) as items, sum(n_rows) / 3600.0 as per_second,
   sum(replay_s) as seconds, 1e6 * sum(replay_s) / sum(n_rows) filter (where replay_s is not null) as seconds_per_million

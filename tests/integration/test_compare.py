@@ -23,6 +23,7 @@ from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.facts.estimate import Change, Estimate
+from quantdrift.facts.figures import Figure
 from quantdrift.report.compare import compare
 from quantdrift.report.figures import ComparedSlice, VersionComparison
 from quantdrift.storage.database import Database
@@ -88,13 +89,13 @@ async def test_the_sums_over_sessions_are_those_of_the_rows(reader: Reader, week
         assert (side.n_exchanges, side.n_clusters) == (len(rows), len(sessions))
         assert side.flip is not None
         assert side.divergence is not None
-        assert side.flip.mean == pytest.approx(sum(bool(row.flip) for row in rows) / len(rows))
+        assert side.flip.value == pytest.approx(sum(bool(row.flip) for row in rows) / len(rows))
         cap = CONFIG.budget("digits").cap
-        assert side.divergence.mean == pytest.approx(
+        assert side.divergence.value == pytest.approx(
             sum(min(row.divergence or 0.0, cap) for row in rows) / len(rows)
         )
         assert side.flip.low is not None
-        assert side.flip.low < side.flip.mean
+        assert side.flip.low < side.flip.value
 
 
 async def test_a_frame_gives_the_figures_of_the_command(reader: Reader, postgres_dsn: str) -> None:
@@ -135,18 +136,16 @@ def _numbers(*values: float) -> Any:
     return pytest.approx(values, rel=1e-9, abs=1e-12)
 
 
-def _numbers_of(found: Estimate | None) -> tuple[float | None, ...]:
-    assert found is not None
+def _numbers_of(measured: Figure | Estimate | None) -> tuple[float | None, ...]:
+    assert measured is not None
+    found = measured.estimate if isinstance(measured, Figure) else measured
     return found.mean, found.low, found.high
 
 
-async def test_large_versions_are_compared_by_their_roll_ups(
-    reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_versions_are_compared_by_their_roll_ups(reader: Reader) -> None:
     """With more comparisons than a report reads, both sides come from the roll-ups, with the same means and order."""
     exact = _named(await compare(reader, CONFIG, old=OLD, new=NEW))
-    monkeypatch.setattr("quantdrift.report.compare.MOST_ROWS", 10)
-    found = await compare(reader, CONFIG, old=OLD, new=NEW)
+    found = await compare(reader, CONFIG, old=OLD, new=NEW, most=10)
     assert {found.old.source, found.new.source} == {Grain.HOUR}
     assert found.slices[0].name == "scanner=archive"
     for name, entry in _named(found).items():
@@ -155,7 +154,7 @@ async def test_large_versions_are_compared_by_their_roll_ups(
             assert side.n_clusters is None
             assert side.flip is not None
             assert other.flip is not None
-            assert side.flip.mean == pytest.approx(other.flip.mean)
+            assert side.flip.value == pytest.approx(other.flip.value)
 
 
 async def test_different_references_are_told(

@@ -59,7 +59,7 @@ async def test_two_periods_of_a_version_are_compared_without_a_day(
         n, share = _flips(week, 0, begin, end)
         assert (side.n_items, side.n_exchanges) == (n, n)
         assert side.flip is not None
-        assert side.flip.mean == pytest.approx(share)
+        assert side.flip.value == pytest.approx(share)
     assert (found.old.version, found.new.version) == (OLD, OLD)
     assert found.old.label != found.new.label
     assert found.old.end <= BEGIN + DAY

@@ -1,10 +1,16 @@
-"""One fact, one place: every surface is asked about one fleet, and a figure of one name, window and subject is one number."""
+"""One fact, one place: every surface is asked about one fleet.
 
+A figure of one name, window and subject is one number, and every number has a name: its surface names it, or the record that the
+surface shows. `NAMELESS` lists the kinds that need none.
+"""
+
+import ast
 import asyncio
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import asyncpg
@@ -15,10 +21,21 @@ from click.testing import CliRunner
 from quantdrift.cli.main import main
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.facts.figures import FigureName, WindowName
+from quantdrift.monitor.notify.webhook import document
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
-from tests.support.storage.fleet_story import CONFIG_TEXT, FleetStory, write_fleet
-from tests.support.surfaces import Shown, differing, of_html, of_json, wrong_words
+from quantdrift.storage.monitor.alerts import due_deliveries
+from tests.support.storage.fleet_story import CONFIG, CONFIG_TEXT, FleetStory, write_fleet
+from tests.support.surfaces import (
+    Shown,
+    differing,
+    nameless,
+    numbers_of,
+    of_html,
+    of_json,
+    of_rows,
+    wrong_words,
+)
 
 pytestmark = pytest.mark.integration
 _REPORT = ("report", "--week", "--out")
@@ -37,11 +54,55 @@ _API = (
 _OF_PROGRAMS = re.compile(r"/api/|compare\?")
 
 
+# Which table of the API a question of the notebook is about, by the number of the question.
+_ASKED: Mapping[str, str] = {"1": "slices", "2": "slices", "3": "slice-days"}
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "questions.ipynb"
+
+
 class Surfaces(msgspec.Struct, kw_only=True):
-    """What every surface showed: figures by name, and texts by surface."""
+    """What every surface showed: figures by name, texts by surface, the numbers that pages and records name, and what is wrong."""
 
     figures: list[Shown]
     texts: dict[str, str]
+    lines: dict[str, str]
+    named: dict[str, list[float]]
+    wrong: list[str]
+
+    def text(self, surface: str, text: str) -> None:
+        """Add what a surface says."""
+        self.texts[surface] = self.lines[surface] = text
+
+    def record(self, surface: str, document: Any) -> None:
+        """Add a document, in which each number has a name."""
+        self.figures += of_json(surface, document)
+        self.named[surface] = list(numbers_of(document))
+
+    def page(self, surface: str, html: str) -> None:
+        """Add a page."""
+        page = of_html(surface, html)
+        self.figures += page.figures
+        self.texts[surface], self.lines[surface] = page.text, page.lines
+        self.named[surface], self.wrong = page.named, [*self.wrong, *page.wrong]
+
+    def records_of(self, surface: str, story: FleetStory) -> list[float]:
+        """Return the numbers that a surface names, and those of the records that it shows."""
+        alerts = [f"alerts show {number} --json" for number in story.alerts.values()]
+        of_alert = re.fullmatch(r"(?:/alert/|webhook )(\d+).*", surface)
+        of_incident = re.fullmatch(r"/incident/(\d+)", surface)
+        records = [surface, f"{surface} --json"]
+        if of_alert:
+            records.append(f"alerts show {of_alert[1]} --json")
+        elif of_incident:
+            records.append(f"incidents show {of_incident[1]} --json")
+        elif surface in {"/incidents", "/alerts"}:
+            records.append(f"{surface[1:]} list --json")
+        elif surface.startswith("/compare"):
+            records.append("compare --json")
+        elif surface.startswith("report"):
+            records += ["report --format json", *alerts]
+        elif surface == "triage":
+            records += alerts
+        return [number for record in records for number in self.named.get(record, ())]
 
 
 def _commands(story: FleetStory) -> Mapping[str, list[str]]:
@@ -69,29 +130,76 @@ def _typed(folder: Path, arguments: list[str]) -> str:
 
 async def _asked(story: FleetStory, database: Database, dsn: str, folder: Path) -> Surfaces:
     """Ask every command, report, page and answer of the API."""
-    surfaces = Surfaces(figures=[], texts={})
+    surfaces = Surfaces(figures=[], texts={}, lines={}, named={}, wrong=[])
     for name, arguments in _commands(story).items():
-        surfaces.texts[name] = await asyncio.to_thread(_typed, folder, arguments)
-        document = json.loads(await asyncio.to_thread(_typed, folder, [*arguments, "--json"]))
-        surfaces.figures += of_json(f"{name} --json", document)
+        before = json.loads(await asyncio.to_thread(_typed, folder, [*arguments, "--json"]))
+        surfaces.text(name, await asyncio.to_thread(_typed, folder, arguments))
+        answer = await asyncio.to_thread(_typed, folder, [*arguments, "--json"])
+        surfaces.record(f"{name} --json", json.loads(answer))
+        if name == "status":  # its counts are of the last hour, which goes on while it is asked
+            surfaces.named[name] = _between(before, json.loads(answer))
     for kind in ("html", "json", "md"):
         path = folder / f"report.{kind}"
         await asyncio.to_thread(_typed, folder, [*_REPORT, str(path), "--format", kind])
         text = path.read_text(encoding="utf-8")
         if kind == "json":
-            surfaces.figures += of_json("report --format json", json.loads(text))
+            surfaces.record("report --format json", json.loads(text))
         elif kind == "html":
-            figures, surfaces.texts["report"] = of_html("report", text)
-            surfaces.figures += figures
+            surfaces.page("report", text)
         else:
-            surfaces.texts["report --format md"] = text
+            surfaces.text("report --format md", text)
+    async with database.begin() as connection:
+        for delivery in await due_deliveries(connection, 1000):
+            body = json.loads(document(delivery, CONFIG))
+            name = f"webhook {delivery.alert.id}, event {delivery.id}"
+            surfaces.record(name, body)
+            surfaces.text(name, body["text"])
     port = page_port(load(folder / "config.toml"), Secrets(dsn=dsn), database)
     number = await port.open(("127.0.0.1", 0))
     try:
         await _open_pages(story, f"http://127.0.0.1:{number}", surfaces)
     finally:
         await port.close()
+    surfaces.figures += await asyncio.to_thread(_run_notebook)
     return surfaces
+
+
+def _between(before: Any, after: Any) -> list[float]:
+    """Return the counts that a document had between two times."""
+    return [
+        float(n)
+        for one, other in zip(numbers_of(before), numbers_of(after), strict=True)
+        if one != other
+        for n in range(int(min(one, other)), int(max(one, other)) + 1)[:100]
+    ]
+
+
+def _run_notebook() -> list[Shown]:
+    """Run the cells of the notebook, and return the numbers of its tables that the API has, too."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    shown: list[Shown] = []
+    question = ""
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            heading = re.match(r"## (\d+)\.", source)
+            question = heading[1] if heading else question
+            continue
+        body = ast.parse(source).body
+        last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+        exec(compile(ast.Module(body=body, type_ignores=[]), "cell", "exec"), names)
+        if last is None:
+            continue
+        assert isinstance(last, ast.Expr)
+        output = eval(compile(ast.Expression(body=last.value), "cell", "eval"), names)
+        if question in _ASKED:
+            rows = output.reset_index().to_dict(orient="records")
+            fixed = {"model": names["model"], "candidate_version": names["version"]}
+            if question == "3":
+                fixed["slice"] = names["slice_name"]
+            shown += of_rows("notebook", _ASKED[question], [fixed | row for row in rows])
+    return shown
 
 
 async def _open_pages(story: FleetStory, base: str, surfaces: Surfaces) -> None:
@@ -118,10 +226,12 @@ async def _open_pages(story: FleetStory, base: str, surfaces: Surfaces) -> None:
                 text = await answer.text()
                 assert answer.status == 200, (page, text[:500])
             if page.startswith("/api/"):
-                surfaces.figures += of_json(page, json.loads(text))
+                surfaces.record(page, json.loads(text))
+                table = page.rpartition("/")[2]
+                if table in _ASKED.values():
+                    surfaces.figures += of_rows(page, table, json.loads(text)["rows"])
             else:
-                figures, surfaces.texts[page] = of_html(page, text)
-                surfaces.figures += figures
+                surfaces.page(page, text)
 
 
 async def test_a_figure_is_one_number_on_every_surface(
@@ -136,9 +246,11 @@ async def test_a_figure_is_one_number_on_every_surface(
     People read the words of the status table, and not those of programs.
     """
     monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
+    monkeypatch.chdir(tmp_path)  # the notebook writes files there
     (tmp_path / "config.toml").write_text(CONFIG_TEXT, encoding="utf-8")
     story = await write_fleet(record, database)
     surfaces = await _asked(story, database, postgres_dsn, tmp_path)
+
     assert differing(surfaces.figures) == []
     named, unnamed = (
         surfaces.texts[f"alerts show {story.alerts[of]}"]
@@ -148,7 +260,10 @@ async def test_a_figure_is_one_number_on_every_surface(
     assert not re.search(r"\d+ (people|person)\b", unnamed)
     names = {shown.key[0] for shown in surfaces.figures}
     assert names >= {FigureName.CHANGED_SHARE, FigureName.PEOPLE_AFFECTED}
-    assert {shown.key[1] for shown in surfaces.figures} <= set(WindowName)
+    tables = set(_ASKED.values())
+    assert {shown.key[1] for shown in surfaces.figures} <= {*WindowName, *tables}
+    in_notebook = [shown.key[:2] for shown in surfaces.figures if shown.surface == "notebook"]
+    assert {table for _, table in in_notebook} == tables
     on = {shown.key: set[str]() for shown in surfaces.figures}
     for shown in surfaces.figures:
         on[shown.key].add(shown.surface)
@@ -176,6 +291,14 @@ async def test_a_figure_is_one_number_on_every_surface(
         assert "int8-1: replaced by int8-2" in surfaces.texts[surface].replace("\\", ""), surface
     assert "q4-a: serving" in surfaces.texts[f"/slice/{of_version}/5?span=7d"]
     assert sum(len(seen) > 1 for seen in on.values()) >= 10, "figures are shown on one surface alone"
+    assert sum("notebook" in seen and len(seen) > 1 for seen in on.values()) >= 20, "the notebook is alone"
+    assert {surface.partition(" ")[0] for surface in surfaces.lines} >= {"webhook", "report", "/", "triage"}
+    assert surfaces.wrong == [], "the text of a figure is not its number"
+    assert [
+        f"{surface}: {number}"
+        for surface, lines in surfaces.lines.items()
+        for number in nameless(lines, surfaces.records_of(surface, story))
+    ] == []
     words = [
         word
         for surface, text in surfaces.texts.items()

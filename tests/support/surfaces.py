@@ -1,13 +1,73 @@
-"""What surfaces show: every figure that they name, and the words that they use."""
+"""What surfaces show: every figure that they name, the numbers that they do not name, and the words that they use."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
+from math import isfinite
+from numbers import Real
 from typing import Any, Final
 
 import msgspec
 
+from quantdrift.core.notation import estimated
+
 _STATUS_WORDS: Final = re.compile(r"\b(firing|warning)\b")
+_MONTH: Final = "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers that may stand without a name, and why."""
+
+    pattern: str
+    reason: str
+
+
+NAMELESS: Final = (
+    Kind(
+        pattern=r"p99\.9 needs 10,000|a factor of 1\.29|from 1 % to 1\.5 %|some 7,600 exchanges",
+        reason="the legend of the report says how many exchanges a quantile and a small change need: constants of the method",
+    ),
+    Kind(
+        pattern=rf"\d{{4}}-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d+)?)?)?|\d{{1,2}} {_MONTH} \d{{4}}(?:, \d\d:\d\d)?",
+        reason="a date or a time says what it is",
+    ),
+    Kind(
+        pattern=r"\b\d[\d.,]*\s(?:second|minute|hour|day|week|month|ms|s|min|h|d)s?\b|\b\d[\d.,]*(?:s|m|h|d)\b",
+        reason="a span of time, from one of these to another or to the moment of asking, has a unit",
+    ),
+    Kind(
+        pattern=r"https?://\S+|\b\d+\.\d+\.\d+\.\d+(?::\d+)?|[\w.]+:\d+\b",
+        reason="the port, the host and the path of an address",
+    ),
+    Kind(
+        pattern=r"[\w.=/@+-]*(?:\d[\w.=/@+-]*[^\W\d_]|[^\W\d_][\w.=/@+-]*\d)[\w.=/@+-]*",
+        reason="the name of a model, a version, a slice, an exchange or a quantile: letters with digits",
+    ),
+    Kind(
+        pattern=r"(?i:\b(?:alert|incident|item)s?:?) \d+(?:(?:,| and) \d+(?! [A-Z][a-z]{2} \d{4}))*",
+        reason="the number of an alert, of an incident or of an item is its name",
+    ),
+    Kind(pattern=r"\breference [0-9a-f]{12}\b", reason="the digest of a reference is its name"),
+    Kind(pattern=r"(?m:^[ \t]*\d+\\?\. )", reason="the number of a step or of a heading is its place"),
+    Kind(pattern=r"(?m:(?:quantdrift|python -m) [a-z]+ .*$)", reason="a command is to be typed as it stands"),
+    Kind(
+        pattern=r"\b95 % (?:confidence|interval)|95 % C?I|with 95 %|\(95 %\)",
+        reason="the level of every interval is one constant, and its name stands behind it",
+    ),
+    Kind(
+        pattern=r"(?:Label 50 of them|\b50 labels would tell|Labels of 50 of them)",
+        reason="how many labels are advised is a constant of the sentence",
+    ),
+    Kind(
+        pattern=r"\bneeds (?:some |about )?[\d,]+ more \w+|margin below 0\.1\b",
+        reason="a reason was worded with its verdict and is kept as it was: its signal has the number as `missing`",
+    ),
+)
+_NAMELESS: Final = re.compile("|".join(kind.pattern for kind in NAMELESS))
+_NUMBER: Final = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
+_OF_HUNDRED: Final = re.compile(r"(?:\s(?:to|and)\s[+-]?[\d.,]+)?\s?(?:%|points)")
+_END: Final = re.compile(r"\[(?:[+-]?[\d.,]+, )?$")
+_ERROR_OF_POINTS: Final = re.compile(r"points \(standard error $")
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,33 +88,85 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page shows.
+
+    Parameters
+    ----------
+    figures
+        Those that its elements name.
+    named
+        The numbers that they name, and those of other elements that have a name.
+    wrong
+        Figures whose text is not their number.
+    lines
+        The text that people see, without that of named elements, a line for each block.
+    text
+        All of it in one line.
+    """
+
+    figures: list[Shown]
+    named: list[float]
+    wrong: list[str]
+    lines: str
+    text: str
+
+
+_HIDDEN: Final = frozenset({"script", "style", "svg", "code", "title"})
+_VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
+_INLINE: Final = frozenset({"a", "b", "i", "span", "data", "time", "code", "em"})
+
+
 class _Elements(HTMLParser):
-    """Collects elements that carry a figure, and the text that people see."""
+    """Collects elements that name a number, and the text that people see."""
 
     def __init__(self) -> None:
         super().__init__()
         self.figures: list[dict[str, str | None]] = []
+        self.named: list[float] = []
+        self.wrong: list[str] = []
         self.text: list[str] = []
-        self._hidden = 0
+        self.lines: list[str] = []
+        self._open: list[str] = []
+        self._naming: dict[str, str | None] | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in {"script", "style", "svg", "code", "title"}:
-            self._hidden += 1
+        self.lines.append(" " if tag in _INLINE else "\n")
+        if tag in _VOID:
+            return
+        self._open.append(tag)
         of = dict(attrs)
+        if tag != "data":
+            return
+        self._naming = of
         if "data-figure" in of:
             self.figures.append(of)
+        names = ("data-value", "data-low", "data-high", "data-n", "data-people")
+        self.named += [float(text) for text in map(of.get, names) if text]
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in {"script", "style", "svg", "code", "title"}:
-            self._hidden -= 1
+        while self._open and self._open.pop() != tag:
+            pass
+        if tag == "data":
+            self._naming = None
+        if tag not in _INLINE:
+            self.lines.append("\n")
 
     def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self.text.append(data)
+        if not _HIDDEN.isdisjoint(self._open):
+            return
+        self.text.append(data)
+        text = data.replace("\n", " ").replace("\xa0", " ")
+        if self._naming is None:
+            self.lines.append(text)
+            return
+        value = self._naming.get("data-value")
+        if value and nameless(text, [float(value)]):
+            self.wrong.append(f"{self._naming}: {text}")
 
 
-def of_html(surface: str, page: str) -> tuple[list[Shown], str]:
-    """Return the figures of a page, and its text."""
+def of_html(surface: str, page: str) -> Page:
+    """Return what a page shows."""
     elements = _Elements()
     elements.feed(page)
     figures = [
@@ -68,7 +180,58 @@ def of_html(surface: str, page: str) -> tuple[list[Shown], str]:
         )
         for of in elements.figures
     ]
-    return figures, " ".join(" ".join(elements.text).split())
+    return Page(
+        figures=figures,
+        named=elements.named,
+        wrong=elements.wrong,
+        lines="".join(elements.lines),
+        text=" ".join(" ".join(elements.text).split()),
+    )
+
+
+def numbers_of(record: Any) -> Iterator[float]:
+    """Yield the numbers of a JSON document, which names each, and how many entries its lists have."""
+    if isinstance(record, Mapping):
+        for part in record.values():
+            yield from numbers_of(part)
+    elif isinstance(record, list):
+        yield float(len(record))
+        for part in record:
+            yield from numbers_of(part)
+    elif isinstance(record, int | float) and not isinstance(record, bool) and isfinite(record):
+        yield float(record)
+
+
+def nameless(text: str, named: Iterable[float]) -> list[str]:
+    """Return the numbers in a text that are the rounding of no named number, each with what stands around it."""
+    wanted = list(named)
+    text = text.replace("\xa0", " ")
+    blank = _NAMELESS.sub(lambda found: " " * len(found.group()), text)
+    return [
+        " ".join(f"`{number.group()}` in: {text[max(0, number.start() - 60) : number.end() + 40]}".split())
+        for number in _NUMBER.finditer(blank)
+        if not any(_fits(number.group().rstrip(","), _scales(blank, number), value) for value in wanted)
+    ]
+
+
+def _scales(text: str, number: re.Match[str]) -> tuple[float, ...]:
+    """Return what a number may be multiplied by to be shown so: a share is shown in percent."""
+    if _OF_HUNDRED.match(text, number.end()) or _ERROR_OF_POINTS.search(text[: number.start()]):
+        return (100.0,)
+    # The head of a column can say that it is of hundred; a count never is, but the ends of an interval may be whole.
+    is_end = _END.search(text[: number.start()]) is not None
+    return (1.0, 100.0) if is_end or "." in number.group() else (1.0,)
+
+
+def _fits(text: str, scales: tuple[float, ...], value: float) -> bool:
+    shown = float(text.replace(",", ""))
+    half = 0.5 * 10 ** -len(text.partition(".")[2]) * (1 + 1e-9)
+    is_count = "." not in text
+    return any(
+        min(abs(scale * value - shown), abs(scale * value + shown)) <= half
+        or (is_count and scale == 1 and value >= 1 and estimated(value) == shown)
+        for scale in scales
+    )
 
 
 def _number(text: str | None) -> float | None:
@@ -104,6 +267,18 @@ def of_json(surface: str, value: Any) -> Iterator[Shown]:
 
 def _moment(text: str) -> str:
     return text.replace("Z", "+00:00")
+
+
+_ROW_KEYS: Final = ("model", "candidate_version", "version", "before_version", "slice", "day")
+
+
+def of_rows(surface: str, table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Shown]:
+    """Yield the numbers of a table, each named by table, column and row."""
+    for row in rows:
+        row_key = tuple(f"{name}={str(row[name])[:10]}" for name in _ROW_KEYS if row.get(name))
+        for column, value in row.items():
+            if not isinstance(value, bool) and isinstance(value, Real) and isfinite(float(value)):
+                yield Shown(surface=surface, key=(column, table, *row_key), value=float(value))
 
 
 def differing(shown: list[Shown]) -> list[str]:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tests.support.surfaces import differing, of_html, of_json, wrong_words
+from tests.support.surfaces import differing, nameless, numbers_of, of_html, of_json, of_rows, wrong_words
 
 pytestmark = pytest.mark.unit
 _FIGURE = {
@@ -22,15 +22,59 @@ _PAGE = (
 def test_one_figure_with_two_numbers_is_found_wherever_it_stands() -> None:
     """In a document at any depth, and in the attributes of a page; another window is another figure."""
     document = list(of_json("command", {"slices": [{"changed": _FIGURE}]}))
-    same, text = of_html("page", _PAGE.format(0.05))
-    other, _ = of_html("page", _PAGE.format(0.06))
-    later, _ = of_html("page", _PAGE.format(0.06).replace("2031-06-16", "2031-06-17"))
-    assert text == "Since then 5 %"
+    page = of_html("page", _PAGE.format(0.05))
+    same = page.figures
+    other = of_html("page", _PAGE.format(0.06)).figures
+    later = of_html("page", _PAGE.format(0.06).replace("2031-06-16", "2031-06-17")).figures
+    assert page.text == "Since then 5 %"
     assert differing([*document, *same]) == differing([*document, *later]) == []
     (found,) = differing([*document, *other])
     assert "value 0.05 at command, 0.06 at page" in found
     interval = msgspec.structs.replace(document[0], low=0.03)
     assert len(differing([*document, interval])) == 1
+
+
+def test_a_number_without_a_name_is_found() -> None:
+    """A number is named by its element, or by the record that the surface shows, of which it is the rounding."""
+    page = of_html(
+        "page",
+        _PAGE.format(0.05) + "<p>4.5 % of 1,240 answers</p><p>17 % in lang=de since 2031-06-15 10:20 UTC</p>",
+    )
+    assert page.wrong == []
+    assert [text[:6] for text in nameless(page.lines, page.named)] == ["`4.5` ", "`1,240", "`17` i"]
+    assert (
+        nameless(page.lines, [*page.named, *numbers_of({"low": 0.0452, "n": [1240.0], "share": 0.168})]) == []
+    )
+    assert nameless("some 93,000 a day", [93_412.0]) == []
+    assert nameless("some 93,000 a day", [91_000.0]) != []
+    assert nameless("17 of 20", [0.17, 20.0]) != [], "a count is no share"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "alerts 4, 6 and 7 of int8-2 at 127.0.0.1:9466 since 27 Nov 2026, 01:57 UTC, for 3 hours",
+        "needs 49 more people",
+        "1. Route it.\n2. Say so.\n   quantdrift alerts ack 2 --reason x",
+    ],
+)
+def test_dates_spans_names_and_addresses_need_no_name(text: str) -> None:
+    """Each kind says why; a number beside them is found."""
+    assert nameless(text, []) == []
+    assert len(nameless(f"{text}\nor 12.5", [])) == 1
+
+
+def test_a_figure_whose_text_is_another_number_is_found() -> None:
+    """The attribute is what programs compare: it must be what people read."""
+    assert len(of_html("page", _PAGE.format(0.08)).wrong) == 1
+
+
+def test_a_number_of_a_table_is_named_by_its_column_and_row() -> None:
+    """Two tables differ in their name."""
+    row = {"model": "m", "slice": "all", "flip": 0.1, "verdict": "ok"}
+    shown = list(of_rows("api", "slices", [row])) + list(of_rows("notebook", "slices", [row | {"flip": 0.2}]))
+    assert len(differing(shown)) == 1
+    assert differing([shown[0], *of_rows("notebook", "days", [row | {"flip": 0.2}])]) == []
 
 
 def test_words_of_programs_are_found_in_what_people_read() -> None:

@@ -203,10 +203,11 @@ def _how_many(event: AlertEvent) -> Line | None:
         if low and low < share
         else ""
     )
-    daily = (explanation.requests_per_day or 0.0) * share
     basis = explanation.basis or "at the rate since the onset"
     a_day = (
-        f" That is some {count_of(estimated(daily), 'changed answer')} a day, {basis}." if daily >= 1 else ""
+        f" That is some {count_of(estimated(event.daily), 'changed answer')} a day, {basis}."
+        if event.daily >= 1
+        else ""
     )
     return Line(
         label="How many", text=f"{percent(share)} of {count_of(n, 'answer')}{people} {opened}.{a_day}{least}"

@@ -167,9 +167,11 @@ def _part(event: AlertEvent) -> str:
 
 
 def _daily(event: AlertEvent) -> str:
-    explanation = event.explanation
-    daily = (explanation.requests_per_day or 0.0) * (explanation.changed or 0.0)
-    return f"{count_of(estimated(daily), 'changed answer')} a day" if daily >= 2 else "these changed answers"
+    return (
+        f"{count_of(estimated(event.daily), 'changed answer')} a day"
+        if event.daily >= 2
+        else "these changed answers"
+    )
 
 
 def _command(*words: str) -> str:

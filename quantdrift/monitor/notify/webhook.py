@@ -24,9 +24,11 @@ from quantdrift.core.process.backoff import Backoff
 from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
+from quantdrift.facts.events import event_of
 from quantdrift.facts.incidents import mitigated_sentence
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures import frozen
 from quantdrift.storage.leader import Fence
 from quantdrift.storage.monitor.alerts import (
     AlertFact,
@@ -151,5 +153,6 @@ def document(delivery: Delivery, config: Config) -> bytes:
         "runbook": config.notify.runbook_url,
         "page": alert_page(config, alert.id),
         "details": delivery.details,
+        "figures": frozen(event_of(delivery.details), delivery.at),
     }
     return msgspec.json.encode(facts)

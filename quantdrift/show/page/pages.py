@@ -19,18 +19,7 @@ from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.records import Verdict
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts import status
-from quantdrift.facts.estimate import Difference, adjusted, change_of, difference_with_p, scaled
-from quantdrift.facts.figures import (
-    Counted,
-    Figure,
-    FigureName,
-    Scope,
-    Subject,
-    Window,
-    WindowName,
-    estimate_figure,
-    period,
-)
+from quantdrift.facts.figures import Figure, Window, WindowName
 from quantdrift.facts.incidents import (
     changes_of,
     commands_of_incident,
@@ -45,6 +34,7 @@ from quantdrift.facts.status import Serving
 from quantdrift.facts.words import first_screen
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import ONSET, happened
+from quantdrift.report.compare import compare as compare_versions
 from quantdrift.report.labels import LabelledSlice, labelled
 from quantdrift.show import charts
 from quantdrift.show.page.access import FORM_MARK, PERSON, Person
@@ -55,7 +45,7 @@ from quantdrift.storage.commands.flow import flow
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.cost import replay_costs
 from quantdrift.storage.database import Database
-from quantdrift.storage.figures import AlertFigures, SliceFigures, of_alert
+from quantdrift.storage.figures import SliceFigures, frozen, of_alert
 from quantdrift.storage.incidents import (
     Say,
     find_incident,
@@ -79,6 +69,7 @@ from quantdrift.storage.monitor.alerts import (
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.report.reading import Reader
 from quantdrift.storage.serving import servings
 
 CONFIG: Final = web.AppKey("config", Config)
@@ -88,6 +79,9 @@ OPERATOR: Final = web.AppKey("operator", Database)
 _DAY: Final = timedelta(days=1)
 _HISTORY: Final = timedelta(days=90)
 _ROWS: Final = 100
+_MOST_COMPARED: Final = 300_000
+"""Answers of a version that are read one by one while a person waits; of more, the roll-ups are."""
+_COMPARING_S: Final = 5.0
 _MOST_ID: Final = 2**31 - 1
 _SPANS: Final = {"1d": _DAY, "7d": 7 * _DAY, "30d": 30 * _DAY, "90d": 90 * _DAY}
 _WIDTHS: Final = {"1d": timedelta(hours=1), "7d": timedelta(hours=6), "30d": _DAY, "90d": _DAY}
@@ -740,7 +734,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         longest_reason=LONGEST_REASON,
         name="all traffic" if found.predicate == "true" else found.slice,
         steps=steps,
-        figures=measured or AlertFigures(when_paged=event.when_paged(state.written_at) if event else None),
+        figures=measured or frozen(event, state.written_at),
         budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
         chart=charts.line(
             _points(history, "flip", period.width, (version.first_at, last_at)),
@@ -814,25 +808,10 @@ def _sites(findings: Sequence[Finding]) -> list[NotedSite]:
         return []
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice under two versions: shares of changed answers, and their difference, whose p-value allows for all slices."""
-
-    pair: past.Pair
-    old: Figure | None
-    new: Figure | None
-    difference: Difference | None
-
-    @property
-    def finding(self) -> str:
-        """`worse`, `better`, `no clear difference` or `not known`."""
-        if self.difference is None or self.difference.p is None:
-            return "not known"
-        return change_of(self.difference).value
-
-
 async def compare(request: web.Request) -> web.Response:
-    """Show two versions of a model, slice by slice."""
+    """Show two versions of a model, slice by slice, as `quantdrift compare` does."""
     asked, new_id, old_id = _asked(request, "model"), _number(request, "new"), _number(request, "old")
+    comparison, problem = None, ""
     async with present.reading(request.app[DATABASE]) as connection:
         found = await present.versions(connection)
         models = list(dict.fromkeys(one.model for one in found))
@@ -843,9 +822,21 @@ async def compare(request: web.Request) -> web.Response:
         new = next((one for one in versions if one.id == new_id), versions[0] if versions else None)
         rest = [one for one in versions if new is not None and one.id != new.id]
         old = next((one for one in rest if one.id == old_id), rest[0] if rest else None)
-        now = datetime.now(UTC)
-        begin = now - _HISTORY
-        pairs = await past.pairs(connection, old.id, new.id, begin) if new and old else []
+        if new and old:
+            read = partial(
+                compare_versions,
+                Reader(connection),
+                request.app[CONFIG],
+                old=old.version,
+                new=new.version,
+                model=model,
+            )
+            try:
+                comparison = await present.in_time(
+                    connection, partial(read, most=_MOST_COMPARED), _COMPARING_S
+                ) or await present.in_time(connection, partial(read, most=0), _COMPARING_S)
+            except OperatorError as error:
+                problem = str(error)
     return render(
         request,
         "compare.html",
@@ -854,8 +845,13 @@ async def compare(request: web.Request) -> web.Response:
         versions=versions,
         old=old,
         new=new,
-        rows=_compared(pairs[:1000], [old, new], period(begin, now)) if new and old else [],
-        sql=queries.filled(queries.COMPARED, old=old.id, new=new.id, begin=begin) if new and old else "",
+        comparison=comparison,
+        problem=problem,
+        command=shlex.join(
+            ["quantdrift", "compare", "--model", model, "--from", old.version, "--to", new.version]
+        )
+        if new and old
+        else "",
     )
 
 
@@ -1001,24 +997,6 @@ def _points(
         at = begin + max(until - begin, timedelta()) / 2
         points.append(charts.Point(at, estimate.mean, estimate.low, estimate.high))
     return points
-
-
-def _compared(
-    pairs: list[past.Pair], versions: Sequence[present.VersionNow], window: Window
-) -> list[Compared]:
-    """Compare slices by the sums of days; `versions` are the old one and the new one."""
-    differences = adjusted([difference_with_p(scaled(pair.old), scaled(pair.new)) for pair in pairs])
-
-    def figure(pair: past.Pair, side: int) -> Figure | None:
-        version, n = versions[side], (pair.old_n, pair.new_n)[side]
-        of = Subject(model=version.model, version=version.version, slice=pair.slice)
-        scope = Scope(window=window, of=of, as_of=window.end)
-        return estimate_figure(FigureName.CHANGED_SHARE, scope, Counted(n=n or 0), (pair.old, pair.new)[side])
-
-    return [
-        Compared(pair=pair, old=figure(pair, 0), new=figure(pair, 1), difference=found)
-        for pair, found in zip(pairs, differences, strict=True)
-    ]
 
 
 def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:

@@ -100,8 +100,8 @@ def _releases(figures: ReportFigures, most_table: int) -> list[str]:
                     (
                         entry.name,
                         entry.shown,
-                        measured(Metric.FLIP, entry.old.flip, ""),
-                        measured(Metric.FLIP, entry.new.flip, ""),
+                        _share(entry.old.flip),
+                        _share(entry.new.flip),
                         signed(Metric.FLIP, entry.flip) if entry.flip else "no data",
                     )
                     for entry in entries
@@ -142,6 +142,10 @@ def _labels(figures: ReportFigures, most_table: int) -> list[str]:
             ),
         ]
     return parts
+
+
+def _share(figure: Figure | None) -> str:
+    return "no data" if figure is None else measured(Metric.FLIP, figure.estimate, "")
 
 
 def _slices(figures: ReportFigures, most_table: int) -> list[str]:

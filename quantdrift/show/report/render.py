@@ -7,7 +7,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.records import Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.facts import status
 from quantdrift.facts.words import amount, first_screen
@@ -120,9 +120,7 @@ def _environment() -> jinja2.Environment:
         "amount": amount.amount,
         "interval": amount.interval,
         "measured": amount.measured,
-        "signed": amount.signed,
         "points": amount.points,
-        "Metric": Metric,
         "measures": MEASURES,
         "verdicts": Verdict,
         "alert_kind": status.alert_kind,
