@@ -308,10 +308,11 @@ async def _side(
         more, first, last = await reader.versions_read.extent(window, version.id, most + 1)
         n += more
         ends += [at for at in (first, last) if at is not None]
-    if not n:
-        at = parts[0][0] if parts else datetime.now(UTC)
+    if not parts:
+        at = datetime.now(UTC)
         return _Chosen(version, parts, Window(begin=at, end=at, grain=Grain.ITEM), 0, label)
-    if n <= most:
+    # Without a comparison there may still be roll-ups: comparisons are deleted first.
+    if 0 < n <= most:
         # From the first to the last one, and not to the end of an hour that has only begun.
         window = Window(begin=min(ends), end=max(ends) + timedelta(microseconds=1), grain=Grain.ITEM)
         return _Chosen(version, parts, window, n, label)
@@ -323,14 +324,14 @@ async def _side(
 async def _compare_sides(
     reader: Reader, config: Config, old: _Chosen, new: _Chosen, not_in: Sequence[Span]
 ) -> VersionComparison:
-    for side in (old, new):
-        if not side.n:
+    names = {model: list(await reader.slices(model)) for model in {old.version.model, new.version.model}}
+    of_old, of_new = await _read_sides(reader, config, old, new, names)
+    for side, slices in ((old, of_old), (new, of_new)):
+        if not slices:
             version = side.version
             raise OperatorError(
                 f"nothing of {version.model} {version.candidate_version} was compared in the time that is asked about ({side.label})"
             )
-    names = {model: list(await reader.slices(model)) for model in {old.version.model, new.version.model}}
-    of_old, of_new = await _read_sides(reader, config, old, new, names)
     known = {name.predicate: name for name in [*names[old.version.model], *names[new.version.model]]}
     cap = max(config.budget(side.version.model).cap for side in (old, new))
     has_same_unit = task_of(config, old.version.model) is task_of(config, new.version.model)
