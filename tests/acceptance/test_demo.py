@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
 
-@pytest.mark.release
 def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(
     demo_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -307,7 +307,7 @@ async def test_without_inputs_it_works_on_exemplars(made: tuple[Path, Fault], st
     found = json.loads(done.stdout)
     assert found["blamed"][0]["site"] == made[1].site
     assert found["n_items"] == 64
-    assert found["n_damaged"] == 32
+    assert found["n_damaged"] == 37  # all of them, since fewer than 64
     copy = SwitchableCopy(made[0] / "int8.onnx", made[0] / "fp32.onnx")
     inputs = {"image": np.load(made[0] / "rec.npz")["image"][:64]}
     truth = copy.expected(inputs)[OUTPUT].argmax(axis=1) != copy.run(inputs)[OUTPUT].argmax(axis=1)
