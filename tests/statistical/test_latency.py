@@ -145,9 +145,9 @@ TOO_LOW = 40  # of 1 s
 SCALE = EDGES[TOO_LOW] / _GRID[np.searchsorted([-share_above(one) for one in _GRID], -JUST_TOO_MANY)]
 
 
-def least_learned_s(x: FloatArray, *, part: int) -> float:
+def least_learned_s(x: FloatArray, *, part: int, growth: float = 1.0) -> float:
     """Return the least that could be learned from exchanges in their order, if learning ended after any part of them."""
-    state, least = GROWTH.fresh(tau=0.0, scale=1.0, mass=0.0, at_us=0), math.inf
+    state, least = GROWTH.fresh(tau=growth - 1.0, scale=1.0, mass=0.0, at_us=0), math.inf
     for first in range(0, len(x), part):
         some = x[first : first + part]
         steps = np.arange(first + 1, first + 1 + len(some), dtype=np.float64)
@@ -169,6 +169,7 @@ def test_what_is_learned_is_rarely_below_the_true_quantile_whenever_learning_end
     slower, is wrong in most streams: the test can fail.
     """
     monkeypatch.setattr(growth, "DELTA", 0.1)
+    monkeypatch.setattr(growth, "NAMED_DELTA", 1.0)  # the bound of what is tested, alone
     rng = np.random.default_rng(27)
     streams = [weighted(rng, 6000) for _ in range(300)]
     found = [least_learned_s(x, part=100) for x in streams]
@@ -176,6 +177,24 @@ def test_what_is_learned_is_rarely_below_the_true_quantile_whenever_learning_end
     assert np.mean([one <= EDGES[TOO_LOW] for one in found]) <= 0.1 + 0.05
     monkeypatch.setattr(growth, "at_most", lambda m, total, n, _delta: total <= m * n)
     assert np.mean([least_learned_s(x, part=100) <= EDGES[TOO_LOW] for x in streams]) > 0.5
+
+
+def test_what_is_named_is_rarely_below_the_true_quantile_and_not_far_above() -> None:
+    """With room for twice the time, 2,100 exchanges and one look: the limit of what is named errs in at most 10 %, not in 0.001 %.
+
+    400 streams of log-normal times: the standard error of a share of 10 % is 1.5 %. The median is within three steps of the grid, where a bound of
+    1e-5 needs four or more.
+    """
+    rng = np.random.default_rng(28)
+    p99_s = 0.2 * math.exp(1.2 * 2.3263)
+    learned_s = np.array(
+        [
+            least_learned_s(times(0.2 * rng.lognormal(0.0, 1.2, (2100, 1)))[:, 0], part=2100, growth=2.0)
+            for _ in range(400)
+        ]
+    )
+    assert np.mean(learned_s < p99_s) <= 0.1 + 0.05
+    assert np.median(learned_s) <= 2**0.75 * p99_s
 
 
 def served(rng: np.random.Generator, days: int, *, most: float) -> tuple[FloatArray, FloatArray]:

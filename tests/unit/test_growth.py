@@ -39,9 +39,9 @@ def given(
 
 
 def learned(growth: float = 2.0) -> FloatArray:
-    """Return a signal that has learned a week of times: 0.4 % took 0.3 s, and all others 0.1 s."""
+    """Return a signal that has learned a week of times: 0.8 % took 0.3 s, and all others 0.1 s."""
     state = blank(growth)
-    given(state, np.where(np.arange(N) % 250, 0.1, 0.3), first_us=1, last_us=WEEK_US + 1)
+    given(state, np.where(np.arange(N) % 125, 0.1, 0.3), first_us=1, last_us=WEEK_US + 1)
     assert GROWTH.live(state)
     return state
 
@@ -104,7 +104,7 @@ def test_weights_count_for_what_they_are() -> None:
 
 
 def test_what_is_learned_lies_above_the_quantile_by_the_bound_and_not_by_more() -> None:
-    """Of 5,000 exchanges 0.34 % may lie above it: an edge with 0.4 % is not shown to have less than 1 %, and the next one is."""
+    """Of 5,000 exchanges 0.71 % may lie above it: an edge with 0.8 % is not shown to have less than 1 %, and the next one is."""
     state = learned()
     content = GROWTH.content(state)
     assert content.learned_s == EDGES[np.searchsorted(EDGES, 0.3, side="right")]

@@ -1,13 +1,17 @@
 """Growth of the latency: do more answers take much longer than the slowest 1 % did in the first week? A learned budget.
 
-What is learned is a time L, once, from at least a week: the first edge of a fixed grid such that the upper bound of the
-share of exchanges above it is at most 1 %. From then on the share that takes longer than `growth` L is tested against 1 %, by
+What is learned is a time L, once, from at least a week: the first edge of a fixed grid such that two shares are shown to be at most
+1 %, that above L and that above `growth` L. From then on the share that takes longer than `growth` L is tested against 1 %, by
 `quantdrift.drift.detectors.budget`, whose state is the first part of this one's.
 
-Bound of what is learned: the upper bound of a share is `quantdrift.drift.evidence.bound`, valid at all times at once, and for any
-weights. It falls from edge to edge. So L lies below the true 99 % quantile only if the bound of one share is wrong, that of
+Bound of what is tested: the upper bound of the share above `growth` L is `quantdrift.drift.evidence.bound`, valid at all times at once, and for
+any weights. It falls from edge to edge. So it is wrong only if the bound of one share is wrong, that of
 the last edge with more than 1 % above it, and no union over edges is needed (as in Howard and Ramdas, Sequential estimation of
-quantiles, Bernoulli 2022): P(more than 1 % are above L) <= `DELTA`.
+quantiles, Bernoulli 2022): P(more than 1 % are above `growth` L) <= `DELTA`.
+Bound of what is named: L itself lies below the true 99 % quantile with a probability of at most `NAMED_DELTA`, by Chernoff's bound (Hoeffding
+1963, theorem 1): P(share of n <= a) <= exp(-n KL(a, 1 %)). It is for one look, at a time that does not depend on the times that were
+measured: learning ends by the week and the weight. If it is wrong, the test is one of a growth that is a step of the grid
+less, and no false alarm where nothing grows. With one bound of `DELTA` for both, L was the time that 0.05 % of 2,000 exchanges exceed, not 1 %.
 Assumption: the times that were learned from, and those that follow, are of one law, in the sense of that module: given the
 past, each exchange is above an edge with the same chance. Load breaks it: neighbours wait in one queue, and an hour of the
 afternoon is slower than the night. What holds without it is the test alone: H0 "at every moment at most 1 % take longer
@@ -22,6 +26,7 @@ import math
 
 import msgspec
 import numpy as np
+from scipy.special import xlog1py, xlogy
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift.detectors import budget
@@ -52,6 +57,7 @@ SLOW_SHARE = 0.01
 STEPS_TO_DOUBLE = 4
 EDGES: FloatArray = 2.0 ** (np.arange(N_TIME_BINS - 1) / STEPS_TO_DOUBLE - 10)  # seconds, from 1 ms to 14 min
 DELTA = 1e-5
+NAMED_DELTA = 0.1
 WEEK_US = 7 * DAY_US
 READY = 2000.0  # groups of weight 1, with which the bound of a share of 0.05 % is at most 1 %
 
@@ -167,7 +173,8 @@ class GrowthDetector:
         state[GROWTH] = growth
         if self.live(state):
             alerting, paging = bool(state[ALERTING]), bool(state[PAGING])
-            self._limit(state, int(state[LEARNED]))
+            # With less room less is shown of what is tested.
+            self._limit(state, self._learnable(state) or int(state[LEARNED]))
             state[budget.WINDOWS] = 0.0
             self.arm(state, mass=float(state[MASS]), at_us=int(state[LAST_AT]))
             if alerting:
@@ -297,15 +304,25 @@ class GrowthDetector:
         likely = np.flatnonzero(above < SLOW_SHARE * n)
         if not len(likely):
             return None
-        m = np.full(len(likely), SLOW_SHARE)
-        shown = likely[at_most(m, above[likely], np.full(len(likely), n), DELTA)]
+        tested = np.append(above[_steps(state) :], np.zeros(_steps(state)))[: len(above)]
+        share = above[likely] / n
+        surprise = n * (
+            xlogy(share, share / SLOW_SHARE) + xlog1py(1.0 - share, (SLOW_SHARE - share) / (1.0 - SLOW_SHARE))
+        )
+        m, of_all = np.full(len(likely), SLOW_SHARE), np.full(len(likely), n)
+        is_shown = (surprise >= -math.log(NAMED_DELTA)) & at_most(m, tested[likely], of_all, DELTA)
+        shown = likely[is_shown]
         return int(shown[0]) + 1 if len(shown) else None
 
     @staticmethod
     def _limit(state: FloatArray, place: int) -> None:
         """Go live with the bin above what was learned, in place; growth is rounded up to whole steps of the grid."""
-        steps = math.ceil(STEPS_TO_DOUBLE * math.log2(state[GROWTH]) - 1e-9)
-        state[LEARNED], state[FIRST_SLOW] = place, min(place + steps, N_TIME_BINS - 1)
+        state[LEARNED], state[FIRST_SLOW] = place, min(place + _steps(state), N_TIME_BINS - 1)
+
+
+def _steps(state: FloatArray) -> int:
+    """Return the growth in steps of the grid, rounded up."""
+    return math.ceil(STEPS_TO_DOUBLE * math.log2(state[GROWTH]) - 1e-9)
 
 
 @compiled
