@@ -48,7 +48,7 @@ from quantdrift.demo.services import VERSION, Services, services
 from quantdrift.demo.traffic import Traffic, encode
 from quantdrift.drift.delay import Allowance, flips, simulate
 
-_DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"
+_DEMO = Path(__file__).parents[1] / "quantdrift" / "demo" / "config.toml"
 _ARCHIVE = "scanner=archive"
 _HEALTHY_SHARE, _DRIFTED_SHARE = 0.005, 0.04
 

@@ -15,7 +15,7 @@ from quantdrift.demo.model import CALIBRATED_ON, CANDIDATE, INPUT, REFERENCE
 from quantdrift.demo.scans import Scanner, Scans
 
 _SEED: Final = 2  # the demo's default
-_CONFIG: Final = Path(__file__).parents[2] / "examples" / "digits" / "config.toml"
+_CONFIG: Final = Path(__file__).parents[2] / "quantdrift" / "demo" / "config.toml"
 _LIMIT_S: Final = 600
 
 

@@ -102,7 +102,7 @@ async def test_the_demos_roles_run_from_their_images(
     config = tmp_path / "config"
     config.mkdir()
     await asyncio.to_thread(tmp_path.chmod, 0o755)
-    text = (ROOT / "examples" / "digits" / "config.toml").read_text(encoding="utf-8")
+    text = (ROOT / "quantdrift" / "demo" / "config.toml").read_text(encoding="utf-8")
     (config / "config.toml").write_text(text.replace('path = "models/', 'path = "/models/'), encoding="utf-8")
     published = tmp_path / "models"
     shutil.copytree(models, published)

@@ -25,7 +25,7 @@ async def _sidecar_alone(models: Path, out: Path) -> AsyncIterator[Ports]:
     ports = Ports.free()
     environment = ports.overrides("") | {"QUANTDRIFT__STREAM__URL": "nats://127.0.0.1:9"}
     config = out / "config.toml"
-    config.write_text((ROOT / "examples" / "digits" / "config.toml").read_text())
+    config.write_text((ROOT / "quantdrift" / "demo" / "config.toml").read_text())
     server = ["quantdrift.demo.oip_server", "--model", f"{NAME}={models / CANDIDATE}"]
     server += ["--version", "int8-1", "--listen", f"127.0.0.1:{ports.model}"]
     async with AsyncExitStack() as stack:

@@ -124,7 +124,7 @@ class Product:
 async def started(models: Path, out: Path, replace: tuple[str, str] = ("", "")) -> AsyncIterator[Product]:
     """Run the demo's services in `out`, with one text in its configuration replaced by another."""
     shutil.copytree(models, out / "models", dirs_exist_ok=True)
-    text = (ROOT / "examples" / "digits" / "config.toml").read_text()
+    text = (ROOT / "quantdrift" / "demo" / "config.toml").read_text()
     assert replace[0] in text
     (out / "config.toml").write_text(text.replace(*replace))
     with OtlpReceiver() as receiver:
