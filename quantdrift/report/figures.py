@@ -135,8 +135,10 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         Whether it is listed under the alert that explains it.
     by_budget
         Whether the budget of the metric's mean decided, and not a learned baseline.
-    examples, advice
-        Example exchanges, and the next steps.
+    examples
+        Example exchanges.
+    do_now, tomorrow
+        At most three steps for whoever is woken, none once the alert is over; and what is for the owner of the model.
     directions
         Which answers became which, the most frequent first.
     findings
@@ -173,7 +175,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     folded: bool = False
     findings: tuple[str, ...] = ()
     examples: tuple[ExampleFigures, ...]
-    advice: tuple[str, ...]
+    do_now: tuple[str, ...] = ()
+    tomorrow: tuple[str, ...] = ()
     directions: tuple[Direction, ...] = ()
     page_url: str = ""
 

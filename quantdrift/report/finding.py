@@ -361,9 +361,10 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             for example in entry.examples
         ),
         directions=entry.directions,
-        advice=(AFTER.get(alert.ended, AFTER["recovered"]),)
+        do_now=() if alert.resolved_at is not None else tuple(map(str, words.do_now)),
+        tomorrow=(AFTER.get(alert.ended, AFTER["recovered"]),)
         if alert.resolved_at is not None
-        else tuple(map(str, (*words.do_now, *words.tomorrow))),
+        else tuple(map(str, words.tomorrow)),
     )
 
 

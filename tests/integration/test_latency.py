@@ -205,7 +205,7 @@ async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
     episode = next(one for one in figures.episodes if one.slice_id == FAINT_ID)
     assert episode.metric is Metric.LATENCY
     assert episode.examples == ()
-    assert episode.advice == tuple(str(step) for step in text_of(slow).do_now)
+    assert (episode.do_now, episode.tomorrow) == (tuple(map(str, text_of(slow).do_now)), ())
     assert "100 % of exchanges took longer than 0.25 s since" in episode.decided
     assert "100 % of exchanges in scanner=faint took longer than 0.25 s" in episode.headline
     assert version.speed.startswith(

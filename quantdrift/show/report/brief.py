@@ -141,9 +141,9 @@ def _lines(
     entries = [entry for entry in (whole, *model.slices) if entry is not None]
     is_listed = whole is None or whole.verdict in ALERTS
     steps = [
-        (entry.model, entry.slice, entry.advice[0])
+        (entry.model, entry.slice, entry.do_now[0])
         for entry in episodes
-        if entry.version == model.version and entry.resolved_at is None and entry.advice and not entry.folded
+        if entry.version == model.version and entry.resolved_at is None and entry.do_now and not entry.folded
     ]
     lines = [
         (

@@ -80,7 +80,14 @@ def _alerts(figures: ReportFigures) -> list[str]:
                 f" {size(episode.when_paged, episode.now.changed_share if episode.now else None)}."
             ),
             *(_text(one) for one in episode.findings),
-            "\n".join(f"{number}. {_text(step)}" for number, step in enumerate(episode.advice, 1)),
+            *(
+                "\n".join([f"**{title}**", "", *(f"{n}. {_text(step)}" for n, step in enumerate(steps, 1))])
+                for title, steps in (
+                    ("Do now", episode.do_now),
+                    ("Tomorrow, for the owner", episode.tomorrow),
+                )
+                if steps
+            ),
         ]
         if episode.page_url:
             parts.append(_link("This alert on the live page", episode.page_url))

@@ -136,7 +136,7 @@ def make_episode(
         explanation=(
             "Numeric damage: the flip rate rose by +5 points on inputs that are as hard as before.",
         ),
-        advice=("Look at 5.2 % of it.",),
+        do_now=("Look at 5.2 % of it.",),
     )
 
 
