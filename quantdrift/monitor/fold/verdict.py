@@ -238,7 +238,6 @@ CASES: Final = (
             limits.min_groups - status.n_groups, has_people=status.has_people
         ),
     ),
-    Case(lambda of, _: of.waits, Verdict.UNKNOWN, words.WAITS),
     Case(
         lambda of, _: of.sessions,
         Verdict.UNKNOWN,
@@ -258,6 +257,7 @@ CASES: Final = (
         words.UNDECIDED,
     ),
     Case(lambda of, _: of.noisy, Verdict.UNKNOWN, lambda status, _: status.noise),
+    Case(lambda of, _: of.waits, Verdict.UNKNOWN, words.WAITS),
     Case(
         lambda of, _: of.n_missing > 0,
         Verdict.OK,
