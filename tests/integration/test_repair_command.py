@@ -25,7 +25,7 @@ from quantdrift.shadow.repair.sites import SwitchableCopy, outputs_of, session_o
 from tests.support.commands import invoked
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # minutes on a busy machine
 
 CONFIG = f"""
 [shadow]
