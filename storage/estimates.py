@@ -185,8 +185,8 @@ _OF_ALL: Final = """
             coalesce(sum({m}_y), 0) as {m}_total, coalesce(sum({m}_yy), 0) as {m}_total_sq, coalesce(sum({m}_wy), 0) as {m}_cross,
             max(heaviest) as {m}_heaviest, coalesce(max({m}_largest), 0) as {m}_largest"""
 _OF_BOTH: Final = """
-            sum(o.{m}_w * n.{m}_w) as {m}_weights, sum(o.{m}_y * n.{m}_w) as {m}_old_total, sum(o.{m}_w * n.{m}_y) as {m}_new_total,
-            sum(o.{m}_y * n.{m}_y) as {m}_totals"""
+            sum(old_{m}_w * new_{m}_w) as {m}_weights, sum(old_{m}_y * new_{m}_w) as {m}_old_total, sum(old_{m}_w * new_{m}_y) as {m}_new_total,
+            sum(old_{m}_y * new_{m}_y) as {m}_totals"""
 _SUM_NAMES: Final = tuple(name for name in ClusterSums.__struct_fields__ if name != "n_groups")
 _SHARED_NAMES: Final = tuple(SharedSums.__struct_fields__)
 
@@ -230,12 +230,15 @@ def statement(
         else ("0.0", "0.0", "0.0")
     )
     of_rows, of_exchange, of_cluster = (form.format(x=x, y=y) for form in products)
+    # Not a join of the clusters with themselves: Postgres expects few of them, and would compare each with each.
+    of_both = ", ".join(
+        f"sum({part}) filter (where version_id = :{side}) as {side}_{part}"
+        for side in ("old", "new")
+        for part in (f"{name}_{sum_}" for name in measures for sum_ in ("w", "y"))
+    )
     shared = f"""
-    , shared as (
-        select o.slice_id, {each(_OF_BOTH)}
-        from cluster o join cluster n on n.slice_id = o.slice_id and n.group_key = o.group_key and n.version_id = :new
-        where o.version_id = :old and o.group_key <> '' group by 1
-    )"""  # noqa: S608 - constant text
+    , pair as (select slice_id, {of_both} from cluster where group_key <> '' group by slice_id, group_key)
+    , shared as (select slice_id, {each(_OF_BOTH)} from pair group by 1)"""  # noqa: S608 - constant text
     names = [f"max({name}_{field}) as {name}_{field}" for name in measures for field in _SHARED_NAMES]
     return f"""
     with item as (
