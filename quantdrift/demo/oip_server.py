@@ -1,6 +1,6 @@
 """A small inference server: the Open Inference Protocol v2 over REST, ONNX Runtime underneath.
 
-It stands for the inference pod in the demo, the tests and the benchmarks, and knows nothing of quantdrift. It
+It stands for the inference pod in the demo, the tests and the benchmarks, and knows nothing of sidecars. It
 speaks JSON and the binary tensor extension, in both directions and mixed.
 
     python -m quantdrift.demo.oip_server --model digits=digits-int8.onnx --version int8-1 --listen 127.0.0.1:8001
@@ -24,23 +24,11 @@ import onnxruntime as ort
 from aiohttp import web
 from numpy.typing import NDArray
 
+from quantdrift.core.tensors import DTYPES
+
 JSON_LENGTH = "Inference-Header-Content-Length"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
 _OF_ONNX = {
     "tensor(bool)": "BOOL",
     "tensor(float16)": "FP16",
@@ -153,7 +141,7 @@ class Model:
         if set(inputs) != set(known):
             raise ValueError(f"model {self.name} takes the inputs {sorted(known)}, got {sorted(inputs)}")
         for name, array in inputs.items():
-            expected = _DTYPES[known[name].datatype]
+            expected = DTYPES[known[name].datatype]
             if array.dtype != expected:
                 raise ValueError(f"input {name} is {known[name].datatype}")
         names = list(wanted) or [tensor.name for tensor in self.outputs]
@@ -287,7 +275,7 @@ def read_request(body: bytes, json_length: str | None) -> tuple[InferRequest, Ar
     asked = msgspec.json.decode(body[:at], type=InferRequest)
     arrays: Arrays = {}
     for tensor in asked.inputs:
-        dtype = _DTYPES.get(tensor.datatype)
+        dtype = DTYPES.get(tensor.datatype)
         if dtype is None:
             raise ValueError(f"datatype {tensor.datatype} is not supported")
         size = tensor.parameters.get("binary_data_size")
@@ -312,7 +300,7 @@ def _answer(model: Model, asked: InferRequest, outputs: Arrays) -> web.Response:
     for tensor in model.outputs:
         if tensor.name not in outputs:
             continue
-        array = np.ascontiguousarray(outputs[tensor.name], dtype=_DTYPES[tensor.datatype])
+        array = np.ascontiguousarray(outputs[tensor.name], dtype=DTYPES[tensor.datatype])
         entry: dict[str, Any] = {
             "name": tensor.name,
             "datatype": tensor.datatype,

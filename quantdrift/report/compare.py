@@ -449,8 +449,8 @@ async def _apart(
     if side.window.grain is Grain.ITEM:
         clusters = await cluster_sums(reader.connection, _sides(side, cap), slice_ids=list(names))
         return {
-            names[found.slice_id].predicate: _of_clusters(config, side, names[found.slice_id], found, cap)
-            for found in clusters
+            names[sums.slice_id].predicate: _of_clusters(config, side, names[sums.slice_id], sums, cap)
+            for sums in clusters
         }
     totals = dict[int, Sums]()
     for begin, end in side.parts:
