@@ -33,6 +33,7 @@ from quantdrift.demo.watch import ARCHIVE, Snapshot, Watch
 _HERE = Path(__file__).parent
 _LOOK_S = 1.0
 _MODELS = "models"
+_NOTEBOOK = Path("examples/questions.ipynb")
 _REPORT = "report.html"
 _REPAIRED = "repaired"
 
@@ -325,21 +326,33 @@ async def _report(options: Options, screen: Screen, running: Services, step: str
 
 def _say_what_next(options: Options, screen: Screen, running: Services) -> None:
     """Say how to go on: the report, one line of SQL, the notebook."""
+    programs = _programs()
     psql = f"psql \"$(cat {running.data}/dsn)\" -x -c 'table slice_now'"
     again = (
         ""
         if options.keep
-        else "make demo DEMO=--keep     # the same, left running; then in another terminal:\n  "
+        else f"{programs}quantdrift demo --keep     # the same, left running; then in another terminal:\n  "
     )
     screen.say(
         f"\n[bold]The report:[/] {options.out / _REPORT}\n"
         f"[bold]What next:[/]\n"
         f"  {again}{psql}\n"
-        f"  .venv/bin/quantdrift config check --config {running.config} --requests-per-s 300\n"
-        f"  .venv/bin/pip install jupyterlab  # for the notebook that answers twelve questions:\n"
-        f'  QUANTDRIFT_DSN="$(cat {running.data}/dsn)" .venv/bin/jupyter lab examples/questions.ipynb\n'
-        f"  docs/quick-start.md       # the same with your own model"
+        f"  {programs}quantdrift config check --config {running.config} --requests-per-s 300"
     )
+    if _NOTEBOOK.exists():  # in a checkout
+        screen.say(
+            f"  {programs}pip install jupyterlab  # for the notebook that answers twelve questions:\n"
+            f'  QUANTDRIFT_DSN="$(cat {running.data}/dsn)" {programs}jupyter lab {_NOTEBOOK}\n'
+            f"  docs/quick-start.md       # the same with your own model"
+        )
+
+
+def _programs() -> str:
+    """Return where the programs of this environment are, as one would type it; empty if the shell finds them."""
+    directory = Path(sys.executable).parent
+    if (program := shutil.which("quantdrift")) and Path(program).parent == directory:
+        return ""
+    return f"{directory.relative_to(Path.cwd()) if directory.is_relative_to(Path.cwd()) else directory}/"
 
 
 async def _compare_versions(
