@@ -41,7 +41,7 @@ define beside_lint
 	@test ! -e out/tests.failed || { echo "tests failed: they are listed above" >&2; false; }
 endef
 
-check: setup ## Run the linters and the quick tests: unit, contract, property (90 s on 2 cores)
+check: setup ## Run the linters and the quick tests: unit, contract, property (some four minutes on 2 cores)
 	$(call beside_lint,$(JOBS:auto=logical),-m "unit or contract or property" tests/unit tests/contract tests/property)
 
 test: setup ## Run the linters and the tests: each feature end to end, not what only a release needs
