@@ -20,7 +20,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Web
 from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.show.page.labels import MOST_BYTES, MOST_ROWS
-from quantdrift.show.page.pages import OPERATOR as OPERATOR_DATABASE
+from quantdrift.show.page.request import OPERATOR as OPERATOR_DATABASE
 from quantdrift.show.page.server import application, page_port
 from quantdrift.storage.database import Database
 from quantdrift.storage.page.tables import RESOURCES

@@ -22,7 +22,7 @@ from quantdrift.cli.main import main
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.facts.figures import FigureName, WindowName
 from quantdrift.monitor.notify.webhook import document
-from quantdrift.show.page import pages
+from quantdrift.show.page import compare as compare_page
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import due_deliveries
@@ -248,7 +248,7 @@ async def test_a_figure_is_one_number_on_every_surface(
     """
     monkeypatch.setenv("QUANTDRIFT_DSN", postgres_dsn)
     monkeypatch.chdir(tmp_path)  # the notebook writes files there
-    monkeypatch.setattr(pages, "_COMPARING_S", 100.0)  # a busy machine would compare by roll-ups
+    monkeypatch.setattr(compare_page, "_COMPARING_S", 100.0)  # a busy machine would compare by roll-ups
     (tmp_path / "config.toml").write_text(CONFIG_TEXT, encoding="utf-8")
     story = await write_fleet(record, database)
     surfaces = await _asked(story, database, postgres_dsn, tmp_path)

@@ -7,10 +7,11 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from quantdrift.show.page.events import events
 from quantdrift.show.page.guard import ProblemError
 from quantdrift.show.page.labels import described as labels_described
 from quantdrift.show.page.labels import load_labels
-from quantdrift.show.page.pages import DATABASE, events
+from quantdrift.show.page.request import DATABASE
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page.tables import (
     DEFAULT_HOURS,

@@ -14,7 +14,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.report.label_rows import LABEL, TooManyRowsError, listed, rows_of_text
 from quantdrift.show.page.access import PERSON
 from quantdrift.show.page.guard import ProblemError
-from quantdrift.show.page.pages import CONFIG
+from quantdrift.show.page.request import CONFIG
 from quantdrift.storage.database import Database
 from quantdrift.storage.labels import Row, load
 

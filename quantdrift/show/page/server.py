@@ -17,11 +17,18 @@ from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.process.run import Stop
 from quantdrift.show.page.access import ACCESS, FORM_MARK, SESSION_S, Access
+from quantdrift.show.page.alert import act_on_alert, alert_page, alerts
 from quantdrift.show.page.api import api_routes
+from quantdrift.show.page.compare import compare
+from quantdrift.show.page.events import FEED, Feed, events
 from quantdrift.show.page.guard import COOKIE, form_problem, guard, secure
+from quantdrift.show.page.incident import act_on_incident, incident_page, incidents
 from quantdrift.show.page.labels import LABELS, STATEMENT_S, LabelStore
-from quantdrift.show.page.pages import CONFIG, DATABASE, FEED, OPERATOR, Feed, routes
+from quantdrift.show.page.overview import overview
 from quantdrift.show.page.rendering import STATIC, render, static_file
+from quantdrift.show.page.request import CONFIG, DATABASE, OPERATOR
+from quantdrift.show.page.slice import slice_notebook, slice_page
+from quantdrift.show.page.system import system
 from quantdrift.storage.database import Database
 
 _LOG = logging.getLogger(__name__)
@@ -92,7 +99,18 @@ def application(config: Config, secrets: Secrets, database: Database) -> web.App
             web.post("/login", _log_in),
             web.post("/logout", _log_out),
             web.get("/static/{digest}/{name}", _static),
-            *routes(),
+            web.get("/", overview),
+            web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}", slice_page),
+            web.get("/slice/{version:\\d{1,10}}/{slice:\\d{1,10}}/notebook", slice_notebook),
+            web.get("/incidents", incidents),
+            web.get("/incident/{incident:\\d{1,18}}", incident_page),
+            web.post("/incident/{incident:\\d{1,18}}", act_on_incident),
+            web.get("/alerts", alerts),
+            web.get("/alert/{alert:\\d{1,18}}", alert_page),
+            web.post("/alert/{alert:\\d{1,18}}", act_on_alert),
+            web.get("/compare", compare),
+            web.get("/system", system),
+            web.get("/events", events),
             *api_routes(),
         ]
     )

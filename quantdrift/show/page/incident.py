@@ -1,0 +1,101 @@
+"""Incidents: their list, and the page of one with its story."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from aiohttp import web
+
+from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.text import plain_lines
+from quantdrift.facts.incidents import (
+    changes_of,
+    commands_of_incident,
+    headline,
+    labels_wanted,
+    standing_sentence,
+    story_text,
+    unknown_sentence,
+)
+from quantdrift.show.page.rendering import render
+from quantdrift.show.page.request import CONFIG, DATABASE, OPERATOR, acting, who_may_act
+from quantdrift.storage.incidents import Say, find_incident, has_labels, list_incidents, say, story, with_cost
+from quantdrift.storage.monitor.alerts import LONGEST_REASON
+from quantdrift.storage.page import now as present
+from quantdrift.storage.page import queries
+
+_ROWS: Final = 100
+
+
+async def incidents(request: web.Request) -> web.Response:
+    """Show the incidents, open ones first."""
+    async with present.reading(request.app[DATABASE]) as connection:
+        config = request.app[CONFIG]
+        listed = [
+            with_cost(incident, config)
+            for incident in await list_incidents(connection, with_ended=True, most=_ROWS)
+        ]
+    return render(
+        request,
+        "incidents.html",
+        incidents=listed,
+        headlines={incident.id: headline(incident) for incident in listed},
+        now=datetime.now(UTC),
+        sql=queries.INCIDENTS.strip(),
+    )
+
+
+async def incident_page(request: web.Request) -> web.Response:
+    """Show one incident: its state, whom it hit, what is not known, and its story."""
+    return await _incident(request)
+
+
+async def act_on_incident(request: web.Request) -> web.Response:
+    """Mitigate, open again or close an incident, in the name of the person who has logged in."""
+    form = await request.post()
+    person = acting(request, form, "Incidents")
+    if isinstance(person, web.Response):
+        return person
+    what = next((change for change in Say if change.value == form.get("action")), None)
+    if what is None:
+        return render(request, "error.html", status=400, text="This form names no change of an incident.")
+    number, reason = int(request.match_info["incident"]), plain_lines(str(form.get("reason", "")))
+    try:
+        async with request.app[OPERATOR].begin() as connection:
+            await say(connection, number, what, reason, identity=person)
+    except QuantdriftError as error:
+        return await _incident(request, problem=str(error), typed=reason)
+    return web.Response(status=303, headers={"Location": f"/incident/{number}"})
+
+
+async def _incident(request: web.Request, *, problem: str = "", typed: str = "") -> web.Response:
+    """Return the page of an incident; `problem` and `typed` are as in `_alert`."""
+    number = int(request.match_info["incident"])
+    async with present.reading(request.app[DATABASE]) as connection:
+        try:
+            incident = await find_incident(connection, number)
+        except OperatorError as error:
+            raise web.HTTPNotFound(
+                reason="There is no incident with this number; it may have been deleted."
+            ) from error
+        if incident.id != number:
+            raise web.HTTPFound(f"/incident/{incident.id}")
+        incident = with_cost(incident, request.app[CONFIG])
+        events = await story(connection, incident)
+        is_labelled = await has_labels(connection, incident)
+    unknown = "" if is_labelled else unknown_sentence(incident)
+    return render(
+        request,
+        "incident.html",
+        status=409 if problem else 200,
+        incident=incident,
+        standing=standing_sentence(incident),
+        story=[(event, story_text(event)) for event in events],
+        unknown=unknown,
+        wanted=labels_wanted(incident) if unknown else "",
+        commands=commands_of_incident(incident),
+        changes=changes_of(incident) if who_may_act(request) else (),
+        longest_reason=LONGEST_REASON,
+        problem=problem,
+        typed=typed,
+        now=datetime.now(UTC),
+    )
