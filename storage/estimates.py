@@ -36,8 +36,8 @@ ROLL_UP: Final = """sum(n_items)::bigint as n_items, sum(n_groups)::bigint as n_
     sum(coalesce(flip_cross, least(flip, flip_weight) * weight_sq / nullif(weight, 0))) as flip_cross,
     case when count(divergence_sq) = count(*) then sum(divergence_weight_sq) end as divergence_weight_sq,
     sum(divergence_sq) as divergence_total_sq, sum(divergence_cross) as divergence_cross, array_sum(people) filter (where people is not null) as people"""
-"""Aggregates over rows of a roll-up: what `roll_up_of` reads. Before revision 0033 rows have no squares: of these an exchange, or
-a closed session, counts as one, and the divergence has none."""
+"""Aggregates over rows of a roll-up: what `roll_up_of` reads. Of a row without squares an exchange, or a closed session, counts as
+one, and the divergence has none."""
 _OF_PEOPLE: Final = 67  # numbers of each measure in `rollup_hour.people`
 MORE_MEASURES: Final = {**MEASURES, "tie": "c.tie::int"}
 # How many groups there are is not known to the planner, which would sort all rows: three times the processor time.
@@ -117,7 +117,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     cap
         Of a single divergence.
     of
-        The sums over people and exchanges of flips and of the divergence. Of a roll-up before revision 0033 the squares of the
+        The sums over people and exchanges of flips and of the divergence. Of a roll-up without squares those of the
         divergence are 0.
     """
 

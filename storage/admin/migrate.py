@@ -20,7 +20,7 @@ from quantdrift.storage.audit import Action, add, newest
 from quantdrift.storage.database import make_engine, translated
 from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
 from quantdrift.storage.schema.revision import OLDEST, refusal
-from quantdrift.storage.schema.unknown import refuse_unknown, take_back
+from quantdrift.storage.schema.unknown import refuse_unknown
 
 # "quantdri" as a number: the advisory lock that lets one upgrade of a database run at a time.
 _LOCK: Final = 0x7175616E74647269
@@ -77,7 +77,6 @@ async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int 
         await connection.execute(text(f"set lock_timeout = '{_LOCK_TIMEOUT_S}s'"))
         await connection.execute(text(f"set statement_timeout = '{_STATEMENT_TIMEOUT_S}s'"))
         await connection.commit()
-        await take_back(connection)
         await refuse_unknown(connection)
         # Alembic opens a transaction per revision only where none is open yet.
         await connection.commit()

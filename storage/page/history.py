@@ -100,7 +100,7 @@ class Sums(Fact, frozen=True, kw_only=True):
     of
         The sums over people and exchanges of flips and of the divergence.
     cap
-        Of a single divergence; None before revision 0033, where its interval is not known either.
+        Of a single divergence; None where it is not known, as its interval is not.
     """
 
     at: datetime

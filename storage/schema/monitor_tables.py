@@ -498,12 +498,10 @@ class _Rollup:
         server_default=text("0"),
         comment="Items that nothing was measured of, for instance sampled answers without log-probabilities.",
     )
-    cap: Mapped[float | None] = mapped_column(
-        Double, comment="The budget.cap of divergence; null before revision 0033."
-    )
+    cap: Mapped[float | None] = mapped_column(Double, comment="The budget.cap of divergence.")
     flip_weight_sq: Mapped[float | None] = mapped_column(
         Double,
-        comment="Sum over exchanges of w^2, w being the weight of the items that have a flip; null before revision 0033.",
+        comment="Sum over exchanges of w^2, w being the weight of the items that have a flip.",
     )
     flip_sq: Mapped[float | None] = mapped_column(
         Double, comment="Sum over exchanges of y^2, y being the weighted sum of flip over the items."

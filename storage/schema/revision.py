@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import OperatorError
 from quantdrift.storage.database import Database
 
-OLDEST: Final = "0004"
+OLDEST: Final = "0001"
 """The newest revision that the oldest release knew which can work with the newest schema. A revision that takes something
 away raises it to the one at which the code stopped using it."""
 

@@ -306,7 +306,7 @@ class Comparison(Base):
     tie: Mapped[bool | None] = mapped_column(
         Boolean,
         comment="Whether the decision differs only because several entries share the largest score of a side; the model's"
-        " count_ties says whether flip counts it. Null where the task chooses no entry, and before revision 0002.",
+        " count_ties says whether flip counts it. Null where the task chooses no entry.",
     )
     origin: Mapped[Str | None] = mapped_column(
         comment="How it came in, and a space and the caller where that was checked, as `intake NAME`; null: through the"
@@ -314,7 +314,7 @@ class Comparison(Base):
     )
     latency_s: Mapped[Float | None] = mapped_column(
         comment="Seconds that the candidate took for the whole exchange, as the relay saw it: from the last byte of the request to"
-        " the last byte of the response, waiting at the server included. Null for other ways in, and before revision 0025.",
+        " the last byte of the response, waiting at the server included. Null for other ways in.",
     )
     first_token_s: Mapped[Float | None] = mapped_column(
         comment="Of a stream, seconds from the last byte of the request to the first byte of the response's content; else null.",

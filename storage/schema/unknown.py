@@ -2,7 +2,7 @@
 
 The owner of the schema writes in `db upgrade` and `privacy erase`. Whoever owns a table of the schema, or may create functions in it, can make
 such a write run code of their own: by a trigger, a rule, a policy, a default or a check, or by a function or an operator that fits a
-call better than the server's. Before 0036 the monitor's role owned `comparison` and could create functions.
+call better than the server's.
 """
 
 from collections.abc import AsyncIterator
@@ -20,22 +20,8 @@ PARTITIONS: Final = "quantdrift_partitions"
 """Role that owns `comparison` and its partitions, and the functions that make and drop these."""
 ERASURE: Final = "quantdrift_erasure"
 """Role that owns the function which erases comparisons, and may do nothing else."""
-_FORMER_OWNER: Final = "quantdrift_monitor"
 _TRIGGERS: Final = ("audit.audit_rows", "audit.audit_all")
 _SHOWN: Final = 10
-_TAKE_BACK: Final = f"""do $$ declare part regclass; owner name; begin
-    select pg_get_userbyid(relowner) into owner from pg_class where oid = to_regclass('public.alembic_version');
-    for part in
-        select c.oid::regclass from pg_class c
-        where pg_get_userbyid(c.relowner) = '{_FORMER_OWNER}' and (
-            c.oid = to_regclass('public.comparison')
-            or c.oid in (select inhrelid from pg_inherits where inhparent = to_regclass('public.comparison'))
-        )
-    loop execute format('alter table %s owner to %I', part, owner); end loop;
-    if to_regrole('{_FORMER_OWNER}') is not null then
-        revoke create on schema public from {_FORMER_OWNER};
-    end if;
-end $$""".replace(":", "\\:")  # noqa: S608 - a constant
 # What is searched: our tables and views, and the partitions of `comparison`. A function of a superuser or of an extension is trusted.
 _UNKNOWN: Final = text(
     """
@@ -141,15 +127,6 @@ async def refuse_unknown(connection: AsyncConnection) -> None:
             "the database has what quantdrift did not make, and it would run with the rights of this command:"
             f" {named}{more}. Find out who made it, remove it, and give that user a new password; then run this again"
         )
-
-
-async def take_back(connection: AsyncConnection) -> None:
-    """Take `comparison` and the right to create from the monitor's role, which had both before 0036.
-
-    Whoever plants a trigger locks the table until the end of the transaction, so none can follow, nor be under way.
-    """
-    async with _only_of_the_server(connection):
-        await connection.execute(text(_TAKE_BACK))
 
 
 @asynccontextmanager

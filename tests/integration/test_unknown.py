@@ -8,13 +8,11 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
-from alembic import command
-from sqlalchemy.pool import NullPool
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.storage.address import with_user
-from quantdrift.storage.admin.migrate import alembic_config, upgrade
-from quantdrift.storage.database import Database, make_engine
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.database import Database
 from quantdrift.storage.schema.roles import MONITOR, OPERATOR, apply, login_of
 from quantdrift.storage.schema.unknown import ERASURE, PARTITIONS, refuse_unknown, unknown_objects
 from quantdrift.storage.server.postgres import PostgresServer
@@ -22,23 +20,18 @@ from tests.support.storage.comparisons import Comparison, store_comparisons
 
 pytestmark = pytest.mark.integration
 
-BEFORE: Final = "0027"
 AT: Final = datetime.now(UTC)
-# What `setup postgres` of the release before gave the monitor.
-OF_THE_RELEASE_BEFORE: Final = (
-    *(f"create role {role} nologin" for role in (MONITOR, OPERATOR)),
-    f"grant {MONITOR}, {OPERATOR} to current_user",
-    f"grant usage, create on schema public to {MONITOR}",
-    f"grant usage on schema public to {OPERATOR}",
-    f"alter table comparison owner to {MONITOR}",
+# Rights that `setup postgres` does not give: with them the monitor's user can plant things.
+TOO_MUCH: Final = (
+    f"grant create on schema public to {MONITOR}",
     f"""do $$ declare part regclass; begin
-        for part in select inhrelid::regclass from pg_inherits where inhparent = 'comparison'::regclass
+        for part in select 'comparison'::regclass union select inhrelid from pg_inherits where inhparent = 'comparison'::regclass
         loop execute format('alter table %s owner to {MONITOR}', part); end loop;
     end $$""",
-    f"revoke all on all tables in schema public from {MONITOR}",
-    f"grant select on comparison to {MONITOR}",
-    f"grant execute on function audit_add(text, text, text, jsonb, jsonb, text) to {OPERATOR}",
-    *(f"create user {login_of(role)} password 'p' in role {role}" for role in (MONITOR, OPERATOR)),
+)
+AS_BEFORE: Final = (
+    f"revoke create on schema public from {MONITOR}",
+    TOO_MUCH[1].replace(f"owner to {MONITOR}", f"owner to {PARTITIONS}"),
 )
 # A trigger that does, as whoever writes, what the writer may: here it makes the monitor a member of the owner and clears the audit.
 TAKE: Final = f"""do $$ declare part regclass; begin
@@ -68,6 +61,10 @@ class Site:
     def of(self, role: str) -> str:
         """Return the address of the user in a role."""
         return with_user(self.dsn, login_of(role), "p")
+
+    def as_superuser(self) -> str:
+        """Return the address of the superuser in the same database."""
+        return f"{self.server.dsn.rpartition('/')[0]}/{self.dsn.rpartition('/')[2]}"
 
     async def run(self, dsn: str, *statements: str) -> Any:
         """Run statements as one user; return the rows of the last one."""
@@ -104,35 +101,30 @@ async def site(request: pytest.FixtureRequest, memory_path: Path) -> AsyncIterat
         yield Site(server, dsn)
 
 
-async def make_release_before(site: Site) -> None:
-    """Make the schema and the rights of the release before, with a day of comparisons and an entry of the audit."""
-    engine = make_engine(site.dsn, settings={}, poolclass=NullPool)
-    config = alembic_config()
-    async with engine.begin() as connection:
-
-        def to_before(connection: Any) -> None:
-            config.attributes["connection"] = connection
-            command.upgrade(config, BEFORE)
-
-        await connection.run_sync(to_before)
-    await engine.dispose()
-    day = AT.strftime("%Y%m%d")
-    partition = f"create table comparison_{day} partition of comparison for values from ('{AT:%Y-%m-%d} 00:00Z') to ('{AT:%Y-%m-%d} 24:00Z')"
-    await site.run(site.dsn, partition, *OF_THE_RELEASE_BEFORE, "select 1")
+async def make(site: Site) -> None:
+    """Make the schema with one partition, so that an error has room for what else it names, the users, and an entry of the audit."""
+    await upgrade(site.dsn, progress=lambda _: None)
+    await apply(site.dsn, {MONITOR: "p", OPERATOR: "p"})
+    others = f"""do $$ declare part regclass; begin
+        for part in select inhrelid from pg_inherits where inhparent = 'comparison'::regclass
+            and inhrelid <> 'comparison_{AT:%Y%m%d}'::regclass
+        loop execute format('drop table %s', part); end loop;
+    end $$"""
+    await site.run(site.as_superuser(), others, "select 1")
     await site.run(
         site.of(OPERATOR), "select audit_add('alert ack', 'digits', 'alert 1', null, '{}', 'fine')"
     )
 
 
-async def test_an_upgrade_takes_the_table_from_the_monitor(site: Site) -> None:
-    """From the schema of the release before; the monitor makes and drops partitions, and owns and creates nothing."""
-    await make_release_before(site)
-    await site.run(site.dsn, "create role dashboards", "select 1")
+async def test_the_monitor_owns_and_creates_nothing(site: Site) -> None:
+    """It makes and drops partitions by functions; what else was granted on the table, an upgrade and a setup take back."""
+    await make(site)
     given = (
+        "create role dashboards",
         f"grant all on comparison to {login_of(MONITOR)}",
         "grant select, trigger on comparison to dashboards",
     )
-    await site.run(site.of(MONITOR), *given, "select 1")
+    await site.run(site.as_superuser(), *given, "select 1")
     await upgrade(site.dsn, progress=lambda _: None)
     await apply(site.dsn)
     owners = "select distinct pg_get_userbyid(relowner) from pg_class where relname like 'comparison%' and relkind in ('r', 'p')"
@@ -221,20 +213,21 @@ PLANTED: Final = {
 
 
 async def test_what_a_monitor_planted_is_named_before_the_owner_writes(site: Site) -> None:
-    """`db upgrade` refuses and changes nothing, whatever it is; once it is removed, it goes on where it was."""
-    await make_release_before(site)
+    """`db upgrade` refuses and changes nothing, whatever it is; once it is removed, it goes on."""
+    await make(site)
     for kind, (*statements, named) in PLANTED.items():
+        await site.run(site.as_superuser(), *TOO_MUCH, "select 1")
         await site.run(site.of(MONITOR), TAKE, *statements, "select 1")
+        await site.run(site.as_superuser(), *AS_BEFORE, "select 1")
         with pytest.raises(OperatorError) as raised:
             await upgrade(site.dsn, progress=lambda _: None)
         found = str(raised.value).partition("of this command: ")[2].partition(". Find out")[0].split("; ")
         assert named in found, kind
-        assert await site.run(site.dsn, "select version_num from alembic_version") == [(BEFORE,)]
         assert await site.taken() == (False, 0)
         if kind in {"rule", "policy"}:
-            await site.run(site.of(MONITOR), f"drop {kind} planted on comparison", "select 1")
+            await site.run(site.as_superuser(), f"drop {kind} planted on comparison", "select 1")
         await site.run(site.of(MONITOR), f"drop owned by {login_of(MONITOR)} cascade", "select 1")
-    assert (await upgrade(site.dsn, progress=lambda _: None))[-1] > BEFORE
+    assert await upgrade(site.dsn, progress=lambda _: None) == []
     await apply(site.dsn)
     assert await site.taken() == (False, 0)
 

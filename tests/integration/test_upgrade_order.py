@@ -1,4 +1,4 @@
-"""An upgrade step by step: processes of the release before on the new schema, and those of this release on the old one."""
+"""An upgrade step by step: processes of the newest release on the schema of the tree, and those of the tree on a database without it."""
 
 import asyncio
 import io
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
+import zipfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,10 +19,11 @@ from alembic import command
 from sqlalchemy import Connection
 from sqlalchemy.pool import NullPool
 
+from deploy.release import build_sdist, build_wheel
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.stream.connection import Queue
-from quantdrift.storage.admin.migrate import alembic_config, head, upgrade
+from quantdrift.storage.admin.migrate import alembic_config, upgrade
 from quantdrift.storage.database import make_engine
 from tests.support.monitor.monitor_processes import until
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
@@ -28,6 +31,7 @@ from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_mode
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
+RELEASED = ROOT / "deploy" / "released.toml"
 CONFIG = """
 [stream]
 url = "{nats_url}"
@@ -51,27 +55,23 @@ def _git(*arguments: str) -> bytes:
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(
-            f"the commit before the newest migration is not here (no git, or a shallow clone): {error}"
-        )
+        pytest.skip(f"the commit of the newest release is not here (no git, or a shallow clone): {error}")
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def release_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the code as it was before the newest migration was added."""
-    (newest,) = (ROOT / "migrations" / "versions").glob(f"{head()}_*.py")
-    added = _git("log", "--diff-filter=A", "--format=%H", "--", str(newest)).decode().split()
-    if not added:
-        pytest.skip(f"{newest.name} is not committed yet, or the clone is shallow")
-    code = _git("archive", f"{added[-1]}^", "quantdrift", "sidecar", "shadow", "storage", "migrations")
+    """Return a directory with the newest release, unpacked from the wheel that its commit builds."""
+    if not RELEASED.exists():
+        pytest.skip("nothing is released yet")
+    commit = tomllib.loads(RELEASED.read_text(encoding="utf-8"))["commit"]
     directory = tmp_path_factory.mktemp("release_before")
-    with tarfile.open(fileobj=io.BytesIO(code)) as archive:
-        archive.extractall(
-            directory, filter="fully_trusted"
-        )  # git's own, with the links between our directories
-    assert not list((directory / "migrations" / "versions").glob(f"{head()}_*.py"))
-    return directory
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", commit))) as archive:
+        archive.extractall(directory / "source", filter="data")
+    wheel = build_wheel(build_sdist(directory / "source", directory, 0), directory, 0)
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(directory / "code")
+    return directory / "code"
 
 
 def _environment(code: Path, dsn: str) -> dict[str, str]:
@@ -220,12 +220,11 @@ async def test_processes_of_this_release_wait_for_its_schema(
     config: Path, nats_url: str, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:
     """Shadow and monitor say what to do and wait; after `db upgrade` they work, and nothing was restarted."""
-    down_to = sorted(path.name[:4] for path in (ROOT / "migrations" / "versions").glob("0*.py"))[-2]
 
     def down(connection: Connection) -> None:
         settings = alembic_config()
         settings.attributes["connection"] = connection
-        command.downgrade(settings, down_to)
+        command.downgrade(settings, "base")
 
     engine = make_engine(postgres_dsn, settings={}, poolclass=NullPool)
     async with engine.begin() as connection:
@@ -233,7 +232,7 @@ async def test_processes_of_this_release_wait_for_its_schema(
     await engine.dispose()
     await _publish(nats_url, 1)
 
-    said = f"revision {down_to}, and this release needs {head()}: run `quantdrift db upgrade`"
+    said = "the database has no schema: run `quantdrift db upgrade`"
 
     async def told(log: Path) -> bool:
         return said in await asyncio.to_thread(log.read_text)
@@ -247,7 +246,6 @@ async def test_processes_of_this_release_wait_for_its_schema(
     ):
         await until(lambda: told(shadow), "the shadow says what to do", 60)
         await until(lambda: told(monitor), "the monitor says what to do", 60)
-        assert await record.fetchval("select count(*) from batch") == 0
         await upgrade(postgres_dsn, progress=lambda _: None)
         await until(folded, "both work", 60)
         assert "Traceback" not in shadow.read_text() + monitor.read_text()

@@ -5,7 +5,7 @@ sidecar had in memory at a tally is unaccounted if no other tally follows and th
 machine, or its counts were lost.
 
 A loss counts for its model. One that names no model counts for each model that its sidecar captures, and for no other; for
-all models only where the sidecar, one of a release before, names none at all. What a sidecar lost because its configuration
+all models only where the sidecar names none at all. What a sidecar lost because its configuration
 does not have the model counts for that model once the model is known, and not before.
 """
 

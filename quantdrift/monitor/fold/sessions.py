@@ -50,11 +50,7 @@ class Sessions:
         for row in sorted(stored, key=lambda row: (row.opened_us, row.key)):
             key = row.model_version_id, row.group_key
             items = _DECODER.decode(row.items)
-            if key in self._open:  # the release before began another one with each policy
-                self._open[key].items += items
-                self._dirty.add(key)
-            else:
-                self._open[key] = _Open(row.opened_us, items)
+            self._open[key] = _Open(row.opened_us, items)
         self._n_held = sum(len(one.items) for one in self._open.values())
         self._n_open = Counter(version_id for version_id, _ in self._open)
         self._stored = {row.key for row in stored}

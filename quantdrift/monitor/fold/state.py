@@ -47,7 +47,6 @@ from quantdrift.storage.monitor.rows import (
     ItemCount,
     Outcome,
     Position,
-    ServingRow,
     Snapshot,
     Source,
     TransitionRow,
@@ -55,9 +54,6 @@ from quantdrift.storage.monitor.rows import (
 )
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
-_SUPERSEDED = (
-    "superseded"  # begin of the reason by which an earlier release named a version that was replaced
-)
 _LOG = logging.getLogger(__name__)
 
 
@@ -139,7 +135,7 @@ class FoldState:
         self.noise = NoiseFloors(snapshot.floors)
         self.retired = set(snapshot.retired)
         self.lapsed = set(snapshot.lapsed)
-        self.serving = ServingVersions([*snapshot.serving, *self._unseen(snapshot)])
+        self.serving = ServingVersions(snapshot.serving)
         self._closed = {
             key: entry.reason for key, entry in self.slices.items() if entry.reason.startswith(CLOSED)
         }
@@ -663,26 +659,6 @@ class FoldState:
         return outcome
 
     # --- parts of the above
-
-    def _unseen(self, snapshot: Snapshot) -> list[ServingRow]:
-        """Return the versions of which an earlier release stored slices, but not whether they serve."""
-        known = {row.model_version_id for row in snapshot.serving}
-        found: dict[int, list[SliceState]] = {}
-        for entry in self.slices.values():
-            if entry.watch.states and entry.key[0] not in known:
-                found.setdefault(entry.key[0], []).append(entry)
-        rows = []
-        for version_id, entries in sorted(found.items()):
-            last_us = max(entry.last_us for entry in entries)
-            is_replaced = all(entry.reason.startswith(_SUPERSEDED) for entry in entries)
-            rows.append(
-                ServingRow(
-                    model_version_id=version_id,
-                    last_us=last_us,
-                    replaced_us=last_us if is_replaced else None,
-                )
-            )
-        return rows
 
     def _slices(self, snapshot: Snapshot) -> dict[Key, SliceState]:
         found = {}
