@@ -50,11 +50,13 @@ async def refusal(connection: AsyncConnection) -> str:
         As `Database.begin`.
     """
     readable = (await connection.execute(_READABLE)).one()
-    if not readable.made:
-        return "the database has no schema: run `quantdrift db upgrade`"
-    if not readable.revision:
+    if readable.made and not readable.revision:
         return ""
-    revision = str(await connection.scalar(text("select version_num from alembic_version")))
+    revision = (
+        await connection.scalar(text("select version_num from alembic_version")) if readable.made else None
+    )
+    if revision is None:  # Alembic makes its table before the first revision
+        return "the database has no schema: run `quantdrift db upgrade`"
     if revision == newest():
         return ""
     if revision in _known():

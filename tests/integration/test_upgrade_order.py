@@ -131,6 +131,14 @@ async def _publish(nats_url: str, n: int) -> None:
     await queue.close()
 
 
+def test_revisions_of_a_release_are_never_edited(release_before: Path) -> None:
+    """A database that the release made gets nothing that an edited revision would do now."""
+    released = release_before / "quantdrift" / "migrations"
+    for path in [*released.glob("versions/*.py"), *released.glob("initial/*.py")]:
+        now = ROOT / "migrations" / path.relative_to(released)
+        assert now.read_text(encoding="utf-8") == path.read_text(encoding="utf-8"), now
+
+
 async def test_processes_of_the_release_before_work_with_the_new_schema(
     release_before: Path, config: Path, nats_url: str, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:

@@ -216,11 +216,8 @@ async def test_forged_exchanges_page_by_no_way_without_an_identity(
             """Wait until a model has detectors: exchanges that are folded as they are created are no evidence."""
 
             async def has_detectors() -> bool:
-                return await record.fetchval(
-                    "select exists(select from detector join model_version v on v.id = model_version_id"
-                    " where v.model = $1)",
-                    model,
-                )
+                n = "select count(*) from detector join model_version v on v.id = model_version_id where v.model = $1"
+                return bool(await record.fetchval(n, model))
 
             await until(has_detectors, f"the first exchange of {model} is folded")
 

@@ -243,18 +243,3 @@ def test_what_a_later_policy_boosted_for_what_it_is_does_not_count() -> None:
     for rows, mean in (([first, near], 0.0), ([first, drawn], 0.5)):
         state = folded([*rows, late], catalog).state.slices[KEY].watch.states[BY_BUDGET]
         assert state[header.X] / state[header.W] == pytest.approx(mean)
-
-
-def test_sessions_that_a_release_before_cut_are_one_again() -> None:
-    """Two rows of one user under two policies become one session; the row that is left over is deleted."""
-    kept = Sessions(LENGTH_US)
-    kept.add([item(1, "user", at_us=BEGIN_US)], BEGIN_US)
-    (first,), _ = kept.take(1)
-    kept = Sessions(LENGTH_US)
-    kept.add([msgspec.structs.replace(item(2, "user", at_us=BEGIN_US), policy_id=2)], BEGIN_US + SECOND_US)
-    (second,), _ = kept.take(2)
-    resumed = Sessions(LENGTH_US, (second, first))
-    (row,), closed = resumed.take(3)
-    assert (row.key, closed) == (first.key, (second.key,))
-    assert [len(items) for _, items in resumed.due(BEGIN_US + LENGTH_US)] == [2]
-    assert resumed.take(4) == ((), (first.key,))
