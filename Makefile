@@ -31,18 +31,19 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 	$(BIN)/quantdrift demo $(DEMO)
 
-# Lint and tests run side by side: pytest's output waits in the pipe until lint has printed all of its own. Each side
-# leaves a file when it fails, and either fails the whole. What lint complained about is printed again at the end.
+# Linters and tests run side by side. Each says at once what is wrong, and what the linters said is repeated at the end.
+LINTERS := "ruff format --check --quiet ." "ruff check --quiet ." "python docs/generate.py --check" lint-imports mypy
 define beside_lint
-	@mkdir -p out && rm -f out/lint.failed out/tests.failed
-	@{ $(BIN)/python -m pytest -n $(1) $(COLOUR) $(2) 2>&1 || touch out/tests.failed; } \
-	  | { $(MAKE) --no-print-directory lint </dev/null >out/lint.log 2>&1 || touch out/lint.failed; cat out/lint.log -; }
-	@test ! -e out/lint.failed || { cat out/lint.log; echo "make lint failed: its messages are above" >&2; false; }
-	@test ! -e out/tests.failed || { echo "tests failed: they are listed above" >&2; false; }
+	@{ { $(MAKE) --no-print-directory lint >&3 2>&1 || :; } | \
+	  $(BIN)/python -m pytest -n $(1) $(COLOUR) $(2) </dev/null; tests=$$?; } 3>&1; \
+	test ! -s out/lint.txt || { cat out/lint.txt; echo "make lint failed: its messages are above" >&2; }; \
+	test $$tests = 0 || echo "tests failed: they are listed above" >&2; \
+	test $$tests = 0 -a ! -s out/lint.txt
 endef
 
-check: setup ## Run the linters and the quick tests: unit, contract, property (some four minutes on 2 cores)
-	$(call beside_lint,$(JOBS:auto=logical),-m "unit or contract or property" tests/unit tests/contract tests/property)
+check: export HYPOTHESIS_PROFILE ?= quick
+check: setup ## Run the linters and the quick ones of the tests marked unit, contract or property
+	$(call beside_lint,$(JOBS:auto=logical),-m "(unit or contract or property) and not slow" tests/unit tests/contract tests/property)
 
 test: setup ## Run the linters and the tests: each feature end to end, not what only a release needs
 	$(call beside_lint,$(JOBS),$(TESTS))
@@ -53,11 +54,12 @@ test-release: setup ## Run every test: all servers (5 GB; Java for TorchServe), 
 coverage: setup ## Run the tests and report coverage by branch
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term:skip-covered $(TESTS)
 
-lint: setup ## Check style, types and the import layers
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+lint: setup ## Check style, generated pages, import layers and types
+	@mkdir -p out && : >out/lint.txt; \
+	for linter in $(LINTERS); do \
+	  said=$$($(BIN)/$$linter 2>&1) || printf '\n%s:\n%s\n' "$$linter" "$$said" | tee -a out/lint.txt; \
+	done; \
+	test ! -s out/lint.txt
 
 format: setup ## Format the code and fix what can be fixed automatically
 	$(BIN)/ruff format .

@@ -1,8 +1,9 @@
 """Write the pages that are generated from the code: `python docs/generate.py`, or `make docs`.
 
-A test compares each page with what this module returns.
+`--check`, of `make lint`, writes nothing: it names the pages that are not what the code says, and exits with 1 if there are any.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +122,13 @@ def _context(command: click.Command, name: str, parent: click.Context | None) ->
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
+    stale = {
+        path: text for path, text in pages().items() if (ROOT / path).read_text(encoding="utf-8") != text
+    }
+    if sys.argv[1:] == ["--check"]:
+        for path in stale:
+            click.echo(f"{path} is stale: run `make docs`")
+        sys.exit(bool(stale))
+    for path, text in stale.items():
         (ROOT / path).write_text(text, encoding="utf-8")
         click.echo(f"wrote {path}")

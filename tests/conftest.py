@@ -20,16 +20,17 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.in_memory import MEMORY, memory_directory
 from tests.support.isolation import isolated
-from tests.support.schedule import LongestFirst, rank
+from tests.support.schedule import LongestFirst, rank, turned
 from tests.support.shared import made_once
 
 if TYPE_CHECKING:
     from tests.support.sidecar.relay_process import Backend
 
-# Seeded by each test's own code, so that CI finds the same twice; nothing of it is timed, because machines differ. To
-# look further afield: HYPOTHESIS_PROFILE=explore.
+# Seeded by each test's own code, so that CI finds the same twice; nothing of it is timed, because machines differ.
+# `make check` takes `quick`; to look further afield: HYPOTHESIS_PROFILE=explore.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("seeded", _UNTIMED, derandomize=True)
+settings.register_profile("quick", _UNTIMED, derandomize=True, max_examples=20)
 settings.register_profile("explore", _UNTIMED, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
 
@@ -51,8 +52,8 @@ _LOG_LEVEL = pytest.StashKey[int]()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return for `-n auto` one process more than there are cores: tests wait a third of their time."""
-    return len(os.sched_getaffinity(0)) + 1 if config.option.numprocesses == "auto" else None
+    """Return for `-n auto` two processes more than there are cores: tests wait a third of their time."""
+    return len(os.sched_getaffinity(0)) + 2 if config.option.numprocesses == "auto" else None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -66,6 +67,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--release", action="store_true", help="run also what only a release needs")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let several processes share the compilation of the tests, and name what fails when it does."""
+    if hasattr(config, "workerinput"):
+        number, count = config.workerinput["workerid"].removeprefix("gw"), config.workerinput["workercount"]
+        config.args = turned(config.args, int(number), count)
+    else:
+        config.pluginmanager.register(_AtOnce(config))
+
+
+class _AtOnce:
+    """Prints a line for each test that fails; what it failed by comes at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.ensure_newline()
+            terminal.write_line(f"{report.nodeid} failed ({report.when})", red=True)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only a release needs, and order the tests that several processes share: what takes long comes first."""
@@ -73,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _is_for_releases(item)]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: rank(item.nodeid))
+        items.sort(key=lambda item: (rank(item.nodeid), item.nodeid.partition("::")[0]))
 
 
 def _is_for_releases(item: pytest.Item) -> bool:

@@ -68,16 +68,24 @@ def _block(mark: str) -> str:
     return "\n".join(line[2:] for line in lines)
 
 
-@pytest.fixture
-def manifests(tmp_path: Path) -> Path:
-    """Return a copy of the manifests in which the commands for the secrets have run."""
-    copied = tmp_path / "deploy" / "kubernetes"
+@pytest.fixture(scope="module")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a copy of the manifests in which the commands for the secrets have run: they take seconds."""
+    folder = tmp_path_factory.mktemp("first") / "run"
+    copied = folder / "deploy" / "kubernetes"
     shutil.copytree(DEPLOY, copied)
     for name in ("nats", "postgres"):
-        (tmp_path / f"{name}-ca.pem").write_text(f"the authority of {name}\n")
-    (tmp_path / "owner.dsn").write_text("postgresql://OWNER:PASSWORD@postgres.postgres.svc/quantdrift\n")
+        (folder / f"{name}-ca.pem").write_text(f"the authority of {name}\n")
+    (folder / "owner.dsn").write_text("postgresql://OWNER:PASSWORD@postgres.postgres.svc/quantdrift\n")
     assert _run(copied) == ["models"]
-    return copied
+    return folder
+
+
+@pytest.fixture
+def manifests(first_run: Path, tmp_path: Path) -> Path:
+    """Return the test's own copy of those manifests."""
+    shutil.copytree(first_run, tmp_path, symlinks=True, dirs_exist_ok=True)
+    return tmp_path / "deploy" / "kubernetes"
 
 
 def _run(copied: Path, commands: str = "") -> list[str]:

@@ -17,7 +17,7 @@ from tests.support import in_memory
 from tests.support.in_memory import memory_directory
 from tests.support.isolation import ROOT, isolated, reaches
 from tests.support.resident_memory import apart, resident_bytes
-from tests.support.schedule import ORDER, part, rank
+from tests.support.schedule import ORDER, part, rank, turned
 from tests.support.shared import made_once
 
 TESTS = ROOT / "tests"
@@ -78,6 +78,18 @@ def test_every_directory_has_its_turn_and_servers_go_together() -> None:
     turns = [rank(f"tests/{name}/test_a.py::test_a") for name in ("new", "acceptance", "integration", "unit")]
     assert turns == sorted(turns)
     assert rank("test_alone.py::test_a") == turns[0]
+
+
+@pytest.mark.unit
+def test_each_process_begins_to_collect_elsewhere_and_collects_all() -> None:
+    """Two processes begin half of the files apart; what is named by itself stays as it was named."""
+    folders = [str(TESTS / name) for name in ("contract", "property")]
+    first, second = (turned(folders, process, 2) for process in range(2))
+    assert first == [str(path) for folder in folders for path in sorted(Path(folder).glob("test_*.py"))]
+    assert first[0] == second[-(len(first) // 2)]
+    assert sorted(first) == sorted(second)
+    named = [folders[0], f"{folders[1]}/test_tap.py::test_a"]
+    assert turned(named, 1, 2) == named
 
 
 @pytest.mark.unit
