@@ -18,7 +18,7 @@ from tests.support.shadow.language_models import loaded, opening, remote_opening
 from tests.support.shadow.score_streams import scored
 from tests.support.shadow.vllm_like import VllmLike, serving
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
 TEXTS = (
     ("A detector", " watches the mean of a slice."),

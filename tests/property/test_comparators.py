@@ -71,6 +71,7 @@ def _as(values: Output, kind: Any) -> Output:
         return values.astype(kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS, ids=[str(model.task) for model in MODELS])
 @given(st.data())
 def test_two_outputs_are_an_outcome_or_refused(model: Model, data: st.DataObject) -> None:

@@ -89,6 +89,7 @@ def said_of_response(data: bytes, lines: FieldCache, habit: CachedHead[ResponseH
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(heads(REQUEST_LINES))
 def test_what_was_remembered_changes_no_request(connection: list[bytes]) -> None:
@@ -99,6 +100,7 @@ def test_what_was_remembered_changes_no_request(connection: list[bytes]) -> None
         assert said_of_request(head, lines, habit) == fresh
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(heads(STATUS_LINES))
 def test_what_was_remembered_changes_no_response(connection: list[bytes]) -> None:

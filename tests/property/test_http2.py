@@ -146,6 +146,7 @@ def cut(draw: st.DrawFn, whole: tuple[bool, bytes]) -> list[tuple[bool, bytes]]:
     return [(from_client, wire[start:stop]) for start, stop in itertools.pairwise(edges)]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data_=st.data(), talk=st.lists(turns(), min_size=1, max_size=6), connected_at=st.integers(0, 10))
 def test_the_same_exchanges_however_they_are_cut(
@@ -188,6 +189,7 @@ PIECES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(steps=st.lists(st.tuples(st.booleans(), PIECES), max_size=40), connected_at=st.integers(0, 10))
 def test_garbage_is_forwarded_as_it_came(steps: list[tuple[bool, bytes]], connected_at: int) -> None:
@@ -206,6 +208,7 @@ FIELDS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     blocks=st.lists(
@@ -225,6 +228,7 @@ def test_blocks_say_what_another_decoder_reads(
         assert [(text(name), text(value)) for name, value, _ in ours.read(wire).fields] == theirs
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(wires=st.lists(st.binary(max_size=60), max_size=5))
 def test_no_block_breaks_the_reader(wires: list[bytes]) -> None:

@@ -79,6 +79,7 @@ def test_a_slow_shadow_never_fills_the_stream(shadow: Shadow) -> None:
     assert run.longest_wait < 0.95
 
 
+@pytest.mark.slow
 @given(st.floats(300, 20_000), st.floats(900, 14_400))
 def test_without_a_shadow_the_bytes_still_suffice(fill_s: float, max_age_s: float) -> None:
     """Nothing is ever done: what waits grows old, but the stream is not full within three hours."""

@@ -144,6 +144,7 @@ def interleave(draw: st.DrawFn, talk: list[Turn]) -> list[tuple[bool, bytes]]:
     return steps
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), talk=TALKS)
 def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list[Turn]) -> None:
@@ -157,6 +158,7 @@ def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list
     assert observer.is_idle
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(data=st.data(), talk=TALKS, rate=st.sampled_from([0.0, 1.0]))
 def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[Turn], rate: float) -> None:
@@ -212,6 +214,7 @@ def test_garbage_is_forwarded_as_it_came(steps: list[tuple[bool, bytes]], connec
     check_forwarding(steps, connected_at)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), talk=TALKS, connected_at=st.integers(0, 10))
 def test_traffic_is_forwarded_as_it_came(data: st.DataObject, talk: list[Turn], connected_at: int) -> None:
@@ -288,6 +291,7 @@ class Bodies:
         self.bodies[-1] += body
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(talk=TALKS, responses=st.booleans())
 def test_messages_end_where_h11_and_llhttp_see_them_end(talk: list[Turn], *, responses: bool) -> None:

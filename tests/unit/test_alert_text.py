@@ -97,6 +97,7 @@ SIZES = st.sampled_from([0.0, 3.68e-11, 9e-5, 0.0077, 0.0099, 0.01, 0.044, 0.44,
 ERRORS = st.sampled_from([None, 0.0, 1e-12, 0.001, 0.5, float("inf")])
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     metric=st.sampled_from([Metric.FLIP, Metric.DIVERGENCE]),

@@ -68,6 +68,7 @@ def compared(config: Config, stream: Sequence[BatchRows], *, chunk: int = 64, fi
     return test.findings(recorded())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 7, 80])
 def test_the_same_configuration_gives_the_same_alerts(chunk: int) -> None:
     """However it is read; the alert on the drifted slice is the same to the microsecond."""
@@ -108,6 +109,7 @@ def test_what_nobody_alerted_on_although_it_was_above_its_budget_is_named() -> N
     assert not compared(CONFIG, STREAM).breaches
 
 
+@pytest.mark.slow
 def test_what_lies_within_budget_and_noise_was_not_missed() -> None:
     """It is above the budget alone: no alert is meant to come of it."""
     noisy = with_noise(batches(200, faint_flips=0.03), 0.05)

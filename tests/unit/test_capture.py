@@ -49,6 +49,7 @@ def handle(desk: Pipeline, n: int = 1, **given: object) -> None:
 MODELS = (Model(name="digits"),)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     """A sidecar holds no torch, onnxruntime, scipy or SQLAlchemy in its memory."""

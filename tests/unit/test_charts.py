@@ -105,6 +105,7 @@ def _plots(draw: st.DrawFn) -> tuple[str, datetime, datetime]:
     return str(chart), begin, end
 
 
+@pytest.mark.slow
 @given(plot=_plots(), screen=_WIDTHS)
 @settings(max_examples=60, deadline=None)
 def test_labels_never_run_together_and_stay_in_the_card(

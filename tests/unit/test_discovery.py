@@ -90,6 +90,7 @@ def test_two_causes_are_two_findings_and_a_conjunction_is_found_as_one() -> None
     assert both.where[0].high == pytest.approx(0.8, abs=0.08)
 
 
+@pytest.mark.slow
 def test_depth_bounds_the_number_of_conditions() -> None:
     """What needs two conditions is found at depth 2, and three at depth 3, but no deeper than asked."""
     traffic = Traffic(n=2 * N)
@@ -145,6 +146,7 @@ def test_small_slices_are_not_found() -> None:
     assert found_in(items, least_items=2000).found == ()
 
 
+@pytest.mark.slow
 def test_limits_leave_out_and_count() -> None:
     """Fewer conditions and fewer findings than there are: what was left out is told."""
     traffic = Traffic()

@@ -64,6 +64,7 @@ def test_a_key_that_is_in_use_has_a_place_whatever_it_says() -> None:
     assert best == ("header.region", "feature.contrast")
 
 
+@pytest.mark.slow
 def test_the_fault_is_found_behind_a_hundred_attributes_that_say_nothing() -> None:
     """Its attribute is the last one recorded: by order it had no place."""
     choice = Choice(0.005, 10)

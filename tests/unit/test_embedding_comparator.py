@@ -121,6 +121,7 @@ def test_neither_order_nor_company_matters_to_neighbours() -> None:
     assert np.all(comparator.compare(reference, reference).detail["neighbour_overlap"] == 1)
 
 
+@pytest.mark.slow
 def test_many_items_at_once_take_little_memory() -> None:
     """An exchange of many vectors is looked up in blocks, with the same result."""
     comparator, other = (EmbeddingComparator(reservoir=8192) for _ in range(2))

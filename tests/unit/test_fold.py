@@ -97,6 +97,7 @@ def stream_of(name: str, n: int) -> list[BatchRows]:
     return batches(n) if name == FINITE else diverging(batches(n), every=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "n"), [(FINITE, 300), (INFINITE, 60)])
 def test_cutting_the_batches_into_folds_changes_nothing(name: str, n: int) -> None:
     """Resumed from its stored rows after every few batches, the fold ends in the same bits, with the same story."""

@@ -12,7 +12,7 @@ from quantdrift.storage.monitor.rows import BatchRows, Outcome, Position, Snapsh
 from tests.support.monitor.mixed_stream import CATALOG, CONFIG, mixed
 from tests.support.monitor.plain_fold import PlainFold
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 
 @cache

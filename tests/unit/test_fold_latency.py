@@ -18,7 +18,7 @@ from tests.support.monitor.alert_cases import page
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, spread
 from tests.support.monitor.folds import EMPTY, fold_all, verdict_of
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 LIMIT_S = 0.25
 TIMED = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(latency_p99_s=LIMIT_S)),))

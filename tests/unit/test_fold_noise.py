@@ -44,6 +44,7 @@ def held_against(outcome: Outcome, slice_id: int = ALL_ID, metric: str = "flip")
     return row.budget, row.noise
 
 
+@pytest.mark.slow
 def test_a_reference_that_never_differs_changes_no_bit() -> None:
     """But for what is known of its noise: nothing."""
     _, without = fold_all(batches(60))
@@ -96,6 +97,7 @@ def test_the_candidates_noise_is_added_too() -> None:
     assert held_against(outcome)[1] == sides[Side.REFERENCE] + sides[Side.CANDIDATE]
 
 
+@pytest.mark.slow
 def test_noise_that_is_over_ends_with_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the windows have moved on; budgets go down again."""
     monkeypatch.setattr(noise, "WINDOW", 0.0)
@@ -138,6 +140,7 @@ def test_a_new_version_begins_with_the_noise_of_the_same_reference(digest: str, 
     assert goes_on is any(row.model_version_id == 9 and row.added == added for row in outcome.floors)
 
 
+@pytest.mark.slow
 def test_noise_lifts_a_budget_and_does_not_hide_drift() -> None:
     """Flips of 8 % in one slice, over 1 % and a noise of 1 %, page all the same."""
     _, outcome = fold_all(with_noise(batches(500), 0.01))
@@ -145,6 +148,7 @@ def test_noise_lifts_a_budget_and_does_not_hide_drift() -> None:
     assert any(row.to_verdict is Verdict.FIRING for row in outcome.transitions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 7])
 def test_it_resumes_with_the_same_bits(every: int) -> None:
     """However the batches are cut into folds, and with the noise of slices."""

@@ -43,6 +43,7 @@ def _said(fold: Fold, version: int) -> tuple[Verdict, str]:
     return row.verdict, row.reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdicts"),
     [("3", {Verdict.WARNING, Verdict.FIRING}), (f"3{UNVERIFIED}", {Verdict.WARNING})],
@@ -75,6 +76,7 @@ def test_what_pages_for_a_known_sender_is_a_ticket_for_an_unverified_one(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["3", f"3{UNVERIFIED}"])
 def test_an_unverified_version_replaces_no_other(name: str) -> None:
     """Else a stranger could end the alert of the version that serves, when its traffic pauses."""

@@ -38,6 +38,7 @@ from tests.support.monitor.folds import EMPTY, clean, fold_all, quiet, verdict_o
 pytestmark = pytest.mark.unit
 
 
+@pytest.mark.slow
 def test_the_drifted_slice_fires_and_the_aggregate_does_not() -> None:
     """At 8 % flips against a budget of 1 % the slice pages; all traffic together stays inside its budget.
 
@@ -114,6 +115,7 @@ def test_too_few_exchanges_are_unknown_with_the_number_that_is_missing() -> None
     ]
 
 
+@pytest.mark.slow
 def test_undeclared_sessions_make_a_sound_slice_unknown_and_the_alert_of_a_drifted_one_a_ticket() -> None:
     """The drifted slice would page; its requests may count as more than they are, and both say what to declare."""
     found = msgspec.structs.replace(CATALOG, undeclared_sessions={(1, FAINT_ID): "header.x-user"})
@@ -146,6 +148,7 @@ def test_undeclared_sessions_make_a_sound_slice_unknown_and_the_alert_of_a_drift
     assert reason.endswith('set sampling.sticky_header = "x-user"')
 
 
+@pytest.mark.slow
 def test_sessions_that_are_declared_by_now_no_longer_hide_anything() -> None:
     """With `sampling.sticky_header` the same evidence pages."""
     sampling = msgspec.structs.replace(CONFIG.sampling, sticky_header="x-user")
@@ -164,6 +167,7 @@ def test_loss_makes_a_slice_unknown() -> None:
     assert reason.startswith("loss")
 
 
+@pytest.mark.slow
 def test_samples_that_a_vanished_sidecar_had_make_a_slice_unknown() -> None:
     """It ended with its machine: nothing says what became of what it had, and the reason says so."""
     stream = quiet(200)
@@ -212,6 +216,7 @@ def test_silence_while_there_is_traffic_is_unknown() -> None:
     assert reason.startswith("stale")
 
 
+@pytest.mark.slow
 def test_loss_does_not_hide_a_firing_slice() -> None:
     """An alert lasts until its slice has shown to be inside the budget, even where samples are lost."""
     stream = batches(300)
@@ -231,6 +236,7 @@ def test_loss_does_not_hide_a_firing_slice() -> None:
     assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
 
 
+@pytest.mark.slow
 def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
     """After an alert some 700 clean exchanges resolve it, and new evidence starts from nothing."""
     stream = batches(300)
@@ -245,6 +251,7 @@ def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
     assert next(row for row in fold.verdicts() if row.slice_id == FAINT_ID).evidence < 1e-3
 
 
+@pytest.mark.slow
 def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
     """One in fifty divergences is thirty times as large, the mean stays far inside its budget: the tail detector pages.
 
@@ -317,6 +324,7 @@ def _told(fold: Fold) -> tuple[Verdict, str]:
     return row.verdict, row.reason
 
 
+@pytest.mark.slow
 def test_what_nothing_was_measured_of_is_unknown_and_not_ok() -> None:
     """However many exchanges came; below thirty of them the slice needs more, as any other."""
     fold, outcome = fold_all(_unmeasured(quiet(20)))
@@ -329,6 +337,7 @@ def test_what_nothing_was_measured_of_is_unknown_and_not_ok() -> None:
     assert not outcome.transitions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "expected"), [(3, Verdict.UNKNOWN), (2, Verdict.OK)])
 def test_half_of_the_answers_must_be_measured(every: int, expected: Verdict) -> None:
     """One in three is not enough to call a slice ok, one in two is."""
@@ -337,6 +346,7 @@ def test_half_of_the_answers_must_be_measured(every: int, expected: Verdict) -> 
     assert (verdict, "not measured" in reason) == (expected, expected is Verdict.UNKNOWN)
 
 
+@pytest.mark.slow
 def test_an_answer_of_text_needs_a_divergence_to_be_measured() -> None:
     """Where only the form of sampled answers could be checked, the slice is not called ok; nor does that hide broken ones."""
     text = msgspec.structs.replace(
@@ -364,6 +374,7 @@ def test_an_answer_of_text_needs_a_divergence_to_be_measured() -> None:
     assert _told(fold_all(broken, config=text)[0])[0] is Verdict.FIRING
 
 
+@pytest.mark.slow
 def test_a_slice_is_measured_again_within_two_hours() -> None:
     """What could not be measured before does not count for longer."""
     before = _unmeasured(quiet(400))

@@ -125,6 +125,7 @@ def _episodes(outcome: Outcome) -> list[tuple[int, Episode, bool]]:
     ]
 
 
+@pytest.mark.slow
 def test_an_alert_ends_within_minutes_of_another_version_taking_over() -> None:
     """It lasts while both serve; after ten usual gaps, two minutes here, it ends, and says what serves now and since when not."""
     fold, _, at_us = _fired()
@@ -145,6 +146,7 @@ def test_an_alert_ends_within_minutes_of_another_version_taking_over() -> None:
     )
 
 
+@pytest.mark.slow
 def test_gauges_show_a_replaced_version_as_unknown_for_a_while_and_then_no_more() -> None:
     """A rule that uses the last known verdict for 15 minutes sees at once that nothing fires."""
     fold, _, at_us = _fired()
@@ -155,6 +157,7 @@ def test_gauges_show_a_replaced_version_as_unknown_for_a_while_and_then_no_more(
     assert {row.model_version_id for row in fold.current()} == {2, NEW}
 
 
+@pytest.mark.slow
 def test_a_straggler_brings_nothing_back_and_a_return_brings_the_alert_back() -> None:
     """One exchange is no return; two minutes of them are, and no evidence is lost, also where the monitor began again."""
     for is_resumed in (False, True):
@@ -172,6 +175,7 @@ def test_a_straggler_brings_nothing_back_and_a_return_brings_the_alert_back() ->
         assert _episodes(fold.take()) == [(FAINT_ID, Episode.REOPEN, False)]
 
 
+@pytest.mark.slow
 def test_a_pause_that_a_version_has_come_back_from_ends_its_alert_no_more() -> None:
     """A canary that is sent a burst every ten minutes: its alert comes and goes once, not with each burst."""
     fold, _, at_us = _fired()
@@ -202,6 +206,7 @@ def test_a_slow_version_is_not_replaced_between_two_of_its_exchanges() -> None:
     assert _verdict(fold, WITH_REFERENCE)[1] == "replaced"
 
 
+@pytest.mark.slow
 def test_a_night_without_traffic_makes_no_version_slow() -> None:
     """What nobody sent to any version counts as two minutes: a release in the morning replaces at once."""
     fold, _, at_us = _fired()
@@ -212,6 +217,7 @@ def test_a_night_without_traffic_makes_no_version_slow() -> None:
     assert _verdict(fold, WITH_REFERENCE) == (Verdict.UNKNOWN, "replaced")
 
 
+@pytest.mark.slow
 def test_a_version_without_a_reference_replaces_too() -> None:
     """Who rolls back to a version that is compared with nothing has stopped the damage all the same."""
     fold, seq, at_us = _fired()
@@ -249,6 +255,7 @@ def test_what_a_replaced_version_still_shows_wakes_nobody() -> None:
     assert _episodes(fold.take()) == [(FAINT_ID, Episode.REOPEN, False)]
 
 
+@pytest.mark.slow
 def test_a_version_that_comes_back_is_watched_with_what_it_had() -> None:
     """A roll-back: its alert is open again, and ends by evidence alone."""
     fold, _, at_us = _fired()
@@ -263,6 +270,7 @@ def test_a_version_that_comes_back_is_watched_with_what_it_had() -> None:
     assert (closed.slice_id, closed.to_verdict, closed.ended) == (FAINT_ID, Verdict.OK, Ending.RECOVERED)
 
 
+@pytest.mark.slow
 def test_a_person_closes_an_alert_and_the_detectors_start_afresh() -> None:
     """It ends with who and why, is `unknown` until enough was compared, and a drift that goes on alerts again."""
     fold, seq, at_us = _fired()
@@ -293,6 +301,7 @@ def test_a_person_closes_an_alert_and_the_detectors_start_afresh() -> None:
     assert not fold.take().transitions, "a slice that does not alert stays as it is"
 
 
+@pytest.mark.slow
 def test_a_person_closes_the_alert_of_a_replaced_version_for_good() -> None:
     """It does not come back with the version, and nothing is sent again."""
     fold, _, at_us = _fired()
@@ -331,6 +340,7 @@ def _moved(stream: list[BatchRows], after_seq: int, to_us: int) -> list[BatchRow
     ]
 
 
+@pytest.mark.slow
 def test_silence_of_everything_ends_no_alert() -> None:
     """Where nothing of the model is compared at all, the shadow may be down: the alert lasts."""
     fold, seq, at_us = _fired()
@@ -338,6 +348,7 @@ def test_silence_of_everything_ends_no_alert() -> None:
     assert _verdict(fold, WITH_REFERENCE)[0] is Verdict.FIRING
 
 
+@pytest.mark.slow
 def test_an_alert_on_what_is_seen_no_more_ends_after_thirty_days() -> None:
     """A slice without traffic is retired: its alert ends unknown, its detectors free their allowance.
 
@@ -360,6 +371,7 @@ def test_an_alert_on_what_is_seen_no_more_ends_after_thirty_days() -> None:
     assert not fold.verdicts()
 
 
+@pytest.mark.slow
 def test_resuming_between_rollout_and_end_changes_nothing() -> None:
     """A fold resumed from its rows before the alert ends tells the same end."""
     fold, seq, at_us = _fired()
@@ -395,6 +407,7 @@ def test_a_capture_clock_that_runs_ahead_hides_no_silence() -> None:
     assert {row.last_us for row in fold.take().verdicts if row.model_version_id == NEW} == {at_us}
 
 
+@pytest.mark.slow
 def test_a_version_that_another_replaced_gives_its_allowance_back_until_it_is_compared_again() -> None:
     """So each detector of the new version has as much as if it were alone; nothing is given for the time between."""
     fold, seq, at_us = _fired()
@@ -438,6 +451,7 @@ def _evidence(fold: Fold) -> dict[int, float]:
     }
 
 
+@pytest.mark.slow
 def test_a_drift_is_found_across_releases() -> None:
     """Each version has some 20 exchanges of the slice, none of which has the evidence alone."""
     versions = {

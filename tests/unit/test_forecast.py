@@ -77,6 +77,7 @@ def test_a_shift_to_flips_all_the_time_is_found_within_a_few_samples() -> None:
         assert 1 <= by_name["all"].optimum_samples <= median < 100
 
 
+@pytest.mark.slow
 def test_a_slice_that_cannot_be_observed_is_named_with_the_rate_that_it_needs() -> None:
     """Sampled at that rate it is observable, and at nine tenths of it is not.
 
@@ -124,6 +125,7 @@ def test_the_sidecars_own_cap_counts() -> None:
     assert "max_exchanges_per_s" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_the_allocation_finds_a_rare_slice_at_a_cost_that_it_keeps_to() -> None:
     """With the same replays the slice that the configuration leaves in the dark is observable."""
     assert not _forecast(Question(replays_per_s=2.0), traffic=WITH_RARE)[1]["scanner=ghost"].observable
@@ -134,6 +136,7 @@ def test_the_allocation_finds_a_rare_slice_at_a_cost_that_it_keeps_to() -> None:
     assert found.allocated
 
 
+@pytest.mark.slow
 def test_a_long_quiet_time_and_many_detectors_cost_samples() -> None:
     """The evidence must outweigh what was allowed before; the allowance is shared."""
     usual = _forecast()[1]["all"].samples.p50
@@ -142,6 +145,7 @@ def test_a_long_quiet_time_and_many_detectors_cost_samples() -> None:
     assert fresh < usual < crowd  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_other_models_share_the_false_pages() -> None:
     """Their slices are counted among the detectors."""
     config = msgspec.structs.replace(CONFIG, models=(*CONFIG.models, Model(name="other")))
@@ -149,6 +153,7 @@ def test_other_models_share_the_false_pages() -> None:
     assert both == alone * 4 // 3
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_noted() -> None:
     """The share of a stratum that no slice describes, boosts by what is known after decoding, and a pause."""
     strata = (HeaderStratum(name="batch", rate=0.5, path_prefix="/batch"),)

@@ -8,6 +8,7 @@ from tests.fuzz.targets import TARGETS
 pytestmark = pytest.mark.unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_target_takes_its_seeds_and_anything_else(name: str) -> None:
     """Well formed, cut, and empty."""

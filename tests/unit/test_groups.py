@@ -75,6 +75,7 @@ def shown(row: ComparisonRow, rates: Rates) -> dict[SignalKey, FloatArray]:
     return {signal: found[0] for signal, found in values.items() if len(found)}
 
 
+@pytest.mark.slow
 def test_detectors_without_weights_see_the_same_mix_of_margins_under_every_policy() -> None:
     """Boosting close calls eightfold leaves them half of what is seen, within 5 standard errors; all of them is 89 %."""
     rng = np.random.default_rng(4)

@@ -42,6 +42,7 @@ def test_connections_with_the_same_habit_share_it() -> None:
     assert known[1] is known[2] is not None
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_clients_send() -> None:
     """Names, values, lengths and start lines that never come twice are forgotten again."""
     lines, habits = FieldCache([b"x-scanner"]), HeadCache[RequestHead]()

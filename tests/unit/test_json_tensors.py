@@ -20,6 +20,7 @@ pytestmark = pytest.mark.unit
 NUMBERS = st.one_of(st.floats(), st.integers(-(2**80), 2**80))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
 @given(values=st.lists(st.floats(), max_size=40) | st.lists(NUMBERS, max_size=40))
 def test_numbers_become_what_numpy_makes_of_them(datatype: str, values: list[float]) -> None:

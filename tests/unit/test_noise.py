@@ -149,6 +149,7 @@ def test_what_was_alone_is_replayed_in_company() -> None:
     assert all((item.divergence or 0.0) > 0 for item in items)
 
 
+@pytest.mark.slow
 def test_it_takes_a_bounded_share_of_the_time() -> None:
     """However much is chosen; what does not fit in is counted, and costs no memory."""
     worker = Worker(share=0.01)
@@ -232,6 +233,7 @@ def test_an_item_counts_for_discovered_slices_too() -> None:
     assert all(item.slices == compared[item.exchange_id] for item in items)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_rare_slice_is_known_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice with one exchange in 50, of which 1 % are chosen by chance: 500 of its exchanges would take 2.5 million.
 
@@ -351,6 +353,7 @@ def test_of_a_large_exchange_a_part_is_replayed() -> None:
     assert max(max(rows) for rows in of_exchange.values()) > 20
 
 
+@pytest.mark.slow
 @given(st.lists(st.uuids(), min_size=1, max_size=20))
 def test_the_draw_is_the_same_on_every_worker(ids: list[object]) -> None:
     """And lies in [0, 1)."""

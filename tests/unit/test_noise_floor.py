@@ -87,6 +87,7 @@ def test_a_group_that_is_none_is_refused() -> None:
         Noise().seen(0.6, 0.5, WINDOW)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=60))
 def test_bounds_hold_the_mean_and_each_other(groups: list[tuple[float, float]]) -> None:
     """Whatever the weights: 0 <= low <= mean <= high <= 1."""

@@ -164,6 +164,7 @@ def test_other_shapes_are_refused() -> None:
         ALL.compare(np.ones(3), np.ones(3))
 
 
+@pytest.mark.slow
 @given(PAIR)
 def test_every_figure_stays_in_its_range(pair: npt.NDArray[np.float64]) -> None:
     """From 0 to 1; distance of orders, RBO and overlap are symmetric; a side equals itself exactly."""

@@ -228,6 +228,7 @@ def test_a_slice_that_is_declared_as_well_is_watched_on() -> None:
     assert resumed.verdicts() == plain.verdicts()
 
 
+@pytest.mark.slow
 def test_a_slice_whose_value_lost_its_place_is_watched_no_more_although_its_rule_is_declared() -> None:
     """Its alert and its detectors end with who and why, also after a restart; with its place back it starts empty."""
     stream = batches(120)

@@ -36,6 +36,7 @@ def allowance_of(outcome: Outcome, slice_id: int) -> float:
     )
 
 
+@pytest.mark.slow
 def test_a_noisy_slice_is_unknown_and_does_not_page() -> None:
     """Its flips are its noise alone, ten times that of all traffic; the other slices have exact answers, and verdicts."""
     stream = with_slice_noise(batches(300, seed=2, faint_flips=0.04), 0.04, 0.0, per_batch=16)
@@ -51,6 +52,7 @@ def test_a_noisy_slice_is_unknown_and_does_not_page() -> None:
     assert allowance_of(outcome, FAINT_ID) > allowance_of(outcome, ALL_ID)
 
 
+@pytest.mark.slow
 def test_the_noise_of_one_slice_does_not_hide_the_drift_of_another() -> None:
     """A quarter of the answers of `clear` differ, and from batch 300 on `faint` has 6 % flips without noise."""
     calm = with_slice_noise(batches(300, seed=2, faint_flips=CALM), 0.0, 0.25, per_batch=32)
@@ -83,6 +85,7 @@ def test_a_slice_that_is_little_known_has_the_allowance_of_its_version() -> None
     )
 
 
+@pytest.mark.slow
 def test_the_noise_of_one_slice_does_not_raise_the_budget_of_a_quiet_one() -> None:
     """Once enough of the quiet one was computed again; its evidence goes on against the smaller budget."""
     _, outcome = fold_all(with_slice_noise(batches(150, faint_flips=CALM), 0.2, 0.0, per_batch=80))
@@ -112,6 +115,7 @@ def test_items_count_for_the_slices_that_they_were_chosen_for() -> None:
     assert {row.slice_id for row in outcome.floors} == {FAINT_ID}
 
 
+@pytest.mark.slow
 def test_too_much_noise_of_a_slice_is_an_event_of_its_own() -> None:
     """Once, and with its name."""
     _, outcome = fold_all(with_slice_noise(batches(100, faint_flips=CALM), 0.03, 0.0))
@@ -124,6 +128,7 @@ def test_too_much_noise_of_a_slice_is_an_event_of_its_own() -> None:
     assert "the other slices are not" in change.event.advice
 
 
+@pytest.mark.slow
 def test_where_the_version_has_too_much_noise_its_event_is_enough() -> None:
     """A thousand slices would else say it a thousand times."""
     fold, outcome = fold_all(with_slice_noise(batches(200, faint_flips=CALM), 0.1, 0.1))
@@ -131,6 +136,7 @@ def test_where_the_version_has_too_much_noise_its_event_is_enough() -> None:
     assert {verdict_of(fold, slice_id)[0] for slice_id in (FAINT_ID, CLEAR_ID)} == {Verdict.UNKNOWN}
 
 
+@pytest.mark.slow
 def test_only_so_many_slices_have_a_figure_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The level of their bounds is paid for so many; the others use that of their version."""
     monkeypatch.setattr(noise, "MOST_SLICES", 1)
@@ -139,6 +145,7 @@ def test_only_so_many_slices_have_a_figure_of_their_own(monkeypatch: pytest.Monk
     assert allowance_of(outcome, CLEAR_ID) == floor_of(outcome, 0).added
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_retired_slice_is_forgotten() -> None:
     """Here and, with the same write, in the database."""
     stream = with_slice_noise(batches(60, faint_flips=CALM), 0.05, 0.0)
@@ -150,6 +157,7 @@ def test_the_noise_of_a_retired_slice_is_forgotten() -> None:
     assert fold.noise_allowance((1, FAINT_ID), Metric.FLIP) == floor_of(outcome, 0).added
 
 
+@pytest.mark.slow
 def test_noise_of_the_candidate_is_that_of_the_slice_too() -> None:
     """Both sides are added, each from where it is known."""
     stream = with_slice_noise(batches(150, faint_flips=CALM), 0.05, 0.0)
@@ -171,6 +179,7 @@ def test_noise_of_the_candidate_is_that_of_the_slice_too() -> None:
     assert allowance_of(outcome, FAINT_ID) == pytest.approx(sum(added))
 
 
+@pytest.mark.slow
 def test_a_page_for_noise_ends_once_the_noise_is_known() -> None:
     """A slice can page before its noise is known; then it is compared with budget and noise together."""
     late = with_slice_noise(batches(700, faint_flips=0.06), 0.06, 0.0)

@@ -57,6 +57,7 @@ def test_an_event_loop_is_allowed() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 @pytest.mark.unit
 def test_no_module_with_unit_tests_imports_torch() -> None:
     """Not by way of others either: collecting the unit tests costs no second of it."""

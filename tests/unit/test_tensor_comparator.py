@@ -197,6 +197,7 @@ def test_an_empty_answer_is_an_outcome() -> None:
         _compared(np.ones((1, 2)), np.ones((1, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.unit
 @given(PAIR)
 def test_every_figure_stays_in_its_range(pair: npt.NDArray[np.float64]) -> None:

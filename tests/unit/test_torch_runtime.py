@@ -157,6 +157,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         TorchRuntime(opening(tmp_path / "gone.safetensors", factory=FACTORY))
 
 
+@pytest.mark.slow
 def test_weights_are_in_memory_once(tmp_path: Path) -> None:
     """What was read from the file is let go when it has been looked at: it is as large as the reference."""
 
