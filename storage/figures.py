@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Metric
 from quantdrift.facts import figures
 from quantdrift.facts.events import AlertEvent
@@ -15,10 +16,15 @@ from quantdrift.facts.figures import HOUR, Counted, Figure, FigureName, Scope, S
 from quantdrift.storage.estimates import ROLL_UP, Sums, sums_of_roll_up
 from quantdrift.storage.monitor.alerts import AlertFact
 
-# Sums over people are added for the slices that are shown alone: there may be thousands of slices.
+# Sums over people are added for the slices that are shown alone: there may be thousands of slices. A declared slice without rows in an
+# hour had no traffic then; a fitted or discovered one was not counted before it existed, so its figures are of the whole hours since.
 _SUMS_OF_ALL: Final = f"""
     select r.slice_id, s.name as slice, s.predicate, {ROLL_UP},
-        min(hour) as first_hour
+        min(hour) as first_hour,
+        max(date_trunc('hour', s.created_at + interval '1 hour', 'UTC')) filter (where s.created_at > :begin and s.created_at <= :end and (
+            s.definition -> 'where' -> 0 ->> 'key' in ('{CLUSTER_KEY}', '{NOVELTY_KEY}')
+            or exists (select from discovery d where d.slice_id = s.id)
+        )) as counted_from
     from rollup_hour r join slice s on s.id = r.slice_id
     where r.model_version_id = :version and r.hour >= :begin and r.hour <= :end group by 1, 2, 3
 """  # noqa: S608 - constants
@@ -260,7 +266,10 @@ async def in_window(
     slice_ids: Sequence[int] | None = None,
     unit: str = "",
 ) -> dict[int, SliceFigures]:
-    """Return the figures of every slice in a window that begins with an hour of the clock."""
+    """Return the figures of every slice in a window that begins with an hour of the clock.
+
+    Those of a slice that was fitted or found in this window are of the whole hours since then, and left out before there is one.
+    """
     values = {
         "version": version.id,
         "begin": window.begin,
@@ -274,10 +283,18 @@ async def in_window(
     hour: datetime = whole["first_hour"]
     served = version.served(hour, window.end)
     found = {}
+    late: dict[datetime, list[int]] = {}
     for row in rows:
+        if row["counted_from"] is not None:
+            late.setdefault(row["counted_from"], []).append(row["slice_id"])
+            continue
         of = Subject(model=version.model, version=version.version, slice=row["slice"])
         scope = Scope(window=window, of=of, as_of=as_of)
         found[row["slice_id"]] = of_slice(scope, sums_of_roll_up(row), sums_of_roll_up(whole), served, unit)
+    for counted_from, ids in late.items():
+        since = msgspec.structs.replace(window, begin=counted_from)
+        of_late = await in_window(connection, version, since, as_of, slice_ids=slice_ids, unit=unit)
+        found |= {number: of_late[number] for number in ids if number in of_late}
     return found
 
 

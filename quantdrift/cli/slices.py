@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quantdrift.storage.monitor.discovery_log import Change
 
 _MODEL = click.option("--model", default="", help="Only this model.  [default: all]")
-_SHARE_DAYS = 7
 
 
 _ELSEWHERE: Final = {
@@ -50,7 +49,7 @@ def slices() -> None:
 @click.option("--all", "everything", is_flag=True, help="Include expired, retired and lapsed slices.")
 @JSON
 def slices_list(config_path: Path, data: Path | None, model: str, everything: bool, as_json: bool) -> None:
-    """List every slice with its kind, status, verdict and share of the traffic in the last seven days.
+    """List every slice with its kind, status, verdict and share of the traffic on the last day with data.
 
     For a learned or discovered slice that is newer, the share is that of the full hours since it was created.
     Candidates that are still being tested are listed below the slices; they have no id yet.
@@ -205,19 +204,17 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
     OperatorError
         Neither the database nor the configuration has `model`.
     """
-    from datetime import timedelta
-
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.config.wrong_values import nearest
     from quantdrift.storage.commands.slice_list import list_slices
     from quantdrift.storage.database import Database
 
-    since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
+    as_of = SystemClock().now()
     async with Database(secrets.dsn) as database, database.begin() as connection:
         max_share = config.monitor.max_loss_ratio
-        slices = await list_slices(connection, model=model, since=since, max_share=max_share)
+        slices = await list_slices(connection, model=model, as_of=as_of, max_share=max_share)
         if model and not slices and config.model(model) is None:
-            known = {slice_.model for slice_ in await list_slices(connection, model="", since=since)}
+            known = {slice_.model for slice_ in await list_slices(connection, model="", as_of=as_of)}
             names = sorted(known | {configured.name for configured in config.models})
             raise OperatorError(
                 f"neither the database nor the configuration has a model `{model}`: {nearest(model, names)}"
@@ -318,8 +315,7 @@ def _shown(listed: ListedSlice, alert: str) -> str:
         f"  id         {'none yet' if listed.id is None else listed.id}",
     ]
     if listed.share is not None:
-        since = " (or of the full hours since it was created)" if listed.made else ""
-        lines.append(f"  share      {listed.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
+        lines.append(f"  share      {listed.share:.2%} of the answers on the last day with data, estimated")
     if listed.verdict is not None:
         lines.append(f"  verdict    {said(listed.verdict)} on {listed.candidate_version}: {listed.reason}")
     if listed.serving is not None:

@@ -12,47 +12,26 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
 from quantdrift.facts.status import Serving
+from quantdrift.storage.figures import last_day, versions
 from quantdrift.storage.monitor.alerts import AlertFact, find_alert
 from quantdrift.storage.monitor.read import detector_row
 from quantdrift.storage.monitor.rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.serving import servings
 
-# A slice is shown with the version on which it was last seen. A declared slice without rows in an hour had no traffic
-# then; a fitted or discovered slice was not counted before it existed, so its share is of the whole hours since.
+# A slice is shown with the version on which it was last seen.
 _SLICES: Final = text("""
-    with known as (
-        select s.id as slice_id, case
-            when s.definition -> 'where' -> 0 ->> 'key' = any(:learned)
-                or exists (select from discovery where slice_id = s.id)
-            then greatest(:since, date_trunc('hour', s.created_at + interval '1 hour', 'UTC')) else :since end as since
-        from slice s where :model = '' or s.model = :model
-    ), everything as (
-        select h.model_version_id, h.hour, sum(h.weight) as weight
-        from rollup_hour h join slice s on s.id = h.slice_id and s.predicate = 'true'
-        where h.hour >= :since group by 1, 2
-    ), whole as (
-        select a.model_version_id, k.since, sum(a.weight) as weight
-        from (select distinct since from known) k join everything a on a.hour >= k.since group by 1, 2
-    ), part as (
-        select r.model_version_id, r.slice_id, k.since, sum(r.weight) as weight
-        from known k join rollup_hour r on r.slice_id = k.slice_id and r.hour >= k.since group by 1, 2, 3
-    ), share as (
-        select p.model_version_id, p.slice_id, p.weight / nullif(w.weight, 0) as share
-        from part p join whole w on w.model_version_id = p.model_version_id and w.since = p.since
-    )
     select s.id as slice_id, d.id as discovery_id, s.model, s.name, s.predicate, s.definition, s.created_at,
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups as n_tested, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
         d.expired_at, d.waits_since, d.held, v.verdict, v.reason, v.evidence, v.threshold, v.n_groups, v.last_at,
-        w.candidate_version, share.share, s.lapsed_at
+        w.candidate_version, v.model_version_id, s.lapsed_at
     from slice s
     left join discovery d on d.slice_id = s.id
     left join lateral (
         select * from verdict where slice_id = s.id order by last_at desc, model_version_id desc limit 1
     ) v on true
     left join model_version w on w.id = v.model_version_id
-    left join share on share.slice_id = s.id and share.model_version_id = v.model_version_id
     where :model = '' or s.model = :model
     union all
     select null, d.id, d.model, d.name, d.predicate, d.definition, d.first_found_at,
@@ -126,8 +105,8 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     status
         `active`, or `lapsed` if its value has no place; for a slice that a search found `candidate`, `confirmed`, `expired` or `retired`.
     share
-        Share of its version's traffic since the requested begin, in [0, 1], estimated from the sample. For a slice that
-        was fitted or found later, of the whole hours since then. None where there was no traffic, or no such hour yet.
+        Of the answers of its version, that of `SliceFigures`, on the last day with data. None where there was no traffic, or no such
+        hour yet.
     verdict, reason, evidence, threshold, n_groups, last_at, candidate_version
         The last verdict; None before the first one. The evidence of a firing slice is that of its alarm.
     discovery
@@ -155,32 +134,32 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving | None = None
 
     @property
-    def made(self) -> bool:
-        """Whether it was fitted or found at some time, and not counted before."""
-        return self.kind in {Kind.LEARNED, Kind.DISCOVERED, Kind.NOVEL}
-
-    @property
     def ended(self) -> bool:
         """Whether it is neither monitored nor tested any more."""
         return self.status in {Status.EXPIRED, Status.RETIRED, LAPSED}
 
 
 async def list_slices(
-    connection: AsyncConnection, *, model: str, since: datetime, max_share: float = 1.0
+    connection: AsyncConnection, *, model: str, as_of: datetime, max_share: float = 1.0
 ) -> list[ListedSlice]:
     """Return every slice and every candidate of `model`, or of all models where it is empty.
 
     Parameters
     ----------
-    since
-        Begin of the time over which shares are computed.
+    as_of
+        When it is asked.
     max_share
         As of `quantdrift.storage.serving.servings`.
     """
-    wanted = {"model": model, "since": since, "learned": [CLUSTER_KEY, NOVELTY_KEY]}
-    result = (await connection.execute(_SLICES, wanted)).mappings().all()
+    result = (await connection.execute(_SLICES, {"model": model})).mappings().all()
     serving = await servings(connection, max_share, model=model)
-    return [_listed(row, serving) for row in result]
+    ids = {row["model_version_id"] for row in result if row["model_version_id"] is not None}
+    shares = {
+        (version_id, slice_id): figures.share
+        for version_id, version in (await versions(connection, sorted(ids))).items()
+        for slice_id, figures in (await last_day(connection, version, as_of, slice_ids=())).items()
+    }
+    return [_listed(row, serving, shares) for row in result]
 
 
 async def signals_of(connection: AsyncConnection, slice_id: int) -> list[DetectorRow]:
@@ -219,7 +198,9 @@ def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
     return Kind.BINNED if next(iter(keys)).startswith("feature.") else Kind.DECLARED
 
 
-def _listed(row: RowMapping, serving: Mapping[tuple[str, str], Serving]) -> ListedSlice:
+def _listed(
+    row: RowMapping, serving: Mapping[tuple[str, str], Serving], shares: Mapping[tuple[int, int], float]
+) -> ListedSlice:
     discovered = row["discovery_id"] is not None
     where = msgspec.convert(row["definition"].get("where", []), tuple[Predicate, ...])
     return ListedSlice(
@@ -227,6 +208,7 @@ def _listed(row: RowMapping, serving: Mapping[tuple[str, str], Serving]) -> List
         kind=kind_of(where, discovered=discovered),
         status=row["status"] if discovered else LAPSED if row["lapsed_at"] else "active",
         discovery=_trial(row) if discovered else None,
+        share=shares.get((row["model_version_id"], row["slice_id"])),
         serving=None if row["verdict"] is None else serving.get((row["model"], row["candidate_version"])),
         **{
             name: row[name]
@@ -234,7 +216,6 @@ def _listed(row: RowMapping, serving: Mapping[tuple[str, str], Serving]) -> List
                 "model",
                 "name",
                 "predicate",
-                "share",
                 "verdict",
                 "reason",
                 "evidence",

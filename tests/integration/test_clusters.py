@@ -361,6 +361,7 @@ async def test_the_leader_refits_when_it_is_time_and_others_do_not(
 async def test_the_share_of_a_fitted_slice_is_of_the_hours_since_it_was_made(database: Database) -> None:
     """Nobody looked for it before; a declared one that came late had no traffic before."""
     made = datetime(2026, 11, 3, 9, 20, tzinfo=UTC)
+    last_at = datetime(2026, 11, 3, 11, 40, tzinfo=UTC)
     keys = {
         "all": [],
         "cluster=1": [{"key": CLUSTER_KEY, "equals": "1"}],
@@ -391,7 +392,7 @@ async def test_the_share_of_a_fitted_slice_is_of_the_hours_since_it_was_made(dat
                     " threshold, estimate, last_at, updated_at, fold_seq)"
                     " values (1, :slice, 'ok', '', :at, 9, 0.001, 8, '{}', :at, :at, 1)"
                 ),
-                {"slice": number, "at": made},
+                {"slice": number, "at": last_at},
             )
         for hour, weights in {8: (100,), 9: (100, 10, 10), 10: (100, 40, 40), 11: (60, 24, 24)}.items():
             for number, weight in enumerate(weights, start=1):
@@ -404,12 +405,14 @@ async def test_the_share_of_a_fitted_slice_is_of_the_hours_since_it_was_made(dat
                     ),
                     {"slice": number, "hour": made.replace(hour=hour, minute=0), "weight": float(weight)},
                 )
-        week = made - timedelta(days=7)
-        shares = {one.name: one.share for one in await list_slices(connection, model="", since=week)}
-        assert shares == pytest.approx({"all": 1.0, "cluster=1": 64 / 160, "late": 74 / 360})
-        after = made.replace(hour=11, minute=0)
-        shares = {one.name: one.share for one in await list_slices(connection, model="digits", since=after)}
-        assert shares == pytest.approx({"all": 1.0, "cluster=1": 0.4, "late": 0.4})
+        for model in ("", "digits"):
+            shares = {
+                one.name: one.share for one in await list_slices(connection, model=model, as_of=last_at)
+            }
+            assert shares == pytest.approx({"all": 1.0, "cluster=1": 64 / 160, "late": 74 / 360})
+        await connection.execute(text("update verdict set last_at = :at"), {"at": last_at.replace(hour=9)})
+        shares = {one.name: one.share for one in await list_slices(connection, model="", as_of=last_at)}
+        assert shares["cluster=1"] is None, "there is no whole hour since it was made"
 
 
 def _toml(config: Config, directory: Path) -> Path:
