@@ -224,7 +224,8 @@ _VERDICTS: Final = text("""
     order by v.model_version_id, v.slice_id
 """)
 _RECENT_ITEMS: Final = text("""
-    select model_version_id, slice_id, hour, n_items, n_unmeasured from rollup_hour where hour >= :horizon
+    select model_version_id, slice_id, hour, n_items, n_unmeasured, people is not null as names_people
+    from rollup_hour where hour >= :horizon
     order by hour, model_version_id, slice_id
 """)
 _POLICIES_KEPT: Final = 1_000
@@ -594,7 +595,12 @@ async def _position(connection: AsyncConnection) -> Position:
 
 def _item_count(row: RowMapping) -> ItemCount:
     return ItemCount(
-        row["model_version_id"], row["slice_id"], to_us(row["hour"]), row["n_items"], row["n_unmeasured"]
+        row["model_version_id"],
+        row["slice_id"],
+        to_us(row["hour"]),
+        row["n_items"],
+        row["n_unmeasured"],
+        row["names_people"],
     )
 
 

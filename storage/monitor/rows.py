@@ -492,13 +492,14 @@ class RollupRow(_Row, frozen=True, gc=False):
 
 
 class ItemCount(NamedTuple):
-    """Items of a slice in one hour of capture, and those of them that nothing was measured of."""
+    """Items of a slice in one hour of capture, those of them that nothing was measured of, and whether one names a person."""
 
     model_version_id: int
     slice_id: int
     hour_us: int
     n_items: int
     n_unmeasured: int
+    names_people: bool
 
 
 class Position(_Row, frozen=True, kw_only=True):

@@ -400,7 +400,9 @@ def test_a_fold_that_stopped_goes_on_with_what_was_not_measured() -> None:
     whole, _ = fold_all(stream)
     first, outcome = fold_all(stream[:120])
     counts = tuple(
-        ItemCount(row.model_version_id, row.slice_id, row.hour_us, row.n_items, row.n_unmeasured)
+        ItemCount(
+            row.model_version_id, row.slice_id, row.hour_us, row.n_items, row.n_unmeasured, bool(row.people)
+        )
         for row in outcome.rollups
     )
     stored = Snapshot(position=outcome.position, verdicts=outcome.verdicts, recent_items=counts)

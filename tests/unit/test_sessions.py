@@ -12,12 +12,23 @@ from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     ComparisonRow,
+    ItemCount,
+    Outcome,
     Position,
     SessionRow,
     Snapshot,
     TallyRow,
 )
-from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
+from tests.support.monitor.fold_stream import (
+    ALL_ID,
+    BEGIN_US,
+    CATALOG,
+    CLEAR_ID,
+    CONFIG,
+    FAINT_ID,
+    SECOND_US,
+    batches,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -153,6 +164,52 @@ def test_a_fold_that_stops_within_sessions_ends_in_the_same_bits() -> None:
     # `fold_seq` says which fold wrote a row; everything else is the same.
     assert [row.state for row in snapshot.detectors] == [row.state for row in whole.detectors]
     assert {row.key: row.items for row in open_.values()} == {row.key: row.items for row in whole.sessions}
+
+
+def test_people_are_missing_only_where_requests_say_who_sends_them() -> None:
+    """Of one version: the slice of users lacks people, the slice of a batch job lacks exchanges; a fold that stopped says the same."""
+    config = msgspec.structs.replace(
+        CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, sticky_header="x-user")
+    )
+    rows = [
+        msgspec.structs.replace(
+            item(n, f"user {n % 7}" if n % 2 else "", at_us=BEGIN_US + n * LENGTH_US // 9),
+            slice_ids=(ALL_ID, FAINT_ID if n % 2 else CLEAR_ID),
+        )
+        for n in range(60)
+    ]
+
+    def reasons(stream_: list[BatchRows], snapshot: Snapshot) -> tuple[dict[int, str], Outcome]:
+        fold = Fold(config, snapshot)
+        fold.learn(CATALOG)
+        for batch in stream_:
+            fold.batch(batch)
+        rows = [row for row in fold.verdicts() if row.model_version_id == KEY[0]]
+        return {row.slice_id: row.reason for row in rows}, fold.take()
+
+    batches_ = stream(rows)
+    whole, _ = reasons(batches_, Snapshot(position=Position()))
+    before, outcome = reasons(batches_[:-1], Snapshot(position=Position()))
+    counts = tuple(
+        ItemCount(
+            row.model_version_id, row.slice_id, row.hour_us, row.n_items, row.n_unmeasured, bool(row.people)
+        )
+        for row in outcome.rollups
+    )
+    stopped = Snapshot(
+        position=outcome.position,
+        detectors=outcome.detectors,
+        verdicts=outcome.verdicts,
+        sessions=outcome.sessions,
+        recent_items=counts,
+    )
+    after, _ = reasons(batches_[-1:], stopped)
+    assert before.keys() == after.keys() == whole.keys() == {ALL_ID, FAINT_ID, CLEAR_ID}
+    for reason in (before, after, whole):
+        assert reason[ALL_ID].endswith(" more people")
+        assert reason[FAINT_ID].endswith(" more people")
+        assert reason[CLEAR_ID].endswith(" more exchanges")
+    assert after == whole
 
 
 def test_a_session_that_was_boosted_counts_with_its_weight_and_is_thinned_where_weights_cannot_be_used() -> (

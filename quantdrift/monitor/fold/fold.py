@@ -314,6 +314,10 @@ class Fold:
         )
         captured_us = columns.captured_us[item[begins]]
         n_unmeasured = np.add.reduceat(unmeasured[item].astype(np.intp), begins)
+        # As the roll-ups tell it when the fold begins again: they have people where a flip or a divergence was measured.
+        measured = columns.present(("flip", "divergence")).any(axis=1)
+        of_people = np.array([bool(row.group_key) for row in columns.rows]) & measured
+        names_people = np.logical_or.reduceat(of_people[item], begins)
         hour_us = captured_us - captured_us % HOUR_US
         starts = changes(version, slice_id, hour_us)
         counts = [
@@ -324,6 +328,7 @@ class Fold:
                 hour_us[starts].tolist(),
                 np.add.reduceat(ends - begins, starts).tolist(),
                 np.add.reduceat(n_unmeasured, starts).tolist(),
+                np.logical_or.reduceat(names_people, starts).tolist(),
                 strict=True,
             )
         ]

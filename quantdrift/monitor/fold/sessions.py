@@ -4,7 +4,6 @@ What one user sends is correlated, so a session counts once, whatever sampling p
 after its first item, whatever it shows. Its probability is that of the policy of its first item.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -52,16 +51,11 @@ class Sessions:
             items = _DECODER.decode(row.items)
             self._open[key] = _Open(row.opened_us, items)
         self._n_held = sum(len(one.items) for one in self._open.values())
-        self._n_open = Counter(version_id for version_id, _ in self._open)
         self._stored = {row.key for row in stored}
 
     def policies(self) -> set[int]:
         """Return the policies of the items of open sessions."""
         return {item.policy_id for one in self._open.values() for item in one.items}
-
-    def has_people(self, version_id: int) -> bool:
-        """Return whether requests to a version say who sends them: a session of it is open."""
-        return self._n_open[version_id] > 0
 
     def add(self, items: Sequence[ComparisonRow], now_us: int) -> None:
         """Add the items of one exchange to its session."""
@@ -70,7 +64,6 @@ class Sessions:
         found = self._open.get(key)
         if found is None:
             found = self._open[key] = _Open(now_us, [])
-            self._n_open[key[0]] += 1
         found.items += items
         self._n_held += len(items)
         self._dirty.add(key)
@@ -88,7 +81,6 @@ class Sessions:
         for key in sorted(set(due), key=lambda key: (self._open[key].opened_us, key)):
             over = self._open.pop(key)
             self._n_held -= len(over.items)
-            self._n_open[key[0]] -= 1
             found.append((min(over.opened_us + self._length_us, now_us), tuple(over.items)))
             self._dirty.discard(key)
         return found

@@ -49,9 +49,9 @@ class FoldTable(SliceTable):
     counted, counted_under
         (rows,) number of the strata and model whose losses count for the slice, as sampled under a policy; -1 for
         a policy that is not known.
-    hour, n_items, n_unmeasured, n_items_before, n_unmeasured_before
-        (rows,) the last hour of capture, counted from 1970; items that were compared in it, and those of them that nothing was
-        measured of; the same of the hour before.
+    hour, n_items, n_unmeasured, names_people, n_items_before, n_unmeasured_before, named_people_before
+        (rows,) the last hour of capture, counted from 1970; items that were compared in it, those of them that nothing was measured
+        of, and whether one says who sent it; the same of the hour before.
     noise
         Per signal (rows,) the part of the mean it tests against that was added for noise, over the cap.
     """
@@ -61,8 +61,10 @@ class FoldTable(SliceTable):
         self.hour: IntArray = np.zeros(1, dtype=np.intp)
         self.n_items: IntArray = np.zeros(1, dtype=np.intp)
         self.n_unmeasured: IntArray = np.zeros(1, dtype=np.intp)
+        self.names_people: BoolArray = np.zeros(1, dtype=np.bool_)
         self.n_items_before: IntArray = np.zeros(1, dtype=np.intp)
         self.n_unmeasured_before: IntArray = np.zeros(1, dtype=np.intp)
+        self.named_people_before: BoolArray = np.zeros(1, dtype=np.bool_)
         self.last_us: IntArray = np.zeros(1, dtype=np.intp)
         self.updated_us: IntArray = np.zeros(1, dtype=np.intp)
         self.fold_seq: IntArray = np.zeros(1, dtype=np.intp)
@@ -86,12 +88,20 @@ class FoldTable(SliceTable):
         self.judged[row] = UNJUDGED
         self.hour[row] = self.n_items[row] = self.n_unmeasured[row] = 0
         self.n_items_before[row] = self.n_unmeasured_before[row] = 0
+        self.names_people[row] = self.named_people_before[row] = False
         self.checked[row] = self.sampled_under[row] = self.counted_under[row] = -1
         for added in self.noise.values():
             added[row] = 0.0
         return row
 
-    def count(self, rows: IntArray, hour: IntArray, n_items: IntArray, n_unmeasured: IntArray) -> None:
+    def count(
+        self,
+        rows: IntArray,
+        hour: IntArray,
+        n_items: IntArray,
+        n_unmeasured: IntArray,
+        names_people: BoolArray,
+    ) -> None:
         """Count items, (counts,) each; of a row's last two hours alone, whatever their order."""
         for now in np.unique(hour).tolist():
             of = hour == now
@@ -100,13 +110,17 @@ class FoldTable(SliceTable):
             follows = self.hour[begins] == now - 1
             self.n_items_before[begins] = np.where(follows, self.n_items[begins], 0)
             self.n_unmeasured_before[begins] = np.where(follows, self.n_unmeasured[begins], 0)
+            self.named_people_before[begins] = follows & self.names_people[begins]
             self.n_items[begins] = self.n_unmeasured[begins] = 0
+            self.names_people[begins] = False
             self.hour[begins] = now
             last, before = self.hour[at] == now, self.hour[at] == now + 1
             np.add.at(self.n_items, at[last], n_items[of][last])
             np.add.at(self.n_unmeasured, at[last], n_unmeasured[of][last])
+            self.names_people[at[last & names_people[of]]] = True
             np.add.at(self.n_items_before, at[before], n_items[of][before])
             np.add.at(self.n_unmeasured_before, at[before], n_unmeasured[of][before])
+            self.named_people_before[at[before & names_people[of]]] = True
 
     def counted_items(self, rows: IntArray, hour: int) -> tuple[IntArray, IntArray]:
         """Return the items that were compared, and those that nothing was measured of, since the hour before `hour`."""
@@ -114,6 +128,13 @@ class FoldTable(SliceTable):
         n_items = np.where(last, self.n_items[rows], 0) + np.where(before, self.n_items_before[rows], 0)
         n_unmeasured = np.where(last, self.n_unmeasured[rows], 0)
         return n_items, n_unmeasured + np.where(before, self.n_unmeasured_before[rows], 0)
+
+    def counts_people(self, row: int, hour: int) -> bool | None:
+        """Return whether an item of a row since the hour before `hour` says who sent it; None: nothing was compared."""
+        last, before = self.hour[row] >= hour - 1, self.hour[row] >= hour
+        if not (last and self.n_items[row]) and not (before and self.n_items_before[row]):
+            return None
+        return bool((last and self.names_people[row]) or (before and self.named_people_before[row]))
 
     def put(self, row: int, key: SignalKey, state: FloatArray) -> None:
         """Write the state of a signal, (size,), which the row may not have yet."""

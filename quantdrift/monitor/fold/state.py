@@ -231,12 +231,21 @@ class FoldState:
         """Return whether an alert of a slice can be a page: its senders are known, and its requests count once each."""
         return self.is_verified(key[0]) and not self.session_attribute(key)
 
-    def has_people(self, version_id: int) -> bool:
-        """Return whether it is known who sends the requests to a version: then people are counted, and not exchanges.
+    def has_people(self, key: Key) -> bool:
+        """Return whether it is known who sends the requests of a slice: then people are counted, and not exchanges.
 
-        The option alone does not say so: the callers of some models may not send its header.
+        The option alone does not say so: the callers of some models, or of some slices, may not send its header. It is read off the
+        requests of this hour and the one before; of a slice without any off those of its version.
         """
-        return bool(self._config.sampling.sticky_header) and self.sessions.has_people(version_id)
+        if not self._config.sampling.sticky_header:
+            return False
+        everything = self.everything(self.model(key[0]))
+        for slice_id in (key[1], everything):
+            entry = None if slice_id is None else self.slices.get((key[0], slice_id))
+            counts = None if entry is None else self.table.counts_people(entry.row, self.now_us // HOUR_US)
+            if counts is not None:
+                return counts
+        return False
 
     def budget(self, version_id: int) -> Budget:
         """Return what the owner of a version's model accepts."""
@@ -287,7 +296,8 @@ class FoldState:
             self._early.setdefault(count[:2], []).append(count)
         if (some := rows >= 0).any():
             columns = np.array([count[2:] for count in counts], dtype=np.intp)[some]
-            self.table.count(rows[some], columns[:, 0] // HOUR_US, columns[:, 1], columns[:, 2])
+            hour, n_items, n_unmeasured, names_people = columns.T
+            self.table.count(rows[some], hour // HOUR_US, n_items, n_unmeasured, names_people > 0)
 
     def unmeasured(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Return the items that were compared in this hour and the one before, and those that nothing was measured of."""

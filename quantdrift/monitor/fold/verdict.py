@@ -592,7 +592,7 @@ def _verdict(state: FoldState, entry: SliceState, phase: Phase) -> tuple[Verdict
         task=state.task(state.model(entry.key[0])),
         alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
         closed=state.closed(entry.key),
-        has_people=state.has_people(entry.key[0]),
+        has_people=state.has_people(entry.key),
         fallen=fallen,
     )
     return judge(status, state.limits)

@@ -224,7 +224,12 @@ class PlainFold(Fold):
                 n_unmeasured = sum(self._is_unmeasured(row) for row in items)
                 self.plain_rollup.add(slice_id, items, cap, n_unmeasured)
                 hour_us = items[0].captured_us - items[0].captured_us % HOUR_US
-                counted.append(ItemCount(version.id, slice_id, hour_us, len(items), n_unmeasured))
+                names_people = any(
+                    row.group_key and (row.flip is not None or row.divergence is not None) for row in items
+                )
+                counted.append(
+                    ItemCount(version.id, slice_id, hour_us, len(items), n_unmeasured, names_people)
+                )
             if first.group_key:
                 self.state.sessions.add(exchange.rows, self.state.now_us)
             else:
