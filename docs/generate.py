@@ -15,6 +15,7 @@ from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
 from quantdrift.facts.events import NoiseEvent
 from quantdrift.facts.explanation import Explanation
+from quantdrift.facts.status import Serves
 from quantdrift.storage.admin.database_docs import page as database_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -62,7 +63,9 @@ def telemetry_markdown() -> str:
         "when a slice fires, WARN for a warning, INFO when it is resolved. The body is the text for the person on call",
         "([how to read it](../how-to/alerts.md#read-it)); the time is that of the traffic that decided, and the observed time",
         "is when the event was sent. `quantdrift.alert_id` is the number of the alert, and `quantdrift.url` its address on the live page",
-        "if `web.url` is set; the text then ends with it. The attributes below explain an alert that",
+        "if `web.url` is set; the text then ends with it. Beside the status stands whether the version serves when the event is sent:",
+        f"`quantdrift.version_serving` ({', '.join(f'`{serves}`' for serves in Serves)}), `quantdrift.replaced_by` and `quantdrift.paused`, by whom",
+        "and since when its sampling is paused; without pause or successor they are left out. The attributes below explain an alert that",
         "opens or escalates. Unknown values are left out; a part of a move has the unit of the metric that decided.",
         "",
         "An event named `quantdrift.noise` says that a reference or candidate differs from itself by more than",

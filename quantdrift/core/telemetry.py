@@ -421,6 +421,20 @@ MITIGATED = Instrument(
     "Whether nobody gets the answers of a slice that alerts any more, by model, version and slice: 0 people do, 1 its requests are routed"
     " away, 2 a person said so.",
 )
+SERVING = Instrument(
+    "quantdrift.version.serving",
+    _OG,
+    "{state}",
+    "Whether a version serves, by model and version: 0 it does, 1 another version of the model replaced it (replaced_by), 2 it is silent:"
+    " nothing of it was seen for ten times its usual gap, at least ten minutes.",
+)
+VERSION_PAUSED = Instrument(
+    "quantdrift.version.paused",
+    _OG,
+    "{pause}",
+    "1 while the sampling of a version's model is paused, everywhere or at more of its sidecars than monitor.max_loss_ratio, else 0, by model"
+    " and version.",
+)
 EVIDENCE = Instrument(
     "quantdrift.slice.evidence",
     _OG,

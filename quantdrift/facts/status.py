@@ -63,6 +63,15 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: datetime | None = None
     paused: str = ""
 
+    def attributes(self) -> dict[str, str]:
+        """Return it as telemetry has it: names of programs; what is not known or does not apply is left out."""
+        values = {
+            "version_serving": "" if self.serves is None else self.serves.value,
+            "replaced_by": self.replaced_by,
+            "paused": self.paused,
+        }
+        return {name: value for name, value in values.items() if value}
+
     @property
     def words(self) -> str:
         """As people read it: `serving`, `replaced by int8-2`, `silent since 2026-11-23 21:42 UTC`, `serving, paused by ann since ...`."""
@@ -103,6 +112,8 @@ RANK: Final = MappingProxyType({status.verdict.value: rank for rank, status in e
 """Places of the verdicts in an order, the worst first."""
 LEVEL: Final = MappingProxyType({name: len(STATUSES) - 1 - rank for name, rank in RANK.items()})
 """Numbers of the verdicts for plots and gauges, of which a larger one is worse: 0 is OK."""
+SERVES: Final = MappingProxyType({serves: float(number) for number, serves in enumerate(Serves)})
+"""Numbers for gauges, in the order of the states: 0 serves."""
 ALERTS: Final = frozenset(status.verdict.value for status in STATUSES if status.alert)
 """The verdicts in which a slice has an alert."""
 WORST_FIRST: Final = f"array[{', '.join(repr(name) for name in RANK)}]"

@@ -18,13 +18,15 @@ from quantdrift.core.telemetry import (
     OUTBOX,
     OUTBOX_AGE,
     PROGRESS_AGE,
+    SERVING,
     SLICES_LEFT_OUT,
     VERDICT,
+    VERSION_PAUSED,
     Labels,
     Telemetry,
 )
 from quantdrift.facts.incidents import Mitigation
-from quantdrift.facts.status import ALERTS, LEVEL
+from quantdrift.facts.status import ALERTS, LEVEL, SERVES, Serving
 from quantdrift.storage.monitor.rows import Catalog, FloorRow, VerdictRow
 
 _MITIGATIONS: Final[Mapping[Mitigation | None, float]] = MappingProxyType(
@@ -36,6 +38,8 @@ Readings = tuple[tuple[float, Labels], ...]
 class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Readings = ()
     mitigated: Readings = ()
+    serving: Readings = ()
+    paused: Readings = ()
     evidence: Readings = ()
     divergence: Readings = ()
     noise: Readings = ()
@@ -71,6 +75,8 @@ class SliceGauges:
         """Register the gauges with `telemetry`."""
         telemetry.observe(VERDICT, lambda: self._readings().verdicts)
         telemetry.observe(MITIGATED, lambda: self._readings().mitigated)
+        telemetry.observe(SERVING, lambda: self._readings().serving)
+        telemetry.observe(VERSION_PAUSED, lambda: self._readings().paused)
         telemetry.observe(EVIDENCE, lambda: self._readings().evidence)
         telemetry.observe(DIVERGENCE, lambda: self._readings().divergence)
         telemetry.observe(NOISE, lambda: self._readings().noise)
@@ -87,8 +93,9 @@ class SliceGauges:
         catalog: Catalog,
         floors: Iterable[FloorRow] = (),
         mitigated: Mapping[tuple[int, int], Mitigation] = MappingProxyType({}),
+        servings: Mapping[tuple[str, str], Serving] = MappingProxyType({}),
     ) -> None:
-        """Replace the readings by the leader's verdicts and noise floors, and by what is mitigated, by version and slice."""
+        """Replace the readings by the leader's verdicts and noise floors, by what is mitigated, by version and slice, and by which serve."""
         rows = list(verdicts)
         rows.sort(key=lambda row: (-max(LEVEL[row.verdict], 1), -row.evidence, row.slice_id))
         # A version compared with two references is one series: it shows the worse of the two.
@@ -104,7 +111,21 @@ class SliceGauges:
                 last_us[model] = max(last_us.get(model, 0), row.last_us)
         shown_versions = {row.model_version_id for row in rows}
         noise = [(row, _of_floor(row, catalog)) for row in floors if row.model_version_id in shown_versions]
+        of_versions = sorted(
+            {(labels["model"], labels["version"]) for labels in (_labels(row, catalog) for row in rows)}
+            & servings.keys()
+        )
+        beside = [(servings[key], {"model": key[0], "version": key[1]}) for key in of_versions]
         self._shown = _Shown(
+            serving=tuple(
+                (
+                    SERVES[each.serves],
+                    {**labels, "replaced_by": each.replaced_by} if each.replaced_by else labels,
+                )
+                for each, labels in beside
+                if each.serves is not None
+            ),
+            paused=tuple((float(bool(each.paused)), labels) for each, labels in beside),
             noise=tuple((row.high / row.budget, labels) for row, labels in noise),
             noisy=tuple((float(row.exceeds), labels) for row, labels in noise),
             verdicts=tuple((LEVEL[row.verdict], labels) for row, labels in labelled),

@@ -129,12 +129,21 @@ class OutboxSender:
     ----------
     fence
         Asked before each event: a former leader that wakes up must not send what another monitor has sent.
+    max_share
+        As of `quantdrift.storage.serving.servings`.
     """
 
-    def __init__(self, database: Database, exporter: EventExporter, fence: Fence = unfenced) -> None:
+    def __init__(
+        self,
+        database: Database,
+        exporter: EventExporter,
+        fence: Fence = unfenced,
+        max_share: float = 1.0,
+    ) -> None:
         self._database = database
         self._exporter = exporter
         self._fence = fence
+        self._max_share = max_share
         self._n_probes = 0
         self.n_waiting = 0
         self.oldest_waiting: datetime | None = None
@@ -148,7 +157,7 @@ class OutboxSender:
             Postgres is not available, or this monitor does not lead any more. An event that the collector accepted just before is sent again: at least once.
         """
         async with self._database.begin() as connection:
-            waiting = await unsent(connection, _AT_ONCE)
+            waiting = await unsent(connection, _AT_ONCE, self._max_share)
         sent, unreachable = 0, False
         while waiting and not unreachable:
             event = waiting.pop(0)
@@ -189,7 +198,10 @@ def log_record(event: WaitingEvent, url: str = "") -> LogRecord:
         The address of its alert on the live page; empty: there is none.
     """
     words = {} if event.text is None else event.text.attributes()
-    attributes = {f"quantdrift.{name}": value for name, value in {**event.details, **words}.items()}
+    attributes = {
+        f"quantdrift.{name}": value
+        for name, value in {**event.details, **words, **event.serving.attributes()}.items()
+    }
     if event.alert_id is not None:
         attributes["quantdrift.alert_id"] = event.alert_id
     if url:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
@@ -30,6 +30,7 @@ from quantdrift.core.telemetry import (
     Telemetry,
     otlp_exporter,
 )
+from quantdrift.facts.status import Serving
 from quantdrift.monitor.audit import Auditor
 from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery.clusters import ClusterFits
@@ -57,6 +58,7 @@ from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.shares import read_share_hours
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.schema.revision import check_schema
+from quantdrift.storage.serving import servings
 from quantdrift.storage.shadow.writer import Writer
 
 EXPORT_S: Final = 15.0
@@ -97,7 +99,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 dsn=secrets.current_dsn,
                 database=database,
                 leadership=leadership,
-                sender=OutboxSender(database, exporter, leadership.fence),
+                sender=OutboxSender(database, exporter, leadership.fence, config.monitor.max_loss_ratio),
                 publish=exporter.export,
                 telemetry=telemetry,
                 clock=clock,
@@ -152,6 +154,7 @@ class Monitor:
         self._connected = False
         self._circumstances_due_s = 0.0
         self._shares_due_s = 0.0
+        self._servings: Mapping[tuple[str, str], Serving] = {}
         self._gauges = SliceGauges(clock, config.telemetry.max_slices, hangs=lambda: leadership.hangs)
         self._gauges.register(telemetry)
         self._discoverer = Discoverer(
@@ -337,6 +340,7 @@ class Monitor:
             fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
             if begun_s >= self._circumstances_due_s:
                 fold.note(await read_circumstances(connection, self._config.monitor.max_loss_ratio))
+                self._servings = await servings(connection, self._config.monitor.max_loss_ratio)
                 self._circumstances_due_s = begun_s + _CIRCUMSTANCES_S
             if begun_s >= self._shares_due_s:
                 fold.note_shares(await read_share_hours(connection, fold.share_question()))
@@ -357,7 +361,7 @@ class Monitor:
                     ways=ways_with(self._config, fold.catalog),
                 )
             mitigated = await mitigated_slices(connection)
-        self._gauges.show(fold.current(), fold.catalog, fold.floors(), mitigated)
+        self._gauges.show(fold.current(), fold.catalog, fold.floors(), mitigated, self._servings)
         for transition in outcome.transitions:
             _LOG.info(
                 "%s -> %s: %s",

@@ -12,9 +12,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
+from quantdrift.facts.status import Serving
 from quantdrift.facts.words.text import AlertText
 from quantdrift.storage.monitor.alerts import words_of
 from quantdrift.storage.monitor.rows import to_us
+from quantdrift.storage.serving import servings
 
 _UNSENT: Final = text("""
     select o.id, o.attempts, coalesce(t.at, n.at) as at, t.from_verdict, t.to_verdict,
@@ -46,6 +48,8 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
         Whether noise is too high from now on; None for a change of verdict.
     alert_id
         The alert that the change of verdict opens, changes or ends; None for a change of noise.
+    serving
+        Whether its version serves and is paused when the event is read.
     """
 
     id: int
@@ -57,10 +61,19 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
     text: AlertText | None = None
     exceeds: bool | None = None
     alert_id: int | None = None
+    serving: Serving = Serving()
 
 
-async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
-    """Return waiting events in the order of sending: those that the collector refused come last."""
+async def unsent(connection: AsyncConnection, most: int, max_share: float = 1.0) -> list[WaitingEvent]:
+    """Return waiting events in the order of sending: those that the collector refused come last.
+
+    Parameters
+    ----------
+    max_share
+        As of `quantdrift.storage.serving.servings`.
+    """
+    rows = (await connection.execute(_UNSENT, {"most": most})).mappings().all()
+    beside = await servings(connection, max_share) if rows else {}
     return [
         WaitingEvent(
             id=row["id"],
@@ -72,8 +85,11 @@ async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
             text=words_of(row["text"], row["details"]) if row["exceeds"] is None else None,
             exceeds=row["exceeds"],
             alert_id=row["alert_id"],
+            serving=beside.get(
+                (row["details"].get("model", ""), row["details"].get("version", "")), Serving()
+            ),
         )
-        for row in (await connection.execute(_UNSENT, {"most": most})).mappings()
+        for row in rows
     ]
 
 

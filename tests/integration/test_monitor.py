@@ -8,6 +8,8 @@ import psutil
 import pytest
 
 from quantdrift.demo.otlp_receiver import OtlpReceiver
+from quantdrift.storage.audit import Action, add
+from quantdrift.storage.database import Database
 from tests.support.monitor.fold_stream import FAINT_ID, WITHOUT_REFERENCE, batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import folded, running_monitor, stop_monitor, until
 
@@ -97,6 +99,48 @@ async def test_the_drifted_slice_pages_over_otlp_and_no_other_does(
     assert flipped
     for row in await record.fetch("select weight, divergence_bins from rollup_hour"):
         assert sum(row["divergence_bins"]) == pytest.approx(row["weight"])
+
+
+async def test_beside_a_verdict_the_collector_gets_whether_the_version_serves_and_is_paused(
+    database: Database,
+    postgres_dsn: str,
+    record: asyncpg.Connection,
+    tmp_path: Path,
+    otlp_receiver: OtlpReceiver,
+) -> None:
+    """Gauges follow what API and pages say: silent, serving, paused, and replaced by which version; an event says it, too."""
+    for rows in batches(200):
+        await store_batch(record, rows)
+
+    async def said(value: float, name: str = "serving", **others: str) -> None:
+        attributes = {"model": "digits", "version": "1", **others}
+
+        def newest(receiver: OtlpReceiver) -> bool:
+            points = [
+                point
+                for point in receiver.metrics
+                if point.name == f"quantdrift.version.{name}" and point.attributes["version"] == "1"
+            ]
+            return bool(points) and (points[-1].attributes, points[-1].value) == (attributes, value)
+
+        assert await asyncio.to_thread(otlp_receiver.wait_for, newest, 60), (name, value, others)
+
+    async with running_monitor(postgres_dsn, tmp_path, otlp_receiver.endpoint) as process:
+        await said(2.0)  # its comparisons are of long ago
+        await said(0.0, "paused")
+        await record.execute("update serving set last_at = now()")
+        await said(0.0)
+        async with database.begin() as connection:
+            after = {"everything": {"by": "ann", "at": "2026-03-01T12:00:00+00:00"}, "models": {}}
+            await add(connection, Action.PAUSE, subject="all models", after=after)
+        await said(1.0, "paused")
+        await record.execute("insert into serving values (2, now() + interval '1 second', 1, 10, null, null)")
+        await record.execute("update serving set replaced_at = now() where model_version_id = 1")
+        await said(1.0, replaced_by="2")
+        assert await stop_monitor(process) == 0
+    events = [event for event in otlp_receiver.events if event.name == "quantdrift.slice.transition"]
+    assert events
+    assert {event.attributes["quantdrift.version_serving"] for event in events} <= {"silent", "serving"}
 
 
 async def test_a_collector_that_is_down_gets_every_event_when_it_is_back(
