@@ -18,10 +18,10 @@ from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.facts.incidents import mitigated_sentence
 from quantdrift.facts.status import alert_kind
 from quantdrift.facts.words.ending import ENDS
 from quantdrift.facts.words.happened import ACTIONS
+from quantdrift.facts.words.incident import mitigated_sentence
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection

@@ -8,21 +8,16 @@ Damage that is everywhere makes all traffic and some slices alert, and no slice 
 explains are one incident, too, if one slice contains the other, and thus all its changed answers, and both began together.
 """
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
-from quantdrift.core.notation import count_of, listed, moment
-from quantdrift.facts.cost import Prices, cost_of_changed, money_of
-from quantdrift.facts.figures import Figure, shown
-from quantdrift.facts.words.happened import released
+from quantdrift.facts.figures import Figure
 
 LEAST_SILENCE: Final = timedelta(minutes=10)
 LEAST_EXPECTED: Final = 100.0
@@ -36,20 +31,13 @@ class IncidentState(StrEnum):
     """The states of an incident, in the order in which lists show them."""
 
     OPEN = "open"
+    """An alert of it lasts, and people get its answers."""
     MITIGATED = "mitigated"
+    """Nobody gets its answers any more: its version was replaced, or its slice was routed away."""
     RECOVERED = "recovered"
+    """The evidence of every alert says so."""
     CLOSED = "closed"
-
-
-MEANINGS: Final = MappingProxyType(
-    {
-        IncidentState.OPEN: "an alert of it lasts, and people get its answers",
-        IncidentState.MITIGATED: "nobody gets its answers any more: its version was replaced, or its slice was routed away",
-        IncidentState.RECOVERED: "the evidence of every alert says so",
-        IncidentState.CLOSED: "a person said so, with the reason, or its slice is not compared any more",
-    }
-)
-"""A sentence for a legend of the states."""
+    """A person said so, with the reason, or its slice is not compared any more."""
 
 
 class Mitigation(StrEnum):
@@ -373,81 +361,6 @@ class StoryEvent(msgspec.Struct, frozen=True, kw_only=True):
     alert: int | None = None
 
 
-def standing_sentence(incident: Incident) -> str:
-    """Return the state of an incident in a sentence, with the reason."""
-    where, at = listed(incident.slices), "" if incident.ended_at is None else moment(incident.ended_at)
-    by = f" by {incident.said_by}: {incident.reason.rstrip('.')}" if incident.said_by else ""
-    match incident.state, incident.mitigation:
-        case IncidentState.OPEN, _:
-            return f"Open since {moment(incident.opened_at)}."
-        case IncidentState.MITIGATED, Mitigation.ROUTED:
-            return f"Mitigated: no request of {where} has reached {incident.version} since {at}. It serves others."
-        case IncidentState.MITIGATED, Mitigation.REPORTED:
-            return f"Mitigated at {at}{by}."
-        case IncidentState.MITIGATED, _:
-            now = (
-                f" {listed(incident.serving)} serve{'' if len(incident.serving) > 1 else 's'} now."
-                if incident.serving
-                else ""
-            )
-            return f"Mitigated: {incident.version} was replaced by {at}.{now}"
-        case IncidentState.RECOVERED, _:
-            return f"Recovered at {at}: the evidence says so."
-        case _:
-            return f"Closed at {at}{by or ': its slice is not compared any more'}."
-
-
-def mitigated_sentence(version: str, slice_: str, mitigation: str, by: str = "") -> str:
-    """Return why nobody gets the answers of an alert any more that lasts by evidence.
-
-    Parameters
-    ----------
-    by
-        Of `reported`: who said so, and why.
-    """
-    if mitigation == Mitigation.ROUTED:
-        return f"Mitigated: no request of {slice_} reaches {version} any more. It serves others."
-    return f"Mitigated, as reported by {by.rstrip('.')}."
-
-
-def damage_sentence(incident: Incident) -> str:
-    """Return how many answers changed and how many people got one, so far; empty where neither is known."""
-    parts = []
-    if incident.changed is not None:
-        answers = shown(incident.changed)
-        interval = f" ({answers.low} to {answers.high})" if answers.low else ""
-        parts.append(f"some {answers.value} changed answers{interval}")
-    if incident.people is not None:
-        parts.append(f"at least {count_of(round(incident.people.value), 'person', 'people')} got one")
-    if incident.cost is not None:
-        parts.append(f"at a cost of {money_of(incident.cost)}")
-    so_far = " so far" if incident.is_open else ""
-    said = ", ".join(parts)
-    return f"{said[:1].upper()}{said[1:]}{so_far}." if parts else ""
-
-
-def headline(incident: Incident) -> str:
-    """Return an incident in one line: when, where, the damage, and its state."""
-    begin, end = _day(incident.began_at), "" if incident.ended_at is None else _day(incident.ended_at)
-    when = f"since {begin}" if incident.is_open else begin if begin == end else f"{begin} to {end}"
-    damage = damage_sentence(incident).rstrip(".")
-    what = f"{damage[:1].lower()}{damage[1:]}" if damage else "answers changed"
-    return f"{when}, {incident.model} {incident.version}, {listed(incident.slices)}: {what}. {standing_sentence(incident)}"
-
-
-def labels_wanted(incident: Incident, options: str = "") -> str:
-    """Return the command that draws changed answers of an incident for somebody to label.
-
-    Parameters
-    ----------
-    options
-        With which it finds the same configuration and data, after a space.
-    """
-    names = ("model", incident.model), ("version", incident.version), ("slice", str(incident.slice_ids[0]))
-    chosen = " ".join(f"--{name} {shlex.quote(value)}" for name, value in names)
-    return f"quantdrift labels wanted {chosen} --out wanted.csv{options}"
-
-
 def changes_of(incident: Incident) -> tuple[str, ...]:
     """Return what a person can say of the state of an incident: `mitigate`, `reopen`, `close`; nothing where it is over."""
     possible = {
@@ -457,49 +370,3 @@ def changes_of(incident: Incident) -> tuple[str, ...]:
         (IncidentState.MITIGATED, Mitigation.REPLACED): ("close",),
     }
     return possible.get((incident.state, incident.mitigation), ())
-
-
-def commands_of_incident(incident: Incident, options: str = "") -> list[str]:
-    """Return the commands that change the state of an incident, each with a placeholder for the reason; none where it is over."""
-    return [
-        f'quantdrift incidents {word} {incident.id} --reason "..."{options}' for word in changes_of(incident)
-    ]
-
-
-def priced(incident: Incident, prices: Prices) -> Incident:
-    """Return an incident with the cost of its changed answers; without it where there is no price, or where requests differ in worth.
-
-    The count of an incident is kept, not the worth of each of its requests.
-    """
-    if incident.changed is None or prices.by_value:
-        return incident
-    return replace(incident, cost=cost_of_changed(replace(incident.changed, weight=1.0), prices))
-
-
-def story_text(event: StoryEvent) -> str:
-    """Return what happened, beside its kind and the person."""
-    match event.kind:
-        case StoryKind.ONSET:
-            return f"{event.text} began to drift, as estimated"
-        case StoryKind.RELEASE:
-            return released(event.text)
-        case _:
-            return event.text
-
-
-def story_sentence(event: StoryEvent) -> str:
-    """Return what happened in one line: the kind, the person, the text, the alert."""
-    by = f" by {event.who}" if event.who else ""
-    of = f" (alert {event.alert})" if event.alert is not None else ""
-    return f"{event.kind}{by}: {story_text(event)}{of}"
-
-
-def unknown_sentence(incident: Incident) -> str:
-    """Return what is not known of an incident without labels, and what would tell; empty where that is of no use."""
-    if incident.changed is None or not incident.changed.value:
-        return ""
-    return "Not known yet: whether the changed answers are wrong. 50 labels would tell."
-
-
-def _day(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%d %b %Y}".lstrip("0")

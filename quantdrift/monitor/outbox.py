@@ -32,7 +32,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import otlp_exporter
 from quantdrift.core.tls import Tls
 from quantdrift.facts.events import NoiseEvent
-from quantdrift.monitor.fold.noise import noise_summary
+from quantdrift.facts.words.noise import noise_line
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Fence, unfenced
 from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
@@ -224,5 +224,5 @@ def log_record(event: WaitingEvent, url: str = "") -> LogRecord:
 
 def _text(event: WaitingEvent) -> str:
     if event.exceeds is not None:
-        return noise_summary(msgspec.convert(event.details, NoiseEvent))
+        return noise_line(msgspec.convert(event.details, NoiseEvent))
     return event.text.plain() if event.text else f"{event.from_verdict} -> {event.to_verdict}"

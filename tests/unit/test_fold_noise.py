@@ -8,8 +8,8 @@ from quantdrift.drift import noise
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.header import ALERTING, M
 from quantdrift.drift.evidence.state import load_state
+from quantdrift.facts.words.noise import noise_line
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
 from tests.support.monitor.fold_stream import (
     ALL_ID,
@@ -74,9 +74,7 @@ def test_too_much_noise_is_reported_and_no_slice_is_ok() -> None:
     fold, outcome = fold_all(with_noise(batches(60, faint_flips=CALM), 0.04))
     (change,) = outcome.noise_changes
     assert (change.side, change.metric, change.exceeds) == (Side.REFERENCE, "flip", True)
-    assert noise_summary(change.event).startswith(
-        "digits 1: the reference differs from itself too much: flip"
-    )
+    assert noise_line(change.event).startswith("digits 1: the reference differs from itself too much: flip")
     verdicts = {(row.verdict, row.reason) for row in fold.verdicts() if row.n_groups}
     assert verdicts == {
         (Verdict.UNKNOWN, "noise: the reference differs from itself by too large a part of the flip budget")

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Side, Verdict
+from quantdrift.facts.words.noise import noise_line
 from quantdrift.monitor.fold import noise
-from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.monitor.rows import FloorRow, Outcome, SliceChange
 from tests.support.monitor.fold_stream import (
     ALL_ID,
@@ -122,9 +122,7 @@ def test_too_much_noise_of_a_slice_is_an_event_of_its_own() -> None:
     assert not floor_of(outcome, 0).exceeds
     (change,) = outcome.noise_changes
     assert (change.slice_id, change.exceeds, change.event.slice) == (FAINT_ID, True, "scanner=faint")
-    assert noise_summary(change.event).startswith(
-        "digits 1, scanner=faint: the reference differs from itself"
-    )
+    assert noise_line(change.event).startswith("digits 1, scanner=faint: the reference differs from itself")
     assert "the other slices are not" in change.event.advice
 
 

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Budget
-from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Side
 from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
@@ -28,6 +27,7 @@ from quantdrift.drift.noise import (
     window_of,
 )
 from quantdrift.facts.events import NoiseEvent
+from quantdrift.facts.words.noise import advice
 from quantdrift.facts.words.verdict import too_noisy
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
@@ -341,16 +341,6 @@ class NoiseFloors:
         return [key[1]] if key[1] != _VERSION and after != added else []
 
 
-def noise_summary(event: NoiseEvent) -> str:
-    """Return one line for people: the version, the side, and its noise against the limit."""
-    what = "differs from itself too much" if event.exceeds else "differs from itself little enough again"
-    where = "" if event.slice == ALL else f", {event.slice}"
-    return (
-        f"{event.model} {event.version}{where}: the {event.side.value} {what}: {event.measure} {number(event.mean, 3)} "
-        f"[{number(event.low, 3)}, {number(event.high, 3)}] where {number(event.limit, 3)} is the limit"
-    )
-
-
 def _event(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> NoiseEvent:
     version, task = subject.version, subject.task
     metric, scale = Metric(row.metric), row.scale
@@ -371,27 +361,8 @@ def _event(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> 
         budget=row.budget * scale,
         limit=bound * row.budget * scale,
         added=row.added * scale,
-        advice=f"{_UNKNOWN[row.slice_id != _VERSION]} {_ADVICE[row.side]}"
-        if row.exceeds
-        else "Nothing: verdicts are given again.",
+        advice=advice(row.side, exceeds=row.exceeds, of_slice=row.slice_id != _VERSION),
     )
-
-
-_UNKNOWN = {
-    False: "Its slices are unknown as long as this lasts, except those that are known to have less noise.",
-    True: "This slice is unknown as long as this lasts; the other slices are not.",
-}
-_ADVICE = {
-    Side.REFERENCE: (
-        "Check whether the reference depends on the batch (batch "
-        "statistics, dropout that is not off, sampling), on the device or on random numbers; then make it "
-        "deterministic, or accept a larger budget."
-    ),
-    Side.CANDIDATE: (
-        "The candidate gives a different answer to the same request: "
-        "check whether it samples, or whether the replica serves another version."
-    ),
-}
 
 
 def _key(row: FloorRow) -> _Key:

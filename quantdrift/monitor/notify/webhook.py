@@ -25,7 +25,7 @@ from quantdrift.core.telemetry import NOTIFIED, NOTIFY_FAILED, Telemetry
 from quantdrift.core.text import plain
 from quantdrift.core.tls import Tls
 from quantdrift.facts.events import event_of
-from quantdrift.facts.incidents import mitigated_sentence
+from quantdrift.facts.words.incident import mitigated_sentence
 from quantdrift.monitor.notify.receiver import Failure, Reason, Receiver
 from quantdrift.storage.database import Database
 from quantdrift.storage.figures import frozen

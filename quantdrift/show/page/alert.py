@@ -11,8 +11,8 @@ from aiohttp import web
 
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.facts.incidents import mitigated_sentence
 from quantdrift.facts.words.happened import ONSET
+from quantdrift.facts.words.incident import mitigated_sentence
 from quantdrift.report.labels import labelled
 from quantdrift.show import charts
 from quantdrift.show.page.rendering import render

@@ -7,8 +7,8 @@ from aiohttp import web
 
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.text import plain_lines
-from quantdrift.facts.incidents import (
-    changes_of,
+from quantdrift.facts.incidents import changes_of
+from quantdrift.facts.words.incident import (
     commands_of_incident,
     headline,
     labels_wanted,
@@ -18,7 +18,15 @@ from quantdrift.facts.incidents import (
 )
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, OPERATOR, acting, who_may_act
-from quantdrift.storage.incidents import Say, find_incident, has_labels, list_incidents, say, story, with_cost
+from quantdrift.storage.incidents import (
+    Say,
+    find_incident,
+    has_labels,
+    list_incidents,
+    say,
+    story,
+    with_costs,
+)
 from quantdrift.storage.monitor.alerts import LONGEST_REASON
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
@@ -30,10 +38,9 @@ async def incidents(request: web.Request) -> web.Response:
     """Show the incidents, open ones first."""
     async with present.reading(request.app[DATABASE]) as connection:
         config = request.app[CONFIG]
-        listed = [
-            with_cost(incident, config)
-            for incident in await list_incidents(connection, with_ended=True, most=_ROWS)
-        ]
+        listed = await with_costs(
+            connection, await list_incidents(connection, with_ended=True, most=_ROWS), config
+        )
     return render(
         request,
         "incidents.html",
@@ -79,7 +86,7 @@ async def _incident(request: web.Request, *, problem: str = "", typed: str = "")
             ) from error
         if incident.id != number:
             raise web.HTTPFound(f"/incident/{incident.id}")
-        incident = with_cost(incident, request.app[CONFIG])
+        (incident,) = await with_costs(connection, [incident], request.app[CONFIG])
         events = await story(connection, incident)
         is_labelled = await has_labels(connection, incident)
     unknown = "" if is_labelled else unknown_sentence(incident)

@@ -5,10 +5,11 @@ from datetime import timedelta
 
 from quantdrift.core.notation import moment
 from quantdrift.core.records import UNVERIFIED, Metric, Verdict
-from quantdrift.facts.incidents import Incident, headline
+from quantdrift.facts.incidents import Incident
 from quantdrift.facts.status import ALERTS, RANK, worst
 from quantdrift.facts.words import first_screen, labels
 from quantdrift.facts.words.first_screen import SliceShare, name_of
+from quantdrift.facts.words.incident import headline
 from quantdrift.report.figures import (
     Brief,
     BriefLine,

@@ -12,15 +12,17 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.config.schema import Monitor
-from quantdrift.core.records import UNVERIFIED, Metric, Suspect, Verdict
+from quantdrift.core.records import UNVERIFIED, Metric, Side, Suspect, Verdict
+from quantdrift.core.slices import ALL
 from quantdrift.core.tasks import Task
 from quantdrift.core.text import plain_lines
 from quantdrift.drift.detectors.protocol import CHANGE
 from quantdrift.drift.watch import Phase
 from quantdrift.facts.estimate import Change, Estimate
-from quantdrift.facts.events import AlertEvent
+from quantdrift.facts.events import AlertEvent, NoiseEvent
 from quantdrift.facts.explanation import Explanation
 from quantdrift.facts.figures import Figure, FigureName, Subject, period
+from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind
 from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.status import said
 from quantdrift.facts.words import first_screen
@@ -28,7 +30,9 @@ from quantdrift.facts.words.alert import RETURNED, text_of
 from quantdrift.facts.words.comparison import compared
 from quantdrift.facts.words.first_screen import SliceShare
 from quantdrift.facts.words.happened import happened
+from quantdrift.facts.words.incident import headline, mitigated_sentence, story_sentence, unknown_sentence
 from quantdrift.facts.words.labels import accuracy, lost, not_labelled, outcome
+from quantdrift.facts.words.noise import advice, noise_line
 from quantdrift.facts.words.size import size
 from quantdrift.facts.words.speed import speed
 from quantdrift.facts.words.steps import Ways
@@ -476,7 +480,99 @@ def _ended(**more: Any) -> str:
     return first_screen.alert_line(**usual | more)
 
 
+def _incident(state: IncidentState = IncidentState.OPEN, **more: Any) -> Incident:
+    usual: dict[str, Any] = {
+        "id": 3,
+        "model": "digits",
+        "version": "int8-7",
+        "version_id": 1,
+        "severity": "firing",
+        "slices": ("scanner=faint",),
+        "slice_ids": (ALL_ID,),
+        "state": state,
+        "mitigation": None,
+        "said_by": "",
+        "reason": "",
+        "began_at": _AT,
+        "opened_at": _AT + timedelta(minutes=7),
+        "ended_at": None if state is IncidentState.OPEN else _AT + timedelta(days=1),
+        "changed": _figure(FigureName.CHANGED, 1_900.0, 1_500.0, 2_300.0),
+        "people": _figure(FigureName.PEOPLE_AFFECTED, 146.0, 146.0),
+        "alerts": (12,),
+    }
+    return Incident(**usual | more)
+
+
+_BY_ADA: Final = {"said_by": "ada", "reason": "scanner=faint goes to the FP32 model"}
+_MITIGATED: Final = IncidentState.MITIGATED
+_NOISE: Final = NoiseEvent(
+    model="digits",
+    version="int8-7",
+    reference="d" * 64,
+    side=Side.REFERENCE,
+    metric=Metric.FLIP,
+    measure="changed answers",
+    unit="",
+    exceeds=True,
+    mean=0.012,
+    low=0.008,
+    high=0.017,
+    n_recent=900,
+    budget=0.01,
+    limit=0.005,
+    added=0.01,
+    advice="",
+)
+
+
 SENTENCES: dict[str, str] = {
+    **{
+        f"an incident: {name}": headline(incident)
+        for name, incident in {
+            "open": _incident(),
+            "open, and nobody is named": _incident(people=None),
+            "open, and nothing is counted yet": _incident(changed=None, people=None),
+            "open, and requests have a price": _incident(
+                cost=msgspec.structs.replace(_figure(FigureName.COST, 3_800.0, 3_000.0, 4_600.0), unit="EUR")
+            ),
+            "its version was replaced": _incident(
+                _MITIGATED, mitigation=Mitigation.REPLACED, serving=("int8-8",)
+            ),
+            "its version was replaced by two": _incident(
+                _MITIGATED, mitigation=Mitigation.REPLACED, serving=("int8-8", "int8-9")
+            ),
+            "its slice was routed away": _incident(_MITIGATED, mitigation=Mitigation.ROUTED),
+            "a person mitigated it": _incident(_MITIGATED, mitigation=Mitigation.REPORTED, **_BY_ADA),
+            "recovered": _incident(IncidentState.RECOVERED),
+            "a person closed it": _incident(IncidentState.CLOSED, **_BY_ADA),
+            "its slice is not compared any more": _incident(IncidentState.CLOSED),
+        }.items()
+    },
+    "an incident without labels": unknown_sentence(_incident()),
+    "an alert of a mitigated incident: routed away": mitigated_sentence("int8-7", "scanner=faint", "routed"),
+    "an alert of a mitigated incident: a person says so": mitigated_sentence(
+        "int8-7", "scanner=faint", "reported", "ada: scanner=faint goes to the FP32 model"
+    ),
+    **{
+        f"in the story of an incident: {kind}": story_sentence(
+            StoryEvent(at=_AT, kind=kind, who=who, text=what, alert=alert_id)
+        )
+        for kind, who, what, alert_id in (
+            (StoryKind.ONSET, "", "scanner=faint", 12),
+            (StoryKind.RELEASE, "", "int8-8", None),
+            (StoryKind.ACK, "ada", "I look at it", 12),
+        )
+    },
+    **{
+        f"noise: {name}": f"{noise_line(event)}\n{advice(event.side, exceeds=event.exceeds, of_slice=event.slice != ALL)}"
+        for name, event in {
+            "of the reference": _NOISE,
+            "of the candidate in a slice": msgspec.structs.replace(
+                _NOISE, side=Side.CANDIDATE, slice="scanner=faint"
+            ),
+            "it is over": msgspec.structs.replace(_NOISE, exceeds=False, mean=0.002, low=0.001, high=0.004),
+        }.items()
+    },
     **{
         f"is it good enough: {metric} {'above its budget' if by_budget else 'above its baseline'}": _answer(
             Verdict.FIRING, ["scanner=faint"], what=first_screen.wrong(_TITLE, (metric, by_budget))
