@@ -7,7 +7,9 @@ person); lang=en is sound.
 """
 
 import random
+from bisect import bisect_left
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Final
 
 import asyncpg
@@ -235,14 +237,17 @@ async def write_fleet(record: asyncpg.Connection, database: Database, *, seed: i
     rows.sort(key=lambda row: (row.captured_at, row.exchange_id, row.item))
     await make_partitions(record, {row.captured_at.date() for row in rows})
     n_offered = 0
-    for first in range(0, len(rows), _PER_BATCH):
-        batch = rows[first : first + _PER_BATCH]
-        # An exchange is in one batch.
+    # An exchange is in one batch, as a message is: the roll-ups would count one that is cut as two.
+    begins = [number for number, row in enumerate(rows) if not row.item]
+    cuts = [
+        *dict.fromkeys(begins[bisect_left(begins, first)] for first in range(0, begins[-1] + 1, _PER_BATCH)),
+        len(rows),
+    ]
+    for first, end in pairwise(cuts):
+        batch = rows[first:end]
         n_offered += sum(1 / row.pi1 for row in batch if not row.item).__round__()
         await _write_batch(record, batch)
-        await _write_tally(
-            record, batch[-1].captured_at, first // _PER_BATCH + 1, n_offered, first + len(batch)
-        )
+        await _write_tally(record, batch[-1].captured_at, first // _PER_BATCH + 1, n_offered, end)
     await _fold(database)
     alerts = {
         (row["model"], row["version"], row["slice"]): row["id"]
