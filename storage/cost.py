@@ -11,9 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.config.cost import read_values
 from quantdrift.core.config.schema import Config
 from quantdrift.facts.cost import Prices, cost_figure, cost_of_changed, cost_of_replays
-from quantdrift.facts.estimate import ratio
+from quantdrift.facts.estimate import Estimate, ratio
 from quantdrift.facts.figures import Figure, Window
 from quantdrift.storage.estimates import hashed, statement, sums_of
+from quantdrift.storage.figures import Version, in_window
 
 _WORTH: Final = "worth"
 _MEASURES: Final = {
@@ -53,7 +54,7 @@ _MEAN_WORTH: Final = text("""
         on c.captured_at >= part.begin_at and c.captured_at < part.end_at
     left join unnest(cast(:names as text[]), cast(:worths as double precision[])) as price (name, worth)
         on price.name = c.attributes ->> cast(:attribute as text)
-    where c.flip and c.model_version_id = :version and c.slice_ids @> array[cast(:slice as int)]
+    where c.flip and c.model_version_id = :version and c.slice_ids && cast(:slices as int[])
         and c.captured_at >= :begin and c.captured_at < :end
 """)
 
@@ -138,9 +139,9 @@ async def mean_worth(
     times: Sequence[tuple[datetime, datetime]],
     *,
     version_id: int,
-    slice_id: int,
+    slice_ids: Sequence[int],
 ) -> float:
-    """Return what a request with a changed answer is worth on average, in some times; `per_request` where none was seen.
+    """Return what a request with a changed answer in any of the slices is worth on average; `per_request` where none was seen.
 
     Raises
     ------
@@ -159,10 +160,47 @@ async def mean_worth(
         "begin": min(begin for begin, _ in times),
         "end": max(end for _, end in times),
         "version": version_id,
-        "slice": slice_id,
+        "slices": list(slice_ids),
     }
     worth = (await connection.execute(_MEAN_WORTH, values)).scalar_one()
     return prices.per_request if worth is None else float(worth)
+
+
+async def lost_costs(
+    connection: AsyncConnection,
+    prices: Prices,
+    version: Version,
+    window: Window,
+    losses: Mapping[int, Estimate],
+) -> dict[int, Figure]:
+    """Return what the accuracy that a version lost costs in a window, by slice; empty without a price.
+
+    Parameters
+    ----------
+    window
+        It begins with an hour of the clock.
+    losses
+        By slice, the share of requests that the reference answers rightly and the candidate wrongly, less the reverse: below 0 the cost
+        is a gain. Assumption: on average such a request is worth what one with a changed answer is.
+
+    Raises
+    ------
+    RetryError, OperatorError
+        As `Database.begin`.
+    """
+    if not prices.most:
+        return {}
+    slices = await in_window(connection, version, window, window.end, slice_ids=())
+    costs: dict[int, Figure] = {}
+    for slice_id, loss in losses.items():
+        share = slices[slice_id].changed_share if slice_id in slices else None
+        if share is None:
+            continue
+        times = [(window.begin, window.end)]
+        worth = await mean_worth(connection, prices, times, version_id=version.id, slice_ids=[slice_id])
+        cost = cost_figure(share, loss, prices, worth)
+        costs |= {} if cost is None else {slice_id: cost}
+    return costs
 
 
 async def replay_times(connection: AsyncConnection, begin: datetime, end: datetime) -> dict[str, ReplayTime]:

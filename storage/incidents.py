@@ -1,8 +1,10 @@
 """Incidents as people read and handle them: lists, the story of one, and what a person says of its state."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -13,10 +15,11 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import UNVERIFIED
 from quantdrift.facts import figures
+from quantdrift.facts.cost import Prices, cost_figure
 from quantdrift.facts.figures import Counted, Figure, FigureName, Scope, Subject, Window, WindowName
-from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind, priced
+from quantdrift.facts.incidents import Incident, IncidentState, Mitigation, StoryEvent, StoryKind
 from quantdrift.storage.audit import Action, add
-from quantdrift.storage.cost import prices_of
+from quantdrift.storage.cost import mean_worth, prices_of
 from quantdrift.storage.estimates import hashed, statement, sums_of
 from quantdrift.storage.monitor.alerts import check_reason, close_alerts
 from quantdrift.storage.page.now import in_time
@@ -143,6 +146,8 @@ _LABELS: Final = text("""
         where l.model_version_id = :version and l.captured_at >= :begin and c.slice_ids && cast(:of as int[]) and c.flip
     )
 """)
+COST_S: Final = 5.0
+"""Longest time in which is read what the answers of incidents are worth."""
 COUNT_S: Final = 20.0
 """Longest time in which the answers of an incident are read one by one; those of a longer one are counted by the roll-ups."""
 
@@ -206,9 +211,37 @@ async def find_incident(connection: AsyncConnection, number: int) -> Incident:
     return _incident(row)
 
 
-def with_cost(incident: Incident, config: Config) -> Incident:
-    """Return an incident with its cost, where `[cost]` has one value for every request of the model."""
-    return incident if config.cost.values_file else priced(incident, prices_of(config, incident.model))
+async def with_costs(
+    connection: AsyncConnection, incidents: Sequence[Incident], config: Config
+) -> list[Incident]:
+    """Return incidents with the cost of their changed answers; without it where no request has a price.
+
+    Where requests differ in worth, those with a changed answer are read, for `COST_S` in all; incidents behind that have no cost. The
+    interval is that of the number of changed answers.
+    """
+    now_s, prices, found = asyncio.get_running_loop().time, dict[str, Prices](), list[Incident]()
+    until_s = now_s() + COST_S
+    for incident in incidents:
+        if incident.model not in prices:
+            prices[incident.model] = prices_of(config, incident.model)
+        of_model, changed, left_s = prices[incident.model], incident.changed, until_s - now_s()
+        worth, cost = None, None
+        if changed is not None and of_model.most and left_s > 0:
+            times = [(changed.window.begin, changed.window.end)]
+            read = partial(
+                mean_worth,
+                connection,
+                of_model,
+                times,
+                version_id=incident.version_id,
+                slice_ids=incident.slice_ids,
+            )
+            worth = await in_time(connection, read, left_s)
+        if changed is not None and worth is not None:
+            counted = msgspec.structs.replace(changed, weight=1.0)
+            cost = cost_figure(counted, counted.estimate, of_model, worth)
+        found.append(msgspec.structs.replace(incident, cost=cost))
+    return found
 
 
 async def incidents_of(connection: AsyncConnection, alerts: Sequence[int]) -> dict[int, int]:

@@ -58,13 +58,14 @@ def list_(config_path: Path, data: Path | None, model: str, *, with_ended: bool,
       quantdrift incidents list --model digits --all --json
     """
     from quantdrift.core.links import incident_page
-    from quantdrift.storage.incidents import list_incidents, with_cost
+    from quantdrift.storage.incidents import list_incidents, with_costs
 
     async def ask(connection: "AsyncConnection") -> "list[Incident]":
-        return await list_incidents(connection, model=model, with_ended=with_ended)
+        listed = await list_incidents(connection, model=model, with_ended=with_ended)
+        return await with_costs(connection, listed, config)
 
     config, _ = prepare(config_path, Role.REPORT, data)
-    found = [with_cost(one, config) for one in run(config_path, data, ask)]
+    found = run(config_path, data, ask)
     links = [incident_page(config, one.id) for one in found]
     if as_json:
         emit([{**msgspec.to_builtins(one), "page": link} for one, link in zip(found, links, strict=True)])
@@ -102,22 +103,21 @@ def show(config_path: Path, data: Path | None, number: int, *, as_json: bool) ->
       quantdrift incidents show 3
     """
     from quantdrift.core.links import incident_page
-    from quantdrift.facts.incidents import (
+    from quantdrift.facts.words.incident import (
         damage_sentence,
         headline,
         labels_wanted,
         standing_sentence,
         unknown_sentence,
     )
-    from quantdrift.storage.incidents import find_incident, has_labels, story, with_cost
+    from quantdrift.storage.incidents import find_incident, has_labels, story, with_costs
 
     async def ask(connection: "AsyncConnection") -> "tuple[Incident, list[StoryEvent], bool]":
-        incident = await find_incident(connection, number)
+        (incident,) = await with_costs(connection, [await find_incident(connection, number)], config)
         return incident, await story(connection, incident), await has_labels(connection, incident)
 
     config, _ = prepare(config_path, Role.REPORT, data)
     incident, events, is_labelled = run(config_path, data, ask)
-    incident = with_cost(incident, config)
     options = command_options(config_path, data)
     link = incident_page(config, incident.id)
     unknown = "" if is_labelled else unknown_sentence(incident)
@@ -237,7 +237,7 @@ _WHEN = {
 
 def _next(incident: "Incident", options: str) -> list[str]:
     """Return what can be typed next about an incident that is not over."""
-    from quantdrift.facts.incidents import commands_of_incident
+    from quantdrift.facts.words.incident import commands_of_incident
 
     commands = commands_of_incident(incident, options)
     return [f"{_WHEN[command.split()[2]]}: {command}" for command in commands]
@@ -261,7 +261,7 @@ def _row(incident: "Incident") -> tuple[str, ...]:
 
 
 def _told(event: "StoryEvent") -> str:
-    from quantdrift.facts.incidents import story_sentence
+    from quantdrift.facts.words.incident import story_sentence
 
     return f"{_utc(event.at)} UTC  {plain_lines(story_sentence(event)).splitlines()[0]}"
 

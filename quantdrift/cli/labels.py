@@ -1,12 +1,13 @@
 """The command `quantdrift labels`."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import Steps, columns
@@ -16,6 +17,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.text import plain
 
 if TYPE_CHECKING:
+    from quantdrift.facts.figures import Figure
     from quantdrift.report.labels import LabelledSlice
     from quantdrift.storage.labels import Loaded, Wanted
 
@@ -249,16 +251,19 @@ def _wanted_table(of: Model, drawn: "Sequence[Wanted]") -> str:
 def show(config_path: Path, data: Path | None, model: str, version_: str, days: int, as_json: bool) -> None:
     """Show by slice how often the candidate is wrong where the reference is right, and the reverse, worst first.
 
-    Intervals are 95 %; they count that the answers to one person are correlated, where `sampling.sticky_header` says who that is. They say something about the traffic if labels do not depend on who is right.
+    With prices in `[cost]` it shows what the lost accuracy costs in that time. Intervals are 95 %; they count that the answers to one person are correlated, where `sampling.sticky_header` says who that is. They say something about the traffic if labels do not depend on who is right.
 
     \b
     Examples:
       quantdrift labels show
       quantdrift labels show --model digits --days 30 --json
     """
+    from quantdrift.facts.figures import period
     from quantdrift.report.labels import worst_first
+    from quantdrift.storage.cost import lost_costs, prices_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.estimates import STATEMENT_S
+    from quantdrift.storage.figures import versions
     from quantdrift.storage.labels import outcomes
     from quantdrift.storage.report.reading import reading
 
@@ -266,7 +271,7 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
     name = _model(config, model).name
     end = datetime.now(UTC)
 
-    async def run() -> "tuple[str, tuple[LabelledSlice, ...]]":
+    async def run() -> "tuple[str, tuple[LabelledSlice, ...], dict[str, Figure]]":
         async with Database(secrets.dsn, statement_timeout_s=STATEMENT_S) as database:
             async with reading(database) as reader:
                 known = {
@@ -278,26 +283,40 @@ def show(config_path: Path, data: Path | None, model: str, version_: str, days: 
                 raise OperatorError(f"no version `{version_}` of {name} is known: see `quantdrift report`")
             async with database.begin() as connection:
                 found = await outcomes(connection, list(known), end - timedelta(days=days), end)
-        if not found:
-            return "", ()
-        newest = max(outcome.model_version_id for outcome in found)
-        return known[newest], worst_first([one for one in found if one.model_version_id == newest])
+                if not found:
+                    return "", (), {}
+                newest = max(outcome.model_version_id for outcome in found)
+                ids = {one.slice: one.slice_id for one in found if one.model_version_id == newest}
+                slices = worst_first([one for one in found if one.model_version_id == newest])
+                costs: dict[int, Figure] = {}
+                for version in (await versions(connection, [newest])).values():
+                    begin = (end - timedelta(days=days)).replace(minute=0, second=0, microsecond=0)
+                    losses = {ids[one.slice]: one.loss for one in slices}
+                    costs = await lost_costs(
+                        connection, prices_of(config, name), version, period(begin, end), losses
+                    )
+        return known[newest], slices, {one: costs[number] for one, number in ids.items() if number in costs}
 
-    version, slices = asyncio.run(run())
+    version, slices, costs = asyncio.run(run())
     if as_json:
-        emit({"model": name, "version": version, "slices": slices})
+        rows = [
+            msgspec.to_builtins(one) | ({"cost": costs[one.slice]} if one.slice in costs else {})
+            for one in slices
+        ]
+        emit({"model": name, "version": version, "slices": rows})
     elif not slices:
         click.echo(
             f"No item of {name} of the last {days} days has a label: load some with `quantdrift labels load`."
         )
     else:
-        click.echo(_table(name, version, slices))
+        click.echo(_table(name, version, slices, costs))
 
 
-def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
+def _table(name: str, version: str, slices: "Sequence[LabelledSlice]", costs: "Mapping[str, Figure]") -> str:
+    from quantdrift.facts.cost import money_of
     from quantdrift.facts.words.amount import points
 
-    head = (
+    head: tuple[str, ...] = (
         "slice",
         "result",
         "loses",
@@ -306,7 +325,7 @@ def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
         "both wrong",
         "labels",
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             plain(one.slice),
             one.words,
@@ -318,6 +337,12 @@ def _table(name: str, version: str, slices: "Sequence[LabelledSlice]") -> str:
         )
         for one in slices
     ]
+    if costs:
+        head = (*head, "cost")
+        rows = [
+            (*row, money_of(costs[one.slice]) if one.slice in costs else "-")
+            for row, one in zip(rows, slices, strict=True)
+        ]
     return f"{plain(name)} {plain(version)}, answers in %\n{columns(head, rows)}"
 
 

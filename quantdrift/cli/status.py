@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from quantdrift.cli.blockers import Facts, Port, ago, blockers, models_of, nameless, notes
 from quantdrift.cli.embedded_nats import at_data
@@ -26,18 +28,22 @@ from quantdrift.core.process.kept_config import KEPT, load_or_kept
 from quantdrift.core.process.states import STATES, PartState, read_states, up_runs
 from quantdrift.core.records import UNANSWERED
 from quantdrift.core.sampling.pause import KEY, Pause, PauseError, decode
+from quantdrift.facts.cost import money_of
+from quantdrift.facts.figures import period
 from quantdrift.facts.status import RANK, said
 
 if TYPE_CHECKING:
     import aiohttp
 
     from quantdrift.core.stream.backlog import Waiting
+    from quantdrift.facts.figures import Figure
     from quantdrift.facts.status import Serving
     from quantdrift.storage.commands.account import Account
     from quantdrift.storage.commands.flow import Flow, Latency, ModelFlow, Step
 
 _PORT_S: Final = 2.0
 _DATABASE_S: Final = 40.0
+_REPLAYS_S: Final = 5.0
 _WATCH_S: Final = 2.0
 _WIDTH: Final = 10
 _MOST_VERSIONS: Final = 3  # those of a model that were seen last
@@ -61,7 +67,7 @@ _COUNTS: Final = {
 class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A model in the output of `--json`: its steps in the database, what waits in the stream, and its account.
 
-    `not_accounted_for` is None without the database. `versions` says of each version whether it serves and is paused. `strata` are the accounts by header stratum.
+    `not_accounted_for` is None without the database. `versions` says of each version whether it serves and is paused. `strata` are the accounts by header stratum. `replay_cost` is left out without a price.
     """
 
     model: str
@@ -72,6 +78,7 @@ class ModelStatus(msgspec.Struct, frozen=True, kw_only=True):
     not_accounted_for: int | None
     strata: "dict[str, Account]"
     versions: "dict[str, Serving]"
+    replay_cost: "Figure | UnsetType" = UNSET
 
 
 @click.command()
@@ -163,7 +170,9 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
         from quantdrift.core.stream.errors import in_words
         from quantdrift.storage.address import Address
         from quantdrift.storage.commands.flow import flow
+        from quantdrift.storage.cost import replay_costs, replay_times
         from quantdrift.storage.database import Database
+        from quantdrift.storage.page.now import in_time
     except ModuleNotFoundError as error:
         return f"Postgres cannot be read: {error.name} is not installed: pip install 'quantdrift[storage]'"
     where = ""
@@ -175,7 +184,14 @@ async def _database(config: Config, data: Path | None, begin: datetime) -> "Flow
             Database(secrets.dsn) as database,
             database.begin() as connection,
         ):
-            return await flow(connection, begin, max_share=config.monitor.max_loss_ratio)
+            now = datetime.now(UTC)
+            counted = await flow(connection, begin, max_share=config.monitor.max_loss_ratio)
+            if not config.cost.device_hour:
+                return counted
+            times = await in_time(connection, partial(replay_times, connection, begin, now), _REPLAYS_S) or {}
+            return msgspec.structs.replace(
+                counted, costs=replay_costs(times, config, period(begin, now), now)
+            )
     except TimeoutError:
         return f"Postgres{where} did not answer within {_DATABASE_S:g} s"
     except RetryError as error:
@@ -273,6 +289,7 @@ def _as_json(config: Config, facts: Facts, found: tuple[str, ...]) -> object:
                 not_accounted_for=_not_accounted_for(facts, name),
                 strata={} if facts.flow is None else facts.flow.accounts.get(name, {}),
                 versions={} if facts.flow is None else facts.flow.serving.get(name, {}),
+                replay_cost=UNSET if facts.flow is None else facts.flow.costs.get(name, UNSET),
             )
             for name in models_of(config, facts.flow, facts.waiting)
         ],
@@ -339,6 +356,8 @@ def shown(config: Config, facts: Facts, found: tuple[str, ...]) -> str:
         versions = {} if facts.flow is None else facts.flow.serving.get(name, {})
         shown_versions = list(versions.items())[:_MOST_VERSIONS]
         rows += [(f"  {version}: {beside.words}", "", "", "") for version, beside in shown_versions]
+        if facts.flow is not None and (cost := facts.flow.costs.get(name)) is not None:
+            rows.append(("  cost of replays", f"{money_of(cost):>{_WIDTH}}", "", ""))
         if (n := _not_accounted_for(facts, name)) is not None and n > 0:
             rows += [("  not accounted for", "", f"{n:>{_WIDTH},}", "")]
     head = (

@@ -385,7 +385,7 @@ async def _cost(
         prices,
         new.parts,
         version_id=new.version.id,
-        slice_id=aggregate.slice_id,
+        slice_ids=[aggregate.slice_id],
     )
     return cost_figure(share, flip, prices, worth)
 

@@ -38,7 +38,7 @@ from quantdrift.storage.estimates import MOST_ROWS
 from quantdrift.storage.figures import AlertFigures, of_alert, people_affected
 from quantdrift.storage.figures import Version as SeenVersion
 from quantdrift.storage.figures import versions as versions_until
-from quantdrift.storage.incidents import list_incidents
+from quantdrift.storage.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.monitor.alerts import AlertFact, Finding, alerts_between, findings_of
 from quantdrift.storage.page.history import baselines, times
@@ -208,8 +208,12 @@ async def gather(
         n_episodes_left_out=max(0, len(open_then) - MOST_EPISODES),
         serving=_serving(facts, series),
         incidents=tuple(
-            await list_incidents(
-                reader.connection, model=model, with_ended=True, begin=period.begin, end=period.end
+            await with_costs(
+                reader.connection,
+                await list_incidents(
+                    reader.connection, model=model, with_ended=True, begin=period.begin, end=period.end
+                ),
+                config,
             )
         ),
         marks=await _marks(reader, period, versions, model),

@@ -9,6 +9,7 @@ from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.sampling.pause import Order
+from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import Serving
 from quantdrift.storage.commands.account import Account, accounts
 from quantdrift.storage.pauses import local_pauses
@@ -342,6 +343,8 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
         Sidecars that are paused by themselves, each with one of its orders.
     serving
         By model and version: whether it serves and is paused.
+    costs
+        What replays cost since the beginning, by model; empty without a price, and where that takes too long to count.
     """
 
     models: dict[str, ModelFlow]
@@ -357,6 +360,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     accounts: dict[str, dict[str, Account]] = {}
     paused_here: tuple[tuple[str, Order], ...] = ()
     serving: dict[str, dict[str, Serving]] = {}
+    costs: dict[str, Figure] = {}
 
 
 async def flow(connection: AsyncConnection, begin: datetime, *, max_share: float = 1.0) -> Flow:

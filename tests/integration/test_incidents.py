@@ -16,7 +16,8 @@ from click.testing import CliRunner, Result
 from quantdrift.cli.incidents import incidents
 from quantdrift.cli.main import main
 from quantdrift.core.errors import OperatorError
-from quantdrift.facts.incidents import Incident, headline, standing_sentence
+from quantdrift.facts.incidents import Incident
+from quantdrift.facts.words.incident import headline, standing_sentence
 from quantdrift.storage.audit import entries
 from quantdrift.storage.database import Database
 from quantdrift.storage.incidents import Say, count_due, find_incident, say, store_count, story
@@ -422,6 +423,31 @@ async def test_the_command_lists_shows_and_closes_incidents(
     assert "at a cost of" not in (await typed("show", str(number))).output
     costly = await typed("show", str(number), more='[cost]\ncurrency = "EUR"\nvalue_per_request = 0.5\n')
     assert re.search(r"at a cost of about [0-9.]+ EUR \([0-9.]+ EUR to [0-9.]+ EUR\) so far", costly.output)
+    changed = json.loads((await typed("show", str(number), "--json")).output)["changed"]["value"]
+    await record.execute(
+        "update comparison set attributes = jsonb_build_object('header.x-customer', case when exchange_id < $1 then 'acme' else 'birch' end)",
+        "8" + 31 * "0",
+    )
+    window = await record.fetchrow("select began_at, counted_until from incident where id = $1", number)
+    worth = await record.fetchval(
+        "select sum(w * case customer when 'acme' then 40 else 0.5 end) / sum(w) from (select 1 / (pi1 * pi2) as w,"
+        " attributes ->> 'header.x-customer' as customer from comparison where flip and model_version_id = 1"
+        " and slice_ids && $1::int[] and captured_at >= $2 and captured_at < $3) changed",
+        (await _of_slice(record, FAINT_ID))["slice_ids"],
+        *window,
+    )
+    (tmp_path / "customers.csv").write_text("customer,value\nacme,40\n")
+    by_customer = (
+        '[cost]\ncurrency = "EUR"\nvalue_per_request = 0.5\nattribute = "header.x-customer"\n'
+        f'values_file = "{tmp_path / "customers.csv"}"\n[capture]\nheaders = ["x-customer"]\n'
+    )
+    costs = [
+        json.loads((await typed(*words, "--json", more=by_customer)).output)
+        for words in (("show", str(number)), ("list",))
+    ]
+    assert costs[0]["cost"]["value"] == pytest.approx(changed * worth)
+    assert [one["cost"] for one in costs[1] if one["id"] == number] == [costs[0]["cost"]]
+    assert 0.5 < worth < 40
     refused = await typed("close", str(number), "--reason", "x", dsn=await login_in(postgres_dsn, READER))
     assert refused.exit_code == 2
     assert "permission denied" in refused.output
