@@ -14,6 +14,7 @@ from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Suspect
 from quantdrift.facts.events import AlertEvent
 from quantdrift.facts.speed import ItemTimes, Times
@@ -204,6 +205,8 @@ async def test_the_report_has_the_ticket_of_a_slow_slice_beside_its_answers(
     (version,) = figures.models
     episode = next(one for one in figures.episodes if one.slice_id == FAINT_ID)
     assert episode.metric is Metric.LATENCY
+    assert slow.evidence.after is not None
+    assert f"{percent(slow.evidence.after)} of exchanges took longer than 0.25 s since" in episode.decided
     assert episode.examples == ()
     assert (episode.do_now, episode.tomorrow) == (tuple(map(str, text_of(slow).do_now)), ())
     assert "100 % of exchanges took longer than 0.25 s since" in episode.decided

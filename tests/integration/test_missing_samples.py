@@ -85,8 +85,10 @@ class Watched:
                 msgspec.json.encode({"where": of}).decode(),
             )
 
-    async def compare(self, begin: datetime, end: datetime, *, n: int, n_small: int) -> None:
-        """Store comparisons, evenly over a time, none of which differs; those of the small slice come evenly among them."""
+    async def compare(
+        self, begin: datetime, end: datetime, *, n: int, n_small: int, differs: bool = False
+    ) -> None:
+        """Store comparisons, evenly over a time; those of the small slice come evenly among them, and may all differ."""
         for first in range(0, n, BATCH):
             times = [begin + (end - begin) * k / n for k in range(first, min(first + BATCH, n))]
             batch = await self._record.fetchval(
@@ -108,8 +110,8 @@ class Watched:
                         batch_id=batch,
                         model_version_id=VERSION_ID,
                         slice_ids=(ALL_ID, SMALL_ID) if small else (ALL_ID,),
-                        flip=False,
-                        divergence=0.0,
+                        flip=small and differs,
+                        divergence=float(small and differs),
                     )
                 )
             await store_comparisons(self._record, rows)
@@ -131,6 +133,11 @@ class Watched:
         )
         await Writer(self._database, SystemClock()).store_tallies("w", [tally])
 
+    def missing(self) -> str:
+        """Return why samples of the small slice may be missing."""
+        assert self._fold is not None
+        return self._fold.state.missing.reason(MODEL, SMALL_ID)
+
     async def fold(self) -> dict[int, tuple[Verdict, str]]:
         """Fold what is new, ask for the shares in the next turn, and return the stored verdicts by slice."""
         for _ in range(2):
@@ -149,18 +156,28 @@ class Watched:
 @pytest.fixture
 async def watched(database: Database, record: asyncpg.Connection) -> Watched:
     """Return a record of three hours, the last one up to now; in the last one 90 % of the slice are lost."""
+    found, verdicts = await three_hours(database, record)
+    assert {verdict for verdict, _ in verdicts.values()} == {Verdict.OK}
+    return found
+
+
+async def three_hours(
+    database: Database, record: asyncpg.Connection, *, differs: bool = False
+) -> tuple[Watched, dict[int, tuple[Verdict, str]]]:
+    """Return the same with its verdicts before the last hour; the answers of the small slice may differ all the time."""
     now = datetime.now(UTC)
     hour = now.replace(minute=0, second=0, microsecond=0)
     found = Watched(database, record)
     await found.begin(hour - timedelta(hours=3))
     for before in (3, 2):
         begin = hour - timedelta(hours=before)
-        await found.compare(begin, begin + timedelta(hours=1), n=PER_HOUR, n_small=OF_SLICE)
+        await found.compare(begin, begin + timedelta(hours=1), n=PER_HOUR, n_small=OF_SLICE, differs=differs)
     await found.count(2 * PER_HOUR, 0, hour - timedelta(hours=1), sequence=1)
     verdicts = await found.fold()
-    assert {verdict for verdict, _ in verdicts.values()} == {Verdict.OK}
-    await found.compare(hour - timedelta(hours=1), now, n=PER_HOUR - N_LOST, n_small=OF_SLICE - N_LOST)
-    return found
+    await found.compare(
+        hour - timedelta(hours=1), now, n=PER_HOUR - N_LOST, n_small=OF_SLICE - N_LOST, differs=differs
+    )
+    return found, verdicts
 
 
 async def shown(database: Database, dsn: str) -> str:
@@ -195,6 +212,17 @@ async def test_a_slice_that_loses_nine_tenths_is_unknown_although_its_stratum_lo
         counts = await flow(connection, now - timedelta(hours=2), max_share=0.05)
     of_model = next(of for of in counts.models.values() if of.model == MODEL)
     assert (of_model.n_lossy, of_model.loss) == (1, reason)
+
+
+async def test_missing_samples_do_not_hide_an_alert(database: Database, record: asyncpg.Connection) -> None:
+    """A slice that fires and then loses nine tenths of its samples goes on firing, and says why it paged."""
+    watched, before = await three_hours(database, record, differs=True)
+    assert before[SMALL_ID][0] is Verdict.FIRING
+    await watched.count(3 * PER_HOUR, N_LOST, datetime.now(UTC), sequence=2)
+    verdict, reason = (await watched.fold())[SMALL_ID]
+    assert verdict is Verdict.FIRING
+    assert reason == before[SMALL_ID][1]
+    assert watched.missing().startswith("samples missing")
 
 
 async def test_a_share_that_falls_without_losses_is_a_change_of_the_mix(watched: Watched) -> None:
