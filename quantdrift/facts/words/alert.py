@@ -196,21 +196,23 @@ def _how_many(event: AlertEvent) -> Line | None:
     people = (
         "" if explanation.n_people is None else f" of {count_of(explanation.n_people, 'person', 'people')}"
     )
-    opened = "when it paged" if event.pages else "when the ticket opened"
+    opened = "it paged" if event.pages else "the ticket opened"
     low = explanation.changed_low
     least = (
         f" Such a first number is often too high: the true share is at least {percent(low)}."
         if low and low < share
         else ""
     )
-    basis = explanation.basis or "at the rate since the onset"
+    # A ticket and its page a minute later name different rates: each says which minutes it is of.
+    basis = f"{explanation.basis} before {opened}" if explanation.basis else "at the rate since the onset"
     a_day = (
         f" That is some {count_of(estimated(event.daily), 'changed answer')} a day, {basis}."
         if event.daily >= 1
         else ""
     )
     return Line(
-        label="How many", text=f"{percent(share)} of {count_of(n, 'answer')}{people} {opened}.{a_day}{least}"
+        label="How many",
+        text=f"{percent(share)} of {count_of(n, 'answer')}{people} when {opened}.{a_day}{least}",
     )
 
 
