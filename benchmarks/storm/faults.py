@@ -353,7 +353,7 @@ class Storm:
                 if await self._folded_since(killed_at) and await asyncio.to_thread(self._whole):
                     strike.note += f"; whole again after a kill of {name}"
                     return
-        strike.note += "; nothing mends it"
+        strike.note += "; nothing repairs it"
 
     async def _folded_since(self, at: float) -> bool:
         """Return whether a batch was folded whose exchanges were all captured after a time."""

@@ -3,7 +3,7 @@
 Nothing else is done to the candidate: its weights are the reference's, rounded, and its activation ranges are
 what four of the five scanners showed. The archive's faint pages then fall between a few quantisation steps.
 
-Calibrating with the archive's scans as well does not mend it: one range per tensor must hold the other scanners' pages
+Calibrating with the archive's scans as well does not help: one range per tensor must hold the other scanners' pages
 too, so the steps stay as wide, and some 5 % of the archive's answers still differ. What is lost is resolution. The second
 candidate has the same weights and the same calibration scans, but its activations have 16 bits: 256 times finer steps.
 ONNX Runtime has no integer kernels for these on a CPU and computes them in floating point: the answers are better, and slower.

@@ -161,7 +161,7 @@ class InferenceServer:
     models
         One per name.
     host, port
-        Where to listen; port 0 takes a free one, told by `port` after `start`.
+        Where to listen; port 0 takes a free one, which `port` says after `start`.
     """
 
     def __init__(self, models: Iterable[Model], host: str = "127.0.0.1", port: int = 0) -> None:

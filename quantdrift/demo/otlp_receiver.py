@@ -92,7 +92,7 @@ class OtlpReceiver:
     Parameters
     ----------
     address
-        HOST:PORT; port 0 takes a free one, told by `port` and `endpoint` after `start`.
+        HOST:PORT; port 0 takes a free one, which `port` and `endpoint` say after `start`.
     on_event
         Called with each event, on a thread of the server.
     """

@@ -280,7 +280,7 @@ def _table(view: View) -> Group:
 
 
 def _evidence(state: SliceState) -> Text:
-    if state.verdict == "firing":  # the detector has begun anew since; what paged is what counts
+    if state.verdict == "firing":  # the detector has begun again since; what paged is what counts
         return Text(evidence_bar(1.0), style="red")
     return Text(evidence_bar(state.evidence_ratio), style="cyan")
 

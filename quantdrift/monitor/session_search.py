@@ -177,7 +177,7 @@ def evidence_after(
 ) -> Iterator[SessionEvidence]:
     """Yield the evidence after one look at a version.
 
-    Where the values of an attribute turn out to come back, the evidence begins anew: until then it counted sources that differ.
+    Where the values of an attribute turn out to come back, the evidence begins from nothing: until then it counted sources that differ.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ class CallersFile:
         except OperatorError as error:
             _LOG.error("the changed callers are refused, the previous ones stay in effect: %s", error)
         else:
-            _LOG.info("the changed callers of intake.token_file are in effect")
+            _LOG.info("reloaded intake.token_file")
 
 
 class Callers:

@@ -63,7 +63,7 @@ class ServerTls:
         except OperatorError as error:
             _LOG.error("the changed certificates are refused, the previous ones stay in effect: %s", error)
         else:
-            _LOG.info("the changed certificates of the intake are in effect")
+            _LOG.info("reloaded the certificates of the intake")
 
     def _use_current(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self._current

@@ -297,7 +297,7 @@ def _key(stream: Stream) -> str:
 
 def _server(url: str, stream: Stream) -> str:
     # `quantdrift up` gives its embedded server another port at each start. Its keys stay where they are, and those of another
-    # `quantdrift up` are in another directory. A directory that was deleted and made anew has another certificate authority: what
+    # `quantdrift up` are in another directory. A directory that was deleted and created again has another certificate authority: what
     # the deleted one had counted was in a stream that is gone with it, and would look like a loss in the new one.
     parts = urlsplit(url)
     if not (stream.credentials_file and parts.hostname == "127.0.0.1"):

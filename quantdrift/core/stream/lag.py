@@ -84,7 +84,7 @@ class StreamLag:
                     await self.look(queue)
                 except (RetryError, OperatorError) as error:
                     if not is_logged:
-                        _LOG.warning("what waits in the stream is not known: %s", error)
+                        _LOG.warning("cannot read the stream backlog: %s", error)
                     is_logged = True
                     await stop.wait(backoff.next_s())
                 else:

@@ -242,7 +242,7 @@ def over(end: datetime | None, ended: str) -> str:
 
 
 def owners(steps: Sequence[tuple[str, str, str]], *, n_unknown: int) -> str:
-    """Return who does what: model, slice and first step of each alert that is open."""
+    """Return the first step for the owner of each alert that is open, with its model and slice."""
     texts = [f"the owner of {model}, for {name}: {step.rstrip('.')}" for model, name, step in steps]
     if texts:
         return sentence(some(texts, "alert"))

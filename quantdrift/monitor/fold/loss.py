@@ -106,7 +106,7 @@ class LossCounts:
         self._enter(expiry.at_us, expiry.stratum, (expiry.model,), (0, 0, 0, expiry.n))
 
     def forget(self, now_us: int) -> None:
-        """Let go of what is older than an hour before `now_us`."""
+        """Forget what is older than an hour before `now_us`."""
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
             _, stratum, models, grown = heapq.heappop(self._entries)
             self._count(stratum, models, grown, -1)
@@ -124,7 +124,7 @@ class LossCounts:
             del self._silent[key]
 
     def trim(self, now_us: int) -> None:
-        """Let go of the starts of sidecars that have said nothing for 30 days."""
+        """Forget the starts of sidecars that have said nothing for 30 days."""
         self._newest = {key: tally for key, tally in self._newest.items() if tally.at_us > now_us - KEPT_US}
 
     def recent(

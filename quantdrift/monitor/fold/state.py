@@ -695,7 +695,7 @@ class FoldState:
         held, wanted = entry.noise(signal), self.noise.added(key, signal.metric, m)
         if state is None:
             self._grow(key[0], 1)
-        # More noise is another null, for which the evidence begins anew; with less it stays, or, where an alert lasts,
+        # More noise is another null, for which the evidence begins from nothing; with less it stays, or, where an alert lasts,
         # the null does: what has recovered from the larger one has not yet from the smaller.
         same = state is not None and (state[header.M], state[header.SCALE]) == (m + held, cap)
         if state is not None and same and wanted < held and not state[header.ALERTING]:

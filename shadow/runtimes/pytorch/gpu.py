@@ -118,7 +118,7 @@ def _warm_up_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one stream of a device for what is computed before a capture.
 
     cuBLAS takes memory to work in for each stream that it computes on, 32 MiB on Hopper, and keeps it as long as the process lives:
-    with a stream for each graph, each reference that is opened anew would cost some 100 MiB.
+    with a stream for each graph, each reference that is opened again would cost some 100 MiB.
     """
     return stream_of(device)
 

@@ -209,7 +209,7 @@ def load_candidate(model: Model, path: Path, factory: str) -> Program:
         The file of its weights. A factory that takes an argument gets the path and loads them itself; otherwise they are
         safetensors that its module is filled with. Tensors of torchao that torchao has written there are restored.
     factory
-        `package.module:function`. Called anew each time: two calls share nothing.
+        `package.module:function`. Called again each time: two calls share nothing.
 
     Raises
     ------
