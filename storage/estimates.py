@@ -280,7 +280,6 @@ async def cluster_sums(
     *,
     slice_ids: Sequence[int] | None = None,
     width: timedelta | None = None,
-    origin: datetime | None = None,
     measures: Mapping[str, str] = MEASURES,
 ) -> list[SliceClusters]:
     """Return the sums of some versions by slice, in order.
@@ -291,22 +290,10 @@ async def cluster_sums(
         Only these slices; None: all.
     width
         Width of a bucket, counted from the earliest begin; None: the whole time is one. A person counts once in each bucket.
-    origin
-        Where one bucket begins, in place of the earliest begin.
     """
-    at = (
-        f"date_bin(:width, c.captured_at, :{'origin' if origin else 'begin'})"
-        if width
-        else "cast(:begin as timestamptz)"
-    )
+    at = "date_bin(:width, c.captured_at, :begin)" if width else "cast(:begin as timestamptz)"
     return await _read(
-        connection,
-        sides,
-        statement(measures, _SIDES, at=at),
-        measures,
-        slice_ids,
-        width=width,
-        **({"origin": origin} if origin else {}),
+        connection, sides, statement(measures, _SIDES, at=at), measures, slice_ids, width=width
     )
 
 

@@ -42,9 +42,6 @@ _LIST: Final = text(f"""
 """)  # noqa: S608 - a constant
 _ONE: Final = text(f"select i.*, {_SERVING} from incidents i where i.id = :id")  # noqa: S608 - a constant
 _MERGED: Final = text("select merged_into from incident where id = :id")
-_OF_ALERTS: Final = text(
-    "select id, incident_id from alert where id = any(:alerts) and incident_id is not null"
-)
 _STORY: Final = text("""
     with member as (
         select a.id, a.slice_id, a.onset_at, a.details from alert a where a.incident_id = :id
@@ -242,12 +239,6 @@ async def with_costs(
             cost = cost_figure(counted, counted.estimate, of_model, worth)
         found.append(msgspec.structs.replace(incident, cost=cost))
     return found
-
-
-async def incidents_of(connection: AsyncConnection, alerts: Sequence[int]) -> dict[int, int]:
-    """Return the incident of each alert; alerts that the monitor has not looked at yet are left out."""
-    rows = await connection.execute(_OF_ALERTS, {"alerts": list(alerts)})
-    return {row.id: row.incident_id for row in rows}
 
 
 async def story(connection: AsyncConnection, incident: Incident) -> list[StoryEvent]:

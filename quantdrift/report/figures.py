@@ -19,7 +19,8 @@ from quantdrift.facts.words.labels import lost
 from quantdrift.report.labels import LabelledSlice
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.figures import SliceFigures as Measured
-from quantdrift.storage.report.facts import Direction, Fleet, Grain, ReasonCount, StratumCounts
+from quantdrift.storage.page.history import Direction
+from quantdrift.storage.report.facts import Fleet, Grain, ReasonCount, StratumCounts
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +125,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         The share of changed answers when it was written, and what is measured in the newest hours before the end of the period.
     budget
         The accepted mean of the metric.
+    since
+        Since when, and what is known of the time before.
     aggregate_verdict
         That of all traffic at the end of the period.
     explanation, details
@@ -166,6 +169,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     when_paged: Figure | None
     now: Measured | None
     budget: float | None
+    since: str = ""
     aggregate_verdict: Verdict
     explanation: tuple[str, ...] = ()
     details: tuple[str, ...] = ()
@@ -355,7 +359,7 @@ class ComparedSlice(_Figures, frozen=True, kw_only=True):
 
 
 class ComparedVersion(_Figures, frozen=True, kw_only=True):
-    """A version, the window that is compared, and the table that it was read from.
+    """A version, the window that is compared, and what it was read from.
 
     Parameters
     ----------
@@ -379,12 +383,12 @@ class ComparedVersion(_Figures, frozen=True, kw_only=True):
 
     @property
     def basis(self) -> str:
-        """What its figures rest on: the window, the answers and the table."""
+        """What its figures rest on: the window, the answers, and what was summed."""
         people = "" if self.n_people is None else f" of {count_of(self.n_people, 'person', 'people')}"
         name = self.version if self.label in {"", self.version} else f"{self.model} {self.version}"
         return (
             f"{name}: {moment(self.begin)} to {moment(self.end)}, {count_of(self.n_answers, 'answer')}{people},"
-            f" from {self.source.value}"
+            f" from {self.source.words}"
         )
 
 

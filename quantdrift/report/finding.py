@@ -20,6 +20,7 @@ from quantdrift.facts.speed import ItemTimes, Times
 from quantdrift.facts.status import ALERTS, RANK, Serving, worst
 from quantdrift.facts.words.details import DECIDED
 from quantdrift.facts.words.ending import AFTER
+from quantdrift.facts.words.happened import SINCE
 from quantdrift.facts.words.speed import speed
 from quantdrift.report.figures import (
     EpisodeFigures,
@@ -32,8 +33,8 @@ from quantdrift.storage.estimates import Sums
 from quantdrift.storage.figures import AlertFigures, of_slice
 from quantdrift.storage.figures import SliceFigures as Measured
 from quantdrift.storage.monitor.alerts import AlertFact
+from quantdrift.storage.page.history import Direction
 from quantdrift.storage.report.facts import (
-    Direction,
     Example,
     SliceBins,
     SliceName,
@@ -343,7 +344,8 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         now=entry.figures.now,
         budget=fact.budgets.get(metric, default) if fact else default,
         aggregate_verdict=all_traffic.verdict if all_traffic else Verdict.UNKNOWN,
-        explanation=tuple(map(str, words.lines)),
+        since=words.answer(SINCE),
+        explanation=tuple(str(line) for line in words.lines if line.label != SINCE),
         details=tuple(line for line in words.details if line not in figures),
         explained_by=event.explanation.explained_by if event else None,
         explained_by_id=event.explanation.explained_by_id if event else None,

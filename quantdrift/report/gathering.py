@@ -41,7 +41,7 @@ from quantdrift.storage.figures import versions as versions_until
 from quantdrift.storage.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
 from quantdrift.storage.monitor.alerts import AlertFact, Finding, alerts_between, findings_of
-from quantdrift.storage.page.history import baselines, times
+from quantdrift.storage.page.history import baselines, directions, times
 from quantdrift.storage.page.now import item_times
 from quantdrift.storage.report.facts import Changes, Extent, Grain, SliceSums, Version, Window
 from quantdrift.storage.report.reading import Reader
@@ -69,9 +69,7 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     drawn
         Per version the slices to draw, worst first.
     series
-        Buckets of the drawn slices and the aggregates.
-    divided
-        The buckets in which alerts of drawn slices began, each in two parts: before and since the onset.
+        Buckets of the drawn slices and the aggregates; those in which alerts began in two parts, before and since the onset.
     n_episodes_left_out
         Alerts beyond `MOST_EPISODES`.
     serving
@@ -91,7 +89,6 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     facts: Facts
     drawn: dict[int, tuple[int, ...]]
     series: tuple[SliceSums, ...]
-    divided: tuple[SliceSums, ...]
     changes: Changes
     n_episodes_left_out: int
     coverage: CoverageFigures
@@ -192,6 +189,7 @@ async def gather(
                 unit=config.measure(alert.model).unit,
             ),
             findings=findings.get(alert.id, ()),
+            labels=configured.labels if (configured := config.model(alert.model)) else (),
         )
         for alert in alerts
     ]
@@ -202,8 +200,7 @@ async def gather(
         resolution=how,
         facts=msgspec.structs.replace(facts, episodes=tuple(episodes)),
         drawn=drawn,
-        series=tuple(series),
-        divided=tuple(await _divided(reader, open_then[:MOST_EPISODES], how, series, caps) if how else ()),
+        series=tuple(await _divided(reader, alerts, how, series, caps) if how else ()),
         changes=await reader.changes(period.begin, period.end, list(caps)),
         n_episodes_left_out=max(0, len(open_then) - MOST_EPISODES),
         serving=_serving(facts, series),
@@ -233,32 +230,22 @@ async def gather(
 
 async def _divided(
     reader: Reader,
-    episodes: Sequence[AlertFact],
+    alerts: Sequence[AlertFact],
     how: Resolution,
     series: Sequence[SliceSums],
     caps: dict[int, float],
 ) -> list[SliceSums]:
-    """Return the two parts of each bucket with an onset; none of a bucket whose comparisons are deleted, or too many to read."""
-    n_items = {(point.version_id, point.slice_id, point.at): point.sums.n_items for point in series}
-    divided: list[SliceSums] = []
-    for episode in episodes:
-        onset, begin = episode.onset_at, how.window.begin
-        at = begin + (onset - begin) // how.width * how.width
-        key = episode.version_id, episode.slice_id
-        if (*key, at) not in n_items or at == onset:
-            continue
-        if await reader.divergence.count(at, at + how.width, _MOST_EPISODE_ITEMS) >= _MOST_EPISODE_ITEMS:
-            continue
-        parts: list[SliceSums] = []
-        for window in (
-            Window(begin=at, end=onset, grain=Grain.ITEM),
-            Window(begin=onset, end=at + how.width, grain=Grain.ITEM),
-        ):
-            cap = {episode.version_id: caps[episode.version_id]}
-            parts += await reader.divergence.sums(window, window.end - window.begin, cap, [episode.slice_id])
-        if sum(part.sums.n_items for part in parts) >= n_items[*key, at]:
-            divided += parts
-    return divided
+    """Return the buckets of all slices, those in which alerts began in two parts."""
+    buckets: dict[Key, list[SliceSums]] = {}
+    for bucket in series:
+        buckets.setdefault((bucket.version_id, bucket.slice_id), []).append(bucket)
+    for alert in alerts:
+        key, cap = (alert.version_id, alert.slice_id), caps[alert.version_id]
+        if key in buckets:
+            buckets[key] = await reader.divergence.divided(
+                buckets[key], how.window, how.width, alert.onset_at, cap
+            )
+    return [bucket for of_slice in buckets.values() for bucket in of_slice]
 
 
 async def _times(reader: Reader, config: Config, facts: Facts, period: Period) -> dict[int, Times]:
@@ -453,6 +440,7 @@ async def _read_episode(
     *,
     figures: AlertFigures,
     findings: Sequence[Finding],
+    labels: Sequence[str],
 ) -> EpisodeFacts:
     until = min(alert.resolved_at or period.end, period.end)
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
@@ -467,11 +455,13 @@ async def _read_episode(
     )
     # A large window would be read row by row: its newest hour says the same.
     n = await reader.divergence.count(alert.onset_at, until, _MOST_EPISODE_ITEMS + 1)
-    directions = await reader.directions(
-        alert.onset_at if n <= _MOST_EPISODE_ITEMS else max(alert.onset_at, until - _EXAMPLE_SPAN),
-        until,
-        version=alert.version_id,
-        slice_id=alert.slice_id,
+    begin = alert.onset_at if n <= _MOST_EPISODE_ITEMS else max(alert.onset_at, until - _EXAMPLE_SPAN)
+    changed = await directions(
+        reader.connection,
+        alert.version_id,
+        alert.slice_id,
+        (begin, until),
+        labels=labels,
         most=MOST_DIRECTIONS,
     )
     return EpisodeFacts(
@@ -479,7 +469,7 @@ async def _read_episode(
         findings=tuple(finding.text for finding in findings if finding.at < period.end),
         figures=figures,
         examples=tuple(examples),
-        directions=tuple(directions),
+        directions=tuple(changed),
     )
 
 

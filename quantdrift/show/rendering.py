@@ -18,6 +18,7 @@ from quantdrift.facts import status
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import shown
 from quantdrift.facts.words.amount import signed
+from quantdrift.facts.words.first_screen import name_of
 
 PACKAGE: Final = "quantdrift.show"
 STYLE: Final = "style.css"
@@ -53,6 +54,7 @@ def environment(surface: str) -> jinja2.Environment:
         "statuses": status.STATUSES,
         "shown": shown,
         "signed": signed,
+        "name_of": name_of,
         "Metric": Metric,
         "timedelta": timedelta,
     }

@@ -14,7 +14,7 @@ A person may close an alert: that is a row, too, and the monitor takes it over w
 has replaced is over as well, and is open again if the version serves again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -24,12 +24,14 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import moment
 from quantdrift.core.records import UNVERIFIED
 from quantdrift.facts.events import AlertEvent, Ending, event_of
 from quantdrift.facts.status import said
 from quantdrift.facts.words import ending
 from quantdrift.facts.words.alert import text_of
-from quantdrift.facts.words.text import AlertText, Step
+from quantdrift.facts.words.happened import SINCE, began
+from quantdrift.facts.words.text import AlertText, Line, Step
 from quantdrift.storage.audit import Action, add
 
 LONGEST_REASON: Final = 2_000
@@ -45,7 +47,7 @@ LAST_EVENT: Final = """
 DETAILS: Final = f"coalesce(event.details - cast(array{list(RELATED)} as text[]), '{{}}') || a.details"
 """The event of an alert, flat, as its relations are now."""
 _STATE: Final = f"""
-    select a.id, w.id as version_id, w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, a.severity, a.metric,
+    select a.id, w.id as version_id, w.model, w.candidate_version as version, s.name as slice, s.predicate, s.id as slice_id, a.severity, a.metric,
         a.onset_at, a.opened_at, a.resolved_at, {DETAILS} as details, event.text, coalesce(event.at, a.opened_at) as written_at, coalesce(a.ended, '') as ended,
         last.action, last.made_by, last.identity, last.made_at, last.reason,
         (select count(*) from alert_action e where e.alert_id = a.id and e.action = 'escalate') as escalations,
@@ -87,7 +89,8 @@ _STATE: Final = f"""
 _LIST: Final = text(
     f"""{_STATE}
     where (a.resolved_at is null and last.action is distinct from 'close' or :with_resolved) and (:model = '' or w.model = :model)
-    order by a.resolved_at is not null, (last.action is not distinct from 'ack'), a.severity, a.details ->> 'explained_by_id' is not null,
+        and (:version = 0 or w.id = :version and s.id = :slice)
+    order by a.resolved_at is not null or last.action is not distinct from 'close', (last.action is not distinct from 'ack'), a.severity, a.details ->> 'explained_by_id' is not null,
         a.opened_at desc, a.id desc
     limit :most"""
 )
@@ -303,6 +306,7 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     version: str
     slice: str
+    predicate: str = ""
     slice_id: int
     severity: str
     metric: str
@@ -335,6 +339,7 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
         status = said(self.severity)
         return self.text or AlertText(
             headline=f"{self.model} {self.version}: {self.slice}: {status}.",
+            lines=(Line(label=SINCE, text=began(moment(self.onset_at))),),
             do_now=(Step(text="Look at its examples."),),
         )
 
@@ -360,6 +365,11 @@ class AlertFact(msgspec.Struct, frozen=True, kw_only=True):
     def plain(self, where: Callable[[int], str]) -> str:
         """Return its text as it stands: what became of it, what it said, and the alerts of the same cause."""
         return self.words.plain(first=self.over(), related=self.related(where))
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended, or a person closed it; None while it lasts."""
+        return self.resolved_at or (self.closed.at if self.closed else None)
 
     @property
     def is_open(self) -> bool:
@@ -425,13 +435,18 @@ async def lately_replaced(
 
 
 async def list_alerts(
-    connection: AsyncConnection, *, model: str = "", with_resolved: bool = False, most: int = 1_000
+    connection: AsyncConnection,
+    *,
+    model: str = "",
+    of: tuple[int, int] = (0, 0),
+    with_resolved: bool = False,
+    most: int = 1_000,
 ) -> list[AlertFact]:
     """Return alerts: open ones first, of these the ones that are not acknowledged, pages before tickets, the newest first.
 
-    What explains another alert stands before it.
+    What explains another alert stands before it. `of` is a version and a slice: those of it alone.
     """
-    values = {"model": model, "with_resolved": with_resolved, "most": most}
+    values = {"model": model, "version": of[0], "slice": of[1], "with_resolved": with_resolved, "most": most}
     return [_fact(row) for row in (await connection.execute(_LIST, values)).mappings()]
 
 
@@ -588,7 +603,7 @@ async def close_alerts(
     The caller checks the reason, and writes the entry in the audit.
     """
     closed = []
-    for alert in (await _facts(connection, set(alerts))).values():
+    for alert in (await alerts_by_id(connection, set(alerts))).values():
         if alert.is_open or (alert.ended == Ending.REPLACED and alert.closed is None):
             values = {"id": alert.id, "acknowledges": False, "action": Act.CLOSE.value, "finding": None}
             await connection.execute(_ADD, {**values, "identity": identity, "reason": reason})
@@ -623,14 +638,14 @@ async def current_alerts(
     current = [_fact(row) for row in (await connection.execute(_OPEN)).mappings()]
     values = {"span": ended_for, "worse": _WORSE}
     ended = [Ended(**row) for row in (await connection.execute(_ENDED, values)).mappings()]
-    known = await _facts(connection, {end.alert_id for end in ended})
+    known = await alerts_by_id(connection, {end.alert_id for end in ended})
     return current, [(known[end.alert_id], end) for end in ended]
 
 
 async def due_deliveries(connection: AsyncConnection, most: int) -> list[Delivery]:
     """Return what the webhook should get now, what waits longest first."""
     rows = (await connection.execute(_DUE, {"most": most})).mappings().all()
-    known = await _facts(connection, {row["alert_id"] for row in rows})
+    known = await alerts_by_id(connection, {row["alert_id"] for row in rows})
     return [
         Delivery(
             id=row["id"],
@@ -656,7 +671,8 @@ async def delay_delivery(connection: AsyncConnection, event_id: int, pause_s: fl
     await connection.execute(_DELAYED, values)
 
 
-async def _facts(connection: AsyncConnection, ids: set[int]) -> dict[int, AlertFact]:
+async def alerts_by_id(connection: AsyncConnection, ids: Collection[int]) -> dict[int, AlertFact]:
+    """Return alerts by number; those that are not there are left out."""
     rows = (await connection.execute(_OF_IDS, {"ids": sorted(ids)})).mappings() if ids else ()
     return {row["id"]: _fact(row) for row in rows}
 

@@ -1,5 +1,6 @@
-"""The past: a slice over time, its worst exchanges, directions of changed answers, alerts, and two versions side by side."""
+"""The past of a slice: its worst exchanges, directions of changed answers, histograms, decisions, and what labels say."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -9,12 +10,9 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.facts.estimate import ClusterSums, Estimate, ratio
-from quantdrift.facts.interval import HIGHEST
 from quantdrift.facts.speed import Times
-from quantdrift.storage.estimates import ROLL_UP, Side, cluster_sums, roll_up_of
+from quantdrift.facts.words.amount import class_name
 from quantdrift.storage.labels import Outcome, outcomes
-from quantdrift.storage.monitor.alerts import DETAILS, LAST_EVENT
 from quantdrift.storage.page import queries
 from quantdrift.storage.page.now import PATIENCE_S, Fact, in_time, rows
 from quantdrift.storage.worst import worst_keys
@@ -23,16 +21,9 @@ _FactT = TypeVar("_FactT", bound=msgspec.Struct)
 # The end of a period is up to an hour after the last exchange.
 # The less is read, the less time it may take: together with what follows, some seconds at worst.
 _LOOKED: Final = ((timedelta(days=7), 2.0), (timedelta(days=1), 1.0), (timedelta(hours=2), 0.5))
+MOST_DIRECTIONS: Final = 12
 _PATIENCE_S: Final = 2.0
 """Longest query of single exchanges."""
-_ROLLED: Final = """
-    select {at} as at, {columns} from {table}
-    where model_version_id = :version and slice_id = :slice and {time} >= :begin and {time} < :end group by 1 order by 1
-"""
-_HOURS, _DAYS = (
-    text(_ROLLED.format(at=at, columns=ROLL_UP, table=f"rollup_{time}", time=time).replace("::", "\\:\\:"))
-    for time, at in (("hour", "date_bin(:width, hour, timestamptz '2000-01-01')"), ("day", "day"))
-)
 _SPLIT: Final = text("""
     select captured_at < :split as is_before, width_bucket(divergence, cast(:edges as double precision[])) as bin,
         sum(weight) as weight
@@ -56,29 +47,6 @@ _WORST: Final = """
 """
 _EVENTS: Final = text(queries.EVENTS)
 _BASELINES: Final = text(queries.BASELINES)
-_ALERTS: Final = f"""
-    select a.id, a.model_version_id as version_id, a.slice_id, v.model, v.candidate_version as version, s.name as slice,
-        s.predicate, a.severity, a.metric, a.onset_at, a.opened_at, coalesce(a.resolved_at, c.made_at) as resolved_at, {DETAILS} as details,
-        case when c.made_at is not null then 'closed' else coalesce(a.ended, '') end as ended,
-        (
-            select max(b.id) from alert b
-            where b.model_version_id = a.model_version_id and b.slice_id = cast(a.details ->> 'explained_by_id' as int)
-                and (b.resolved_at is null or b.resolved_at >= a.opened_at)
-        ) as explained_by
-    from alert a join model_version v on v.id = a.model_version_id join slice s on s.id = a.slice_id {LAST_EVENT}
-    left join lateral (
-        select made_at from alert_action where alert_id = a.id and action = 'close' order by id desc limit 1
-    ) c on true
-"""  # noqa: S608 - constants
-_LIST: Final = text(
-    f"{_ALERTS} where (:version = 0 or (a.model_version_id = :version and a.slice_id = :slice))"
-    " order by coalesce(a.resolved_at, c.made_at) is not null, a.severity, a.details ->> 'explained_by_id' is not null,"
-    " a.opened_at desc, a.id desc limit :most"
-)
-_ALERT: Final = text(f"{_ALERTS} where a.id = :id")
-_EXPLAINING: Final = text(
-    f"select id, explained_by from ({_ALERTS} where a.id = any(:ids)) o where explained_by is not null"  # noqa: S608 - a constant
-)
 _STEPS: Final = text("""
     select at, from_verdict as before, to_verdict as after, details ->> 'reason' as reason, slice_id from transition
     where alert_id = :id order by id limit 100
@@ -86,32 +54,6 @@ _STEPS: Final = text("""
 _AUDIT: Final = text("""
     select at, actor, action, model, subject, note from audit order by seq desc limit :most
 """)
-
-
-class Sums(Fact, frozen=True, kw_only=True):
-    """The sums of a slice over one bucket of time.
-
-    Parameters
-    ----------
-    n
-        Answers compared.
-    weight
-        Estimated requests.
-    of
-        The sums over people and exchanges of flips and of the divergence.
-    cap
-        Of a single divergence; None where it is not known, as its interval is not.
-    """
-
-    at: datetime
-    n: int
-    weight: float
-    of: dict[str, ClusterSums]
-    cap: float | None = None
-
-    def estimate(self, metric: str) -> Estimate | None:
-        """Return the mean of flips (`flip`) or of the divergence with its interval; None where there is none."""
-        return ratio(self.of[metric], 1.0 if metric == "flip" else self.cap or HIGHEST)
 
 
 class Exchange(Fact, frozen=True, kw_only=True):
@@ -131,13 +73,24 @@ class Exchange(Fact, frozen=True, kw_only=True):
 
 
 class Direction(Fact, frozen=True, kw_only=True):
-    """Changed answers from one class of the reference to another one of the candidate."""
+    """One way in which answers of a slice changed: the reference's answer became the candidate's.
 
-    reference: int
-    candidate: int
-    tie: bool
+    Parameters
+    ----------
+    reference, candidate
+        Names of the classes.
+    n, n_tie
+        Compared answers that changed so, and how many of these only because scores were equal.
+    weight, share
+        Requests that they stand for, and their share of all changed answers, in [0, 1].
+    """
+
+    reference: str
+    candidate: str
     n: int
-    weight: float
+    n_tie: int
+    weight: float = 0.0
+    share: float
 
 
 class MarginBar(Fact, frozen=True, kw_only=True):
@@ -209,36 +162,6 @@ class Singles(Fact, frozen=True, kw_only=True):
     times: tuple[Times, ...] | None = None
 
 
-class AlertRow(Fact, frozen=True, kw_only=True):
-    """An alert; `details` is the flat form of its event.
-
-    Parameters
-    ----------
-    resolved_at
-        When it ended, or a person closed it; None while it lasts.
-    ended
-        Why it is over, as in `alert.ended`; empty while it lasts, or where that is not known.
-    explained_by
-        The alert that explains it; None: there is none.
-    """
-
-    id: int
-    version_id: int
-    slice_id: int
-    model: str
-    version: str
-    slice: str
-    predicate: str
-    severity: str
-    metric: str
-    onset_at: datetime
-    opened_at: datetime
-    resolved_at: datetime | None
-    details: dict[str, Any]
-    ended: str = ""
-    explained_by: int | None = None
-
-
 class Step(Fact, frozen=True, kw_only=True):
     """A change of verdict in an alert's timeline."""
 
@@ -258,54 +181,6 @@ class AuditRow(Fact, frozen=True, kw_only=True):
     model: str
     subject: str
     note: str
-
-
-async def history(
-    connection: AsyncConnection,
-    version_id: int,
-    slice_id: int,
-    begin: datetime,
-    end: datetime,
-    *,
-    width: timedelta,
-) -> list[Sums]:
-    """Return a slice over time, in buckets of `width`: whole hours below a day, else days."""
-    parameters: dict[str, Any] = {"version": version_id, "slice": slice_id, "begin": begin, "end": end}
-    statement = _DAYS
-    if width < timedelta(days=1):
-        statement = _HOURS
-        parameters["width"] = width
-    return [
-        Sums(at=row["at"], n=row["n_items"], weight=row["weight"], of=roll_up_of(row), cap=row["cap"])
-        for row in (await connection.execute(statement, parameters)).mappings()
-    ]
-
-
-async def minutes(
-    connection: AsyncConnection,
-    version_id: int,
-    slice_id: int,
-    times: tuple[datetime, datetime, datetime],
-    *,
-    width: timedelta,
-    cap: float,
-) -> list[Sums] | None:
-    """Return a slice over a time that is shorter than roll-ups can show, from single exchanges; None: too many to read.
-
-    Parameters
-    ----------
-    times
-        Begin, a time at which one bucket ends and the next begins, and end.
-    cap
-        Of the divergence.
-    """
-    begin, base, end = times
-    side = Side(version_id=version_id, begin=begin, end=end, cap=cap)
-    read = partial(cluster_sums, connection, [side], slice_ids=[slice_id], width=width, origin=base)
-    found = await in_time(connection, read, PATIENCE_S)
-    if found is None:
-        return None
-    return [Sums(at=one.at, n=one.n_items, weight=one.weight, of=dict(one.of), cap=cap) for one in found]
 
 
 async def bins(
@@ -367,6 +242,7 @@ async def singles(
     end: datetime,
     *,
     latency_budget_s: float = 0.0,
+    labels: Sequence[str] = (),
 ) -> Singles:
     """Return the worst exchanges, which answers became which, the margins, and how long answers took."""
     for longest, patience_s in _LOOKED:
@@ -376,7 +252,7 @@ async def singles(
         if found is None:
             continue
         wanted = connection, version_id, slice_id, period
-        changed = await in_time(connection, partial(directions, *wanted), _PATIENCE_S)
+        changed = await in_time(connection, partial(directions, *wanted, labels=labels), _PATIENCE_S)
         bars = await in_time(connection, partial(margins, *wanted), _PATIENCE_S)
         took = await in_time(
             connection, partial(times, *wanted, latency_budget_s=latency_budget_s), _PATIENCE_S
@@ -392,12 +268,29 @@ async def singles(
 
 
 async def directions(
-    connection: AsyncConnection, version_id: int, slice_id: int, period: tuple[datetime, datetime]
+    connection: AsyncConnection,
+    version_id: int,
+    slice_id: int,
+    period: tuple[datetime, datetime],
+    *,
+    labels: Sequence[str] = (),
+    most: int = MOST_DIRECTIONS,
 ) -> list[Direction]:
-    """Return which answer became which, the most frequent change first."""
-    return await _of_slice(
-        connection, Direction, queries.DIRECTIONS, period, version=version_id, slice=slice_id
+    """Return which answer became which, the most frequent change first; nothing for tasks that choose no class.
+
+    `labels` are the names of the classes.
+    """
+    by_number = await _of_slice(
+        connection, Direction, queries.DIRECTIONS, period, version=version_id, slice=slice_id, most=most
     )
+    return [
+        msgspec.structs.replace(
+            direction,
+            reference=class_name(labels, int(direction.reference)),
+            candidate=class_name(labels, int(direction.candidate)),
+        )
+        for direction in by_number
+    ]
 
 
 async def margins(
@@ -459,25 +352,6 @@ async def truth(
         partial(outcomes, connection, [version_id], begin, end, slice_id=slice_id),
         _PATIENCE_S,
     )
-    return found[0] if found else None
-
-
-async def alerts(
-    connection: AsyncConnection, *, version_id: int = 0, slice_id: int = 0, most: int = 100
-) -> list[AlertRow]:
-    """Return alerts, open ones first; of one slice if it is given."""
-    return await rows(connection, AlertRow, _LIST, version=version_id, slice=slice_id, most=most)
-
-
-async def explaining(connection: AsyncConnection, alert_ids: list[int]) -> dict[int, int]:
-    """Return the alert that explains each of some alerts; those that none explains are left out."""
-    found = await connection.execute(_EXPLAINING, {"ids": alert_ids})
-    return {row.id: row.explained_by for row in found}
-
-
-async def alert(connection: AsyncConnection, alert_id: int) -> AlertRow | None:
-    """Return an alert, None if there is none with this number."""
-    found = await rows(connection, AlertRow, _ALERT, id=alert_id)
     return found[0] if found else None
 
 

@@ -35,7 +35,7 @@ order by state <> 'open', severity, coalesce(ended_at, opened_at) desc, id desc
 limit 100;
 """
 HOURS: Final = """
-select date_bin(make_interval(hours => :width), hour, timestamptz '2000-01-01 00:00:00+00') as at, sum(n_groups) as n_groups,
+select date_bin(make_interval(hours => :width), hour, :begin) as at, sum(n_groups) as n_groups,
   sum(weight * flip) / sum(weight) filter (where flip is not null) as flip,
   sum(weight * divergence) / sum(weight) filter (where divergence is not null) as divergence
 from slice_history
@@ -55,7 +55,7 @@ with exchange as (
     and captured_at >= :begin and captured_at < :end
   group by captured_at, exchange_id
 )
-select date_bin(make_interval(secs => :width), captured_at, :base) as at, count(*) as n, sum(weight) as weight,
+select date_bin(make_interval(secs => :width), captured_at, :begin) as at, count(*) as n, sum(weight) as weight,
   sum(weight * weight) as weight_sq, coalesce(sum(flip), 0) as flip, coalesce(sum(flip_weight), 0) as flip_weight,
   coalesce(sum(divergence), 0) as divergence, coalesce(sum(divergence_weight), 0) as divergence_weight, null as tie
 from exchange
@@ -78,15 +78,15 @@ group by is_before, bar
 order by is_before desc, bar;
 """
 DIRECTIONS: Final = """
-select coalesce(reference_class, -1) as reference, coalesce(candidate_class, -1) as candidate, coalesce(tie, false) as tie,
-  count(*) as n, sum(weight) as weight
+select coalesce(reference_class, -1)::text as reference, coalesce(candidate_class, -1)::text as candidate, count(*) as n,
+  count(*) filter (where tie) as n_tie, sum(weight) as weight, sum(weight) / sum(sum(weight)) over () as share
 from item
 where model_version_id = :version and slice_id = :slice and slice_ids @> array[:slice]
   and captured_at >= :begin and captured_at < :end
   and flip and detail ? 'reference_top'
-group by 1, 2, 3
-order by weight desc, 1, 2, 3
-limit 12;
+group by 1, 2
+order by weight desc, reference, candidate
+limit :most;
 """
 MARGINS: Final = """
 select flip, least(width_bucket(reference_margin, 0, 1, 20), 20) as bar, count(*) as n, sum(weight) as weight

@@ -36,6 +36,8 @@ from quantdrift.storage.report.snapshot import SnapshotReader
 from quantdrift.storage.schema.tables import RollupDay, RollupHour
 
 N_BINS = 64
+MOST_DIVIDED: Final = 200_000
+"""Comparisons of a bucket that an onset divides; of more it stays whole."""
 _HOUR = timedelta(hours=1)
 
 _EXTENT = text("""
@@ -152,6 +154,29 @@ class Divergence(SnapshotReader):
             )
             for row in rows
         ]
+
+    async def divided(
+        self, series: Sequence[SliceSums], window: Window, width: timedelta, onset: datetime, cap: float
+    ) -> list[SliceSums]:
+        """Return the buckets of one slice in a window, that of an onset in two parts.
+
+        It stays whole where its comparisons are deleted, or too many to read.
+        """
+
+        def end_of(bucket: SliceSums) -> datetime:
+            return window.begin + ((bucket.at - window.begin) // width + 1) * width
+
+        around = next((bucket for bucket in series if bucket.at < onset < end_of(bucket)), None)
+        if around is None or await self.count(around.at, end_of(around), MOST_DIVIDED) >= MOST_DIVIDED:
+            return list(series)
+        parts: list[SliceSums] = []
+        for begin, end in ((around.at, onset), (onset, end_of(around))):
+            part = Window(begin=begin, end=end, grain=Grain.ITEM)
+            parts += await self.sums(part, end - begin, {around.version_id: cap}, [around.slice_id])
+        if sum(part.sums.n_items for part in parts) < around.sums.n_items:
+            return list(series)
+        whole = [bucket for bucket in series if bucket is not around]
+        return sorted([*whole, *parts], key=lambda bucket: bucket.at)
 
     async def bins(
         self, window: Window, caps: Mapping[int, float], slice_ids: Sequence[int]

@@ -21,6 +21,13 @@ class Grain(StrEnum):
     HOUR = "rollup_hour"
     DAY = "rollup_day"
 
+    @property
+    def words(self) -> str:
+        """What people read of it."""
+        return {"comparison": "single answers", "rollup_hour": "hourly sums", "rollup_day": "daily sums"}[
+            self.value
+        ]
+
 
 class Window(_Fact, frozen=True, kw_only=True):
     """A half-open range of capture time, and the table it is read from.
@@ -138,24 +145,6 @@ class Example(_Fact, frozen=True, kw_only=True):
     divergence: float | None
     trace: str
     detail: dict[str, Any] | None = None
-
-
-class Direction(_Fact, frozen=True, kw_only=True):
-    """One way in which answers of a slice changed: the reference's answer became the candidate's.
-
-    Parameters
-    ----------
-    share
-        Of all changed answers, weighted, in [0, 1].
-    n, n_tie
-        Compared items that changed so, and how many of these only because scores were equal.
-    """
-
-    reference: str
-    candidate: str
-    share: float
-    n: int
-    n_tie: int
 
 
 class Decision(_Fact, frozen=True, kw_only=True):

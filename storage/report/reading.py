@@ -17,7 +17,6 @@ from quantdrift.storage.report.divergence import Divergence
 from quantdrift.storage.report.facts import (
     Changes,
     Decision,
-    Direction,
     Example,
     SliceName,
     VerdictFact,
@@ -60,17 +59,6 @@ _CHANGES = text("""
         )
         group by alert_id
     ) told
-""")
-
-_DIRECTIONS = text("""
-    select detail ->> 'reference_top' as reference, detail ->> 'candidate_top' as candidate,
-        sum(1 / (pi1 * pi2 * n_items)) / sum(sum(1 / (pi1 * pi2 * n_items))) over () as share, count(*) as n,
-        count(*) filter (where tie) as n_tie
-    from comparison
-    where captured_at >= :begin and captured_at < :end and model_version_id = :version
-        and slice_ids @> array[cast(:slice as int)] and flip
-        and detail ->> 'reference_top' is not null and detail ->> 'candidate_top' is not null
-    group by 1, 2 order by share desc, 1, 2 limit :most
 """)
 
 # What decides about a verdict: the set-up of the database and of NATS does not.
@@ -154,16 +142,6 @@ class Reader(SnapshotReader):
         wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "flips": flips}
         rows = await self._rows(_EXAMPLES, **wanted, most=most)
         return [Example(**row) for row in rows]
-
-    async def directions(
-        self, begin: datetime, end: datetime, *, version: int, slice_id: int, most: int
-    ) -> list[Direction]:
-        """Return which answers of a slice became which in a short window, the most frequent first.
-
-        Empty for tasks whose comparator stores no top answers.
-        """
-        wanted = {"begin": begin, "end": end, "version": version, "slice": slice_id, "most": most}
-        return [Direction(**row) for row in await self._rows(_DIRECTIONS, **wanted)]
 
     async def decisions(self, begin: datetime, end: datetime, model: str = "") -> list[Decision]:
         """Return what people decided in a period about `model`, or all: the newest 200, newest first."""

@@ -22,8 +22,8 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Notify, Reference, Web
 from quantdrift.show.page.server import page_port
 from quantdrift.storage.database import Database
-from quantdrift.storage.incidents import IncidentCount, Say, incidents_of, say, store_count
-from quantdrift.storage.monitor.alerts import Act, FindingKind, act, add_finding
+from quantdrift.storage.incidents import IncidentCount, Say, say, store_count
+from quantdrift.storage.monitor.alerts import Act, FindingKind, act, add_finding, find_alert
 from quantdrift.storage.monitor.incidents import write_incidents
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
@@ -781,7 +781,8 @@ async def test_a_person_says_on_the_page_what_became_of_an_incident(
         await write_incidents(
             connection, versions={version}, transitions=[], now=end, fold_seq=1, webhook=False
         )
-        number = (await incidents_of(connection, [alert]))[alert]
+        number = (await find_alert(connection, alert)).incident
+        assert number is not None
     file = tmp_path / "operator.dsn"
     file.write_text(await login_in(postgres_dsn, OPERATOR))
     token = f"ana sha256:{hashlib.sha256(b'one').hexdigest()}\n"
@@ -845,7 +846,8 @@ async def test_an_incident_is_one_page_with_its_story(
         await write_incidents(connection, versions={version}, now=end, **written)  # type: ignore[arg-type]
         await act(connection, alert, Act.ACK, f"looking {_NASTY.format(1)}", identity="ada")
         await add_finding(connection, alert, FindingKind.CAUSE, "Cause: the range of conv1 is too narrow", {})
-        number = (await incidents_of(connection, [alert]))[alert]
+        number = (await find_alert(connection, alert)).incident
+        assert number is not None
         count = IncidentCount(
             id=number, until=end, n=3120, changed=1912.0, low=1710.0, high=2140.0, people=146
         )

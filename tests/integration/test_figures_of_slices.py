@@ -7,11 +7,14 @@ import asyncpg
 import numpy as np
 import pytest
 
+from quantdrift.core.records import Metric
 from quantdrift.facts.figures import FigureName, WindowName, last_day
+from quantdrift.facts.interval import HIGHEST
 from quantdrift.facts.status import Serves
 from quantdrift.storage import figures
 from quantdrift.storage.database import Database
-from quantdrift.storage.page import history
+from quantdrift.storage.report.divergence import Divergence
+from quantdrift.storage.report.facts import Grain, Window
 from quantdrift.storage.serving import servings
 
 pytestmark = pytest.mark.integration
@@ -141,12 +144,13 @@ async def test_a_point_of_a_plot_is_the_row_of_the_view(
 ) -> None:
     """Hour for hour, flips and divergence."""
     async with database.begin() as connection:
-        points = await history.history(connection, 1, 1, FIRST - HOUR, LAST, width=HOUR)
+        window = Window(begin=FIRST.replace(minute=0) - HOUR, end=LAST, grain=Grain.HOUR)
+        points = await Divergence(connection).sums(window, HOUR, {1: HIGHEST}, [1])
     rows = await record.fetch("select * from slice_history where slice_id = 1 order by hour")
     assert len(rows) == len(points) == 31
     for row, point in zip(rows, points, strict=True):
-        for metric in ("flip", "divergence"):
-            estimate = point.estimate(metric)
+        for metric in (Metric.FLIP, Metric.DIVERGENCE):
+            estimate = point.sums.estimate(metric)
             assert estimate is not None
             view = [row[metric], row[f"{metric}_low"], row[f"{metric}_high"]]
             assert view == pytest.approx([estimate.mean, estimate.low, estimate.high], rel=1e-12)

@@ -8,6 +8,8 @@ import pytest
 
 from quantdrift.storage.database import Database
 from quantdrift.storage.page import history
+from quantdrift.storage.report.divergence import Divergence
+from quantdrift.storage.report.facts import Grain, Window
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
@@ -46,16 +48,18 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
     version, slice_id = await _stored(record)
     async with database.begin() as connection:
         before, after = await history.bins(connection, version, slice_id, (BEGIN, ONSET, END))
-        points = await history.minutes(
-            connection, version, slice_id, (BEGIN, ONSET, END), width=timedelta(minutes=7), cap=1.0
-        )
+        divergence, width = Divergence(connection), timedelta(minutes=7)
+        window = Window(begin=BEGIN, end=END, grain=Grain.ITEM)
+        whole = await divergence.sums(window, width, {version: 1.0}, [slice_id])
+        points = await divergence.divided(whole, window, width, ONSET, 1.0)
+        again = await divergence.divided(points, window, width, ONSET, 1.0)
     damaged = [place for place, edge in enumerate(history.EDGES, start=1) if edge >= 0.1]
     assert sum(before) == sum(after) == 120
     assert not any(before[place] for place in damaged)
     assert sum(after[place] for place in damaged) == 120
-    assert points is not None
-    assert {point.of["flip"].total / point.of["flip"].weight for point in points if point.at < ONSET} == {0.0}
-    assert {point.of["flip"].total / point.of["flip"].weight for point in points if point.at >= ONSET} == {
-        1.0
-    }
-    assert sum(point.n for point in points) == 240
+    for is_since, share in ((False, 0.0), (True, 1.0)):
+        flips = [point.sums.of["flip"] for point in points if (point.at >= ONSET) is is_since]
+        assert {flip.total / flip.weight for flip in flips} == {share}
+    assert sum(point.sums.n_items for point in points) == 240
+    assert len(points) == len(whole) + 1
+    assert again == points  # an onset at which a bucket begins divides nothing

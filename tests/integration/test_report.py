@@ -25,7 +25,16 @@ from quantdrift.storage.monitor.alerts import FindingKind, add_finding
 from quantdrift.storage.schema import roles
 from tests.support.monitor.report_figures import Page
 from tests.support.storage.release_rows import BEGIN, END, NEW, OLD, RELEASE, write_release_week
-from tests.support.storage.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week
+from tests.support.storage.report_rows import (
+    HOUR,
+    MINUTE,
+    PAGED,
+    PARTS,
+    START,
+    Part,
+    write_short_story,
+    write_week,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -97,7 +106,10 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert "Quantisation drift" in text
     assert "against reference 5f1d5f1d5f1d, float32+bfloat16" in text
     assert answer in text
-    assert "12 minutes later" in text
+    assert f"Since about {START + 50 * MINUTE:%Y-%m-%d %H:%M} UTC (estimated)." in text
+    assert episode.when_paged is not None
+    assert (episode.when_paged.value, episode.when_paged.n) == (PAGED["changed"], PAGED["n_answers"])
+    assert "Changed answers when it paged 5.3 % 3.1 to 8.3 % 254 answers" in text
     assert text.count("candidate not finite") == 5
     assert "https://tracing.example.com/4bf92f3577b34da6a3ce929d0e0e4736" in html
     assert (
@@ -529,7 +541,7 @@ async def test_the_first_screen_answers_for_the_version_that_serves_now(
     assert "scanner=archive" in text
     (alert,) = figures.episodes
     changed = Counter(
-        (str(detail["reference_top"]), str(detail["candidate_top"]))
+        (f"class {detail['reference_top']}", f"class {detail['candidate_top']}")
         for row in week.rows
         if row.flip
         and row.captured_at >= RELEASE + HOUR

@@ -15,7 +15,7 @@ from quantdrift.facts.words.ending import AFTER
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, episodes, gaps, grouped, models
 from quantdrift.storage.estimates import Sums
-from quantdrift.storage.figures import AlertFigures
+from quantdrift.storage.figures import frozen
 from quantdrift.storage.monitor.alerts import AlertFact
 from quantdrift.storage.report.facts import SliceName, SliceSums, VerdictFact, Version
 from tests.support.monitor.alert_cases import event_with
@@ -90,7 +90,7 @@ def _alert(metric: Metric = Metric.DIVERGENCE, event: AlertEvent | None = None) 
         acknowledged=None,
         escalations=0,
     )
-    return EpisodeFacts(alert=alert, figures=AlertFigures(), examples=())
+    return EpisodeFacts(alert=alert, figures=frozen(event, NOW), examples=())
 
 
 def _over(entry: EpisodeFacts, ended: str = "") -> EpisodeFacts:
@@ -139,7 +139,8 @@ def test_the_report_says_what_the_alert_said() -> None:
     words, entry = text_of(event), _alert(event=event)
     lasting, ended = (episodes(CONFIG, _facts(told=(fact,)))[0] for fact in (entry, _over(entry, "replaced")))
     assert lasting.headline == words.headline
-    assert lasting.explanation == tuple(map(str, words.lines))
+    assert lasting.since == "about 2026-11-16 12:00 UTC (estimated)."
+    assert lasting.explanation == tuple(str(line) for line in words.lines if line.label != "Since")
     assert "What changed: sidecar pod-7, first seen." in lasting.explanation
     assert 1 <= len(lasting.do_now) <= 3
     assert (lasting.do_now, lasting.tomorrow) == (
@@ -167,11 +168,31 @@ def test_an_alert_has_the_deciding_figures_next_to_those_of_the_whole_period() -
     )
 
 
-def test_an_alert_without_data_around_it_has_no_numbers() -> None:
-    """Retention took its comparisons: what is not known is None."""
-    (told,) = episodes(CONFIG, _facts(told=(_alert(),)))
-    assert (told.when_paged, told.now, told.share) == (None, None, None)
-    assert told.budget == 0.05
+def test_an_alert_whose_comparisons_are_deleted_keeps_what_it_said() -> None:
+    """Retention took them: the share when it paged is frozen with the alert, and there is none of now."""
+    event = event_with(
+        onset=NOW.isoformat(), changed=0.053, changed_low=0.031, changed_high=0.083, n_answers=254
+    )
+    (told,) = episodes(CONFIG, _facts(told=(_alert(Metric.FLIP, event),)))
+    assert told.when_paged is not None
+    assert (told.when_paged.value, told.when_paged.low, told.when_paged.n) == (0.053, 0.031, 254)
+    assert (told.now, told.share) == (None, told.when_paged)
+    assert told.budget == 0.02
+
+
+@pytest.mark.parametrize(
+    ("known", "since"),
+    [
+        ({"begin": "first_seen"}, "not known. Too little was compared before 2026-11-16 12:00 UTC to say"),
+        ({}, "about 2026-11-16 12:00 UTC (estimated)."),
+    ],
+)
+def test_the_report_knows_no_more_of_the_onset_than_the_alert(known: dict[str, str], since: str) -> None:
+    """Where the alert said that its begin is not known, the report names no onset either."""
+    event = event_with(onset=NOW.isoformat(), after=0.053, **known)
+    (told,) = episodes(CONFIG, _facts(told=(_alert(Metric.FLIP, event),)))
+    assert told.since.startswith(since)
+    assert not any(line.startswith("Since") for line in told.explanation)
 
 
 def test_gaps_are_whole_buckets_without_a_comparison() -> None:

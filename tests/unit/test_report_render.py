@@ -106,7 +106,7 @@ def test_every_part_of_the_page_is_there() -> None:
         "Gaps",
         "No verdicts yet",
         "anytime-valid",
-        "rollup_hour",
+        "this report counts hourly sums, so the period is widened to whole hours",
     ):
         assert part in text
 
@@ -128,6 +128,23 @@ def test_the_page_shows_what_decided_and_counts_in_the_singular() -> None:
     ):
         assert part in text, part
     assert "1 exchanges" not in text
+
+
+def test_what_to_do_now_and_what_to_do_tomorrow_are_two_lists() -> None:
+    """Each under its heading, numbered, with the steps of the figures in their order; without steps there is no heading."""
+    lasting = msgspec.structs.replace(
+        make_episode(),
+        do_now=("Route scanner=faint to the FP32 model.", "Acknowledge it: quantdrift alerts ack 1"),
+        tomorrow=("Find the cause: quantdrift diagnose 1 --candidate <file>",),
+    )
+    ended = msgspec.structs.replace(make_episode(), alert_id=2, do_now=(), tomorrow=("Nothing.",))
+    figures = msgspec.structs.replace(make_figures(), episodes=(lasting, ended))
+    lists = _page(figures).lists
+    assert lists == [
+        ("Do now", list(lasting.do_now)),
+        ("Tomorrow, for the owner", list(lasting.tomorrow)),
+        ("Tomorrow, for the owner", list(ended.tomorrow)),
+    ]
 
 
 def test_figures_survive_json() -> None:

@@ -13,6 +13,7 @@ from quantdrift.facts.events import AggregateState, AlertEvent
 from quantdrift.facts.explanation import Begin, DamageCause, Kind
 from quantdrift.facts.words.details import details
 from quantdrift.facts.words.ending import ended
+from quantdrift.facts.words.happened import SINCE, began
 from quantdrift.facts.words.model import full_precision, slower
 from quantdrift.facts.words.steps import LOOK_FIRST, Ways, do_now, tomorrow
 from quantdrift.facts.words.text import AlertText, Line
@@ -71,7 +72,7 @@ def text_of(event: AlertEvent, ways: Ways = _NO_WAYS) -> AlertText:
         *(Line(text=f"It is {why}.") for why in event.change.reason.split("; ") if _is_doubt(why)),
         _how_many(event),
         Line(label="Confidence", text=_confidence(event)),
-        Line(label="Since", text=_since(event)),
+        Line(label=SINCE, text=_since(event)),
         Line(label="What changed", text=_what_changed(event)),
         _invalid(event),
         Line(label="Doubt about the configuration", text=f"{explanation.doubt}.")
@@ -256,7 +257,7 @@ def _since(event: AlertEvent) -> str:
         and evidence.before is not None
     ):
         before = f" Before that, {percent(evidence.before)} of answers changed."
-    return f"about {at} (estimated).{before}"
+    return f"{began(at)}{before}"
 
 
 def moment(event: AlertEvent) -> str:

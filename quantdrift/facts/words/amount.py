@@ -1,6 +1,6 @@
 """Measures as people read them: a value with its unit and interval, a difference, and what was measured of one item."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quantdrift.core.notation import decimals, fixed, number, percent
@@ -82,9 +82,18 @@ def _figure(value: Any) -> str:
     return f" {value}"
 
 
-def scores(of: Any, label: Callable[[int], str]) -> str:
+def class_name(labels: Sequence[str], index: int) -> str:
+    """Return what a class is called: by its label, if the model has one for it, else by its number."""
+    if index < 0:
+        return "no class"
+    return labels[index] if index < len(labels) else f"class {index}"
+
+
+def scores(of: Any, labels: Sequence[str]) -> str:
     """Return the highest scores of an answer: `seven 71 %, one 20 %`; empty if it has none."""
     try:
-        return ", ".join(f"{label(int(index))} {percent(float(score))}" for index, score in of or ())
+        return ", ".join(
+            f"{class_name(labels, int(index))} {percent(float(score))}" for index, score in of or ()
+        )
     except (TypeError, ValueError):  # of another version
         return ""

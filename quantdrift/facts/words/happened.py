@@ -18,6 +18,13 @@ METRICS: Final = MappingProxyType(
 )
 """What the metrics are."""
 ONSET: Final = "onset (estimated)"
+SINCE: Final = "Since"
+"""The question that the estimated onset answers, with what is known of the time before."""
+
+
+def began(at: str) -> str:
+    """Return since when, where nothing is known of the time before."""
+    return f"about {at} (estimated)."
 
 
 def released(version: str) -> str:

@@ -51,6 +51,10 @@ class AlertText(msgspec.Struct, frozen=True, kw_only=True):
     tomorrow: tuple[Step, ...] = ()
     details: tuple[str, ...] = ()
 
+    def answer(self, label: str) -> str:
+        """Return the text of the line with a label; empty: there is none."""
+        return next((line.text for line in self.lines if line.label == label), "")
+
     def plain(self, *, first: Iterable[str] = (), related: Iterable[str] = ()) -> str:
         """Return it as plain text.
 

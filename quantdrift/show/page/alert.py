@@ -10,14 +10,16 @@ import msgspec
 from aiohttp import web
 
 from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.text import plain, plain_lines
-from quantdrift.facts.words.happened import ONSET
+from quantdrift.facts.events import Ending
 from quantdrift.facts.words.incident import mitigated_sentence
+from quantdrift.facts.words.size import size_parts
 from quantdrift.report.labels import labelled
-from quantdrift.show import charts
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, OPERATOR, acting, serving_of, who_may_act
-from quantdrift.show.page.slice_history import Period, history_of, history_sql, points, young_history
+from quantdrift.show.page.slice_history import Period, history, history_sql
+from quantdrift.show.trends import alert_marks, plot
 from quantdrift.storage.commands.slice_list import where_of
 from quantdrift.storage.figures import frozen, of_alert
 from quantdrift.storage.monitor.alerts import (
@@ -27,22 +29,25 @@ from quantdrift.storage.monitor.alerts import (
     FindingKind,
     act,
     actions_of,
-    find_alert,
+    alerts_by_id,
     findings_of,
+    list_alerts,
 )
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
 
+_HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
+_ROWS: Final = 100
 _BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE, Act.CLOSE)
 
 
 async def alerts(request: web.Request) -> web.Response:
     """Show the alerts, open ones first."""
     async with present.reading(request.app[DATABASE]) as connection:
-        found = await past.alerts(connection)
-    return render(request, "alerts.html", alerts=found, now=datetime.now(UTC), sql=queries.ALERTS.strip())
+        listed = await list_alerts(connection, with_resolved=True, most=_ROWS)
+    return render(request, "alerts.html", alerts=listed, now=datetime.now(UTC), sql=queries.ALERTS.strip())
 
 
 async def alert_page(request: web.Request) -> web.Response:
@@ -81,71 +86,61 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
     """
     from quantdrift.monitor.explain.ways import commands_of  # noqa: PLC0415 - what it imports is not needed before
 
+    config, now = request.app[CONFIG], datetime.now(UTC)
     async with present.reading(request.app[DATABASE]) as connection:
-        found = await past.alert(connection, int(request.match_info["alert"]))
-        if found is None:
+        number = int(request.match_info["alert"])
+        alert = (await alerts_by_id(connection, [number])).get(number)
+        if alert is None:
             raise web.HTTPNotFound(reason="There is no alert with this number; it may have been deleted.")
-        steps = await past.steps(connection, found.id)
-        state = await find_alert(connection, found.id)
-        actions = await actions_of(connection, found.id)
-        where = await where_of(connection, found.slice_id)
-        findings = (await findings_of(connection, [found.id])).get(found.id, [])
-        version = next(one for one in await present.versions(connection) if one.id == found.version_id)
-        last_at = found.resolved_at or version.last_at or datetime.now(UTC)
-        end = last_at + timedelta(hours=1)
-        begin = found.onset_at - max(timedelta(hours=6), (end - found.onset_at) / 2)
+        cap = config.budget(alert.model).cap
+        transitions = await past.steps(connection, alert.id)
+        actions = await actions_of(connection, alert.id)
+        where = await where_of(connection, alert.slice_id)
+        findings = (await findings_of(connection, [alert.id])).get(alert.id, [])
+        versions = await present.versions(connection)
+        version = next(version for version in versions if version.id == alert.version_id)
         serving = await serving_of(request, connection, version)
-        ids, config = (found.version_id, found.slice_id), request.app[CONFIG]
-        cap = config.budget(found.model).cap
-        period = Period(
-            span="", begin=begin, end=end, width=timedelta(hours=1) if end - begin <= 4 * _DAY else _DAY
-        )
-        first = max(version.first_at, begin) if version.first_at <= found.onset_at else begin
-        young = (
-            await young_history(connection, ids, (first, found.onset_at, last_at), cap)
-            if timedelta() <= last_at - first < _DAY
-            else None
-        )
-        period, history = young or (period, await history_of(connection, ids, period, found.onset_at, cap))
-        begin, end = period.begin, period.end
+        last_at = alert.ended_at or version.last_at or now
+        end = last_at + _HOUR
+        begin = alert.onset_at - max(6 * _HOUR, (end - alert.onset_at) / 2)
+        first = max(version.first_at, begin) if version.first_at <= alert.onset_at else begin
+        rolled_up = Period.rolled_up(begin, end, _HOUR if end - begin <= 4 * _DAY else _DAY)
+        for period in filter(None, (Period.fine(first, last_at), rolled_up)):
+            buckets = await history(connection, version.id, [alert.slice_id], period, alert.onset_at, cap=cap)
+            if buckets[alert.slice_id]:
+                break
         measured = await present.in_time(
             connection,
             partial(
                 of_alert,
                 connection,
-                state,
+                alert,
                 present.seen(version),
-                datetime.now(UTC),
-                unit=config.measure(found.model).unit,
+                now,
+                unit=config.measure(alert.model).unit,
                 with_people=True,
             ),
             present.PATIENCE_S,
         )
-        truth = await past.truth(connection, found.version_id, found.slice_id, found.onset_at, end)
-    event = state.event
-    ends = state.over()
-    if state.mitigation:
-        ends = [mitigated_sentence(state.version, state.slice, state.mitigation, state.mitigated_by)]
-    marks = [
-        charts.Mark(at=found.onset_at, kind="onset", text=ONSET),
-        charts.Mark(at=found.opened_at, kind="alert", text="alert"),
-    ]
+        truth = await past.truth(connection, version.id, alert.slice_id, alert.onset_at, period.end)
+    event = alert.event
+    figures = measured or frozen(event, alert.written_at)
+    size_now = figures.now
+    ends = alert.over()
+    if alert.mitigation:
+        ends = [mitigated_sentence(alert.version, alert.slice, alert.mitigation, alert.mitigated_by)]
+    name = "all traffic" if alert.predicate == "true" else alert.slice
+    budget = event.evidence.budget if event and event.evidence.metric == Metric.FLIP else None
     return render(
         request,
         "alert.html",
         status=409 if problem else 200,
-        alert=found,
+        alert=alert,
         serving=serving,
         over=ends,
-        text=state.text,
-        incident=state.incident,
-        explained_by=state.explained_by,
-        explains=state.explains,
-        may_close=state.is_open or (state.ended == "replaced" and state.closed is None),
-        commands=commands_of(config, state, where, [one.kind for one in findings]),
-        acknowledged=state.acknowledged,
-        has_escalated=state.escalations > 0,
-        actions=[one for one in actions if not one.is_finding],
+        may_close=alert.is_open or (alert.ended == Ending.REPLACED and alert.closed is None),
+        commands=commands_of(config, alert, where, [finding.kind for finding in findings]),
+        actions=[action for action in actions if not action.is_finding],
         findings=findings,
         sites=_sites(findings),
         repairs=_repairs(findings),
@@ -153,27 +148,34 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         problem=problem,
         typed=typed,
         truth=labelled(truth) if truth else None,
-        wanted=_wanted(found.model, found.slice, found.slice_id),
+        wanted=_wanted(alert.model, alert.slice, alert.slice_id),
         runbook=config.notify.runbook_url,
         longest_reason=LONGEST_REASON,
-        name="all traffic" if found.predicate == "true" else found.slice,
-        steps=steps,
-        figures=measured or frozen(event, state.written_at),
-        budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
-        chart=charts.line(
-            points(history, "flip", period.width, (version.first_at, last_at)),
-            begin,
-            end,
-            title="Changed answers before and since the alert",
-            width=period.width,
-            alerts=[(found.onset_at, found.resolved_at or end)],
-            budget=event.evidence.budget if event and event.evidence.metric == "flip" else None,
-            marks=marks,
+        name=name,
+        transitions=transitions,
+        figures=figures,
+        size=size_parts(
+            figures.when_paged,
+            size_now.changed_share if size_now else None,
+            is_page=alert.severity == Verdict.FIRING,
+            is_over=alert.ended_at is not None,
+            changed=size_now.changed if size_now else None,
+            requests=size_now.requests if size_now else None,
+            basis=size_now.basis if size_now else "",
         ),
-        sql=history_sql(period, cap, found.onset_at, version=found.version_id, slice=found.slice_id),
+        budget=budget,
+        chart=plot(
+            Metric.FLIP,
+            buckets[alert.slice_id],
+            period.grid(first, last_at),
+            name=plain(name),
+            budget=budget,
+            marks=alert_marks(alert.onset_at, alert.opened_at),
+            alerts=[(alert.onset_at, alert.ended_at)],
+        ).drawing,
+        sql=history_sql(period, cap, version=version.id, slice=alert.slice_id),
         event=event,
-        trace_url=config.telemetry.trace_url,
-        now=datetime.now(UTC),
+        now=now,
     )
 
 
@@ -190,7 +192,7 @@ class NotedRepair(msgspec.Struct, frozen=True, kw_only=True):
 
 def _repairs(findings: Sequence[Finding]) -> list[NotedRepair]:
     """Return the table of the newest repair; empty: there is none that can be read."""
-    details = next((one.details for one in findings if one.kind is FindingKind.REPAIR), {})
+    details = next((finding.details for finding in findings if finding.kind is FindingKind.REPAIR), {})
     try:
         return msgspec.convert(details.get("repairs", []), list[NotedRepair])
     except msgspec.ValidationError:
@@ -225,7 +227,7 @@ def _wanted(model: str, name: str, slice_id: int) -> str:
 
 def _sites(findings: Sequence[Finding]) -> list[NotedSite]:
     """Return the sites of the newest cause; empty: there are none that can be read."""
-    details = next((one.details for one in findings if one.kind is FindingKind.CAUSE), {})
+    details = next((finding.details for finding in findings if finding.kind is FindingKind.CAUSE), {})
     try:
         return msgspec.convert(details.get("sites", []), list[NotedSite])
     except msgspec.ValidationError:

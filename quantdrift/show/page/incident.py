@@ -13,7 +13,6 @@ from quantdrift.facts.words.incident import (
     headline,
     labels_wanted,
     standing_sentence,
-    story_text,
     unknown_sentence,
 )
 from quantdrift.show.page.rendering import render
@@ -96,7 +95,7 @@ async def _incident(request: web.Request, *, problem: str = "", typed: str = "")
         status=409 if problem else 200,
         incident=incident,
         standing=standing_sentence(incident),
-        story=[(event, story_text(event)) for event in events],
+        story=events,
         unknown=unknown,
         wanted=labels_wanted(incident) if unknown else "",
         commands=commands_of_incident(incident),

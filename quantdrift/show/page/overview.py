@@ -16,8 +16,7 @@ from quantdrift.show import charts
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_number, query_text
 from quantdrift.storage.figures import SliceFigures
-from quantdrift.storage.incidents import incidents_of
-from quantdrift.storage.page import history as past
+from quantdrift.storage.monitor.alerts import AlertFact, alerts_by_id
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
 from quantdrift.storage.serving import servings
@@ -36,10 +35,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         Of the version that serves now.
     worst
         The slices that fire or warn, worst first.
-    explaining
-        By alert, the one that explains it.
-    incidents
-        By alert, its incident.
+    alerts
+        Of these slices, by number.
     serving
         Whether it serves, and is paused.
     """
@@ -50,8 +47,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     worst: tuple[present.SliceNow, ...]
     traffic: dict[int, SliceFigures] = {}
     unknowns: tuple[present.Unknown, ...]
-    explaining: dict[int, int] = {}
-    incidents: dict[int, int] = {}
+    alerts: dict[int, AlertFact] = {}
     facts: present.SingleFacts = present.SingleFacts()
     serving: Serving = Serving()
 
@@ -66,8 +62,8 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
     def truth_of(self, slice_id: int) -> LabelledSlice | None:
         """Return what true labels say of a slice, None: nothing."""
-        found = self.facts.outcomes.get(slice_id)
-        return labelled(found) if found else None
+        outcome = self.facts.outcomes.get(slice_id)
+        return labelled(outcome) if outcome else None
 
     @property
     def whole(self) -> SliceFigures | None:
@@ -75,26 +71,21 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
         return self.traffic.get(self.now.all_id or 0)
 
     @property
-    def alert_id(self) -> int | None:
-        """The alert to open first: that of the worst slice, or the one that explains it; None: no alert is open."""
-        first = next((one.alert_id for one in self.worst if one.alert_id is not None), None)
-        return None if first is None else self.explaining.get(first, first)
-
-    @property
-    def incident_id(self) -> int | None:
-        """The incident of the alert to open first; None: there is none."""
-        found = (self.incidents.get(one.alert_id or 0) for one in self.worst)
-        return next((incident for incident in found if incident is not None), None)
+    def alert(self) -> AlertFact | None:
+        """The alert of the worst slice that has one; None: no alert is open."""
+        return next((self.alerts[bad.alert_id] for bad in self.worst if bad.alert_id in self.alerts), None)
 
     @property
     def serving_too(self) -> list[present.VersionNow]:
         """The other versions that serve."""
-        return [one for one in self.others if one.seen_at is not None and one.replaced_at is None]
+        return [
+            version for version in self.others if version.seen_at is not None and version.replaced_at is None
+        ]
 
     @property
     def replaced(self) -> list[present.VersionNow]:
         """The versions that serve no more."""
-        return [one for one in self.others if one not in self.serving_too]
+        return [version for version in self.others if version not in self.serving_too]
 
     @property
     def since(self) -> datetime | None:
@@ -104,17 +95,17 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def excess(self) -> Figure | None:
         """Changed answers in the slice that has most of them, among those that fire or warn."""
-        found = [self.traffic[bad.slice_id].changed for bad in self.worst if bad.slice_id in self.traffic]
-        return max((changed for changed in found if changed), key=lambda changed: changed.value, default=None)
+        changed = [self.traffic[bad.slice_id].changed for bad in self.worst if bad.slice_id in self.traffic]
+        return max(filter(None, changed), key=lambda figure: figure.value, default=None)
 
     @property
     def headline(self) -> str:
         """The first line: is it good enough."""
-        bad = [one for one in self.worst if one.verdict == self.verdict]
+        worst = [bad for bad in self.worst if bad.verdict == self.verdict]
         return first_screen.answer(
             Verdict(self.verdict),
             f"{self.now.model} {self.now.version}",
-            [first_screen.name_of(one.slice, one.predicate) for one in bad],
+            [first_screen.name_of(bad.slice, bad.predicate) for bad in worst],
             n_unknown=self.now.n_unknown,
             why=self.now.reason or first_screen.NOTHING_COMPARED,
         )
@@ -137,30 +128,28 @@ async def overview(request: web.Request) -> web.Response:
     now = datetime.now(UTC)
     models: list[ModelView] = []
     async with present.reading(request.app[DATABASE]) as connection:
-        found = await present.versions(connection)
         serving = await servings(connection, request.app[CONFIG].monitor.max_loss_ratio)
         by_model: dict[str, list[present.VersionNow]] = {}
-        for one in found:
-            by_model.setdefault(one.model, []).append(one)
+        for version in await present.versions(connection):
+            by_model.setdefault(version.model, []).append(version)
         for versions in by_model.values():
             newest = versions[0]
             n_bad = newest.n_firing + newest.n_warning
             worst = await present.slices(connection, newest.id, most=n_bad and min(n_bad, 8)) if n_bad else []
-            alert_ids = [one.alert_id for one in worst if one.alert_id is not None]
+            alert_ids = [bad.alert_id for bad in worst if bad.alert_id is not None]
             models.append(
                 ModelView(
                     now=newest,
                     others=tuple(versions[1:]),
                     verdict=newest.verdict,
-                    worst=tuple(one for one in worst if one.verdict in status.ALERTS),
+                    worst=tuple(bad for bad in worst if bad.verdict in status.ALERTS),
                     unknowns=tuple(await present.unknowns(connection, newest.id)) if newest.n_unknown else (),
-                    explaining=await past.explaining(connection, alert_ids) if alert_ids else {},
-                    incidents=await incidents_of(connection, alert_ids) if alert_ids else {},
+                    alerts=await alerts_by_id(connection, alert_ids),
                     serving=serving.get((newest.model, newest.version), Serving()),
                 )
             )
-        models.sort(key=lambda one: (status.RANK[one.verdict], one.now.model))
-        shown = next((one for one in models if one.now.model == chosen), models[0] if models else None)
+        models.sort(key=lambda model: (status.RANK[model.verdict], model.now.model))
+        shown = next((model for model in models if model.now.model == chosen), next(iter(models), None))
         slices: list[present.SliceNow] = []
         strips = {}
         end = now
@@ -169,26 +158,26 @@ async def overview(request: web.Request) -> web.Response:
             slices = await present.slices(
                 connection, shown.now.id, words=query, verdict=verdict, most=_ROWS, first=_ROWS * (page - 1)
             )
-            ids = [one.slice_id for one in slices]
+            ids = [entry.slice_id for entry in slices]
             changes = await present.changes(connection, shown.now.id, ids, end - _HISTORY) if ids else {}
-            for each in slices:
+            for entry in slices:
                 steps = [
-                    (change.at, change.before, change.after) for change in changes.get(each.slice_id, [])
+                    (change.at, change.before, change.after) for change in changes.get(entry.slice_id, [])
                 ]
                 known_from = max(end - _HISTORY, shown.now.first_at)
-                strips[each.slice_id] = charts.strip(steps, each.verdict, known_from, (end - _HISTORY, end))
+                strips[entry.slice_id] = charts.strip(steps, entry.verdict, known_from, (end - _HISTORY, end))
         models = [
             await _with_facts(
-                connection, one, [each.slice_id for each in slices] if one is shown else [], now
+                connection, model, [entry.slice_id for entry in slices] if model is shown else [], now
             )
-            for one in models
+            for model in models
         ]
-        shown = next((one for one in models if shown and one.now.id == shown.now.id), None)
+        shown = next((model for model in models if shown and model.now.id == shown.now.id), None)
     return render(
         request,
         "overview.html",
         models=models,
-        shown=shown,
+        shown_model=shown,
         slices=slices,
         strips=strips,
         slices_sql=queries.filled(queries.SLICES, version=shown.now.id) if shown else "",

@@ -8,9 +8,10 @@ from typing import Any, Final
 import jinja2
 from aiohttp import web
 
-from quantdrift.facts.words.amount import scores
+from quantdrift.facts.incidents import story_text
+from quantdrift.facts.words.amount import class_name, scores
 from quantdrift.facts.words.ending import ENDS
-from quantdrift.facts.words.happened import ACTIONS, METRICS, happened
+from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, happened
 from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
 from quantdrift.show import rendering
 from quantdrift.show.page.access import ACCESS, FORM_MARK, PERSON
@@ -44,6 +45,9 @@ def _environment() -> jinja2.Environment:
         "NOT_COMPARABLE": NOT_COMPARABLE,
         "happened": happened,
         "scores": scores,
+        "class_name": class_name,
+        "story_text": story_text,
+        "ONSET": ONSET,
     }
     return environment
 

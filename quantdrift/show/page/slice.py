@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 from markupsafe import Markup
 
+from quantdrift.core.records import Metric
 from quantdrift.core.text import plain
 from quantdrift.facts.words.ending import serves_no_more
 from quantdrift.facts.words.happened import happened
@@ -16,27 +17,44 @@ from quantdrift.show import charts
 from quantdrift.show.page.notebook import Chosen, notebook
 from quantdrift.show.page.rendering import render
 from quantdrift.show.page.request import CONFIG, DATABASE, address, query_text, serving_of
-from quantdrift.show.page.slice_history import Period, history_of, history_sql, points, young_history
+from quantdrift.show.page.slice_history import Period, history, history_sql
+from quantdrift.show.trends import plot
+from quantdrift.storage.monitor.alerts import AlertFact, list_alerts
 from quantdrift.storage.page import history as past
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.report.facts import Grain, SliceSums
 
 _DAY: Final = timedelta(days=1)
 _MOST_ID: Final = 2**31 - 1
 _SPANS: Final = {"1d": _DAY, "7d": 7 * _DAY, "30d": 30 * _DAY, "90d": 90 * _DAY}
 _WIDTHS: Final = {"1d": timedelta(hours=1), "7d": timedelta(hours=6), "30d": _DAY, "90d": _DAY}
 _FEWEST_POINTS: Final = 3
+_MOST_ALERTS: Final = 20
 _MARGIN_BARS: Final = 20  # as in the query
 
 
 class ChosenSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of a version, among all versions, and the time that is shown with its points."""
+    """A slice of a version, among all versions, and the time that is shown with its buckets.
+
+    Parameters
+    ----------
+    alerts
+        Of the slice, open ones first.
+    onset
+        Of the alert that is open, else of the first one.
+    buckets, others
+        Of the slice, and of all traffic where that is another slice.
+    """
 
     versions: list[present.VersionNow]
     version: present.VersionNow
     entry: present.SliceNow
+    alerts: list[AlertFact]
+    onset: datetime | None
     period: Period
-    history: list[past.Sums]
+    buckets: list[SliceSums]
+    others: list[SliceSums]
 
 
 async def _chosen_slice(request: web.Request, connection: present.Connection) -> ChosenSlice:
@@ -44,72 +62,88 @@ async def _chosen_slice(request: web.Request, connection: present.Connection) ->
     version_id, slice_id = int(request.match_info["version"]), int(request.match_info["slice"])
     if max(version_id, slice_id) > _MOST_ID:
         raise web.HTTPNotFound(reason="There is no such slice.")
-    asked = query_text(request, "span")
     versions = await present.versions(connection)
-    version = next((one for one in versions if one.id == version_id), None)
-    every = await present.slices(connection, version_id, most=5000) if version else []
-    entry = next((one for one in every if one.slice_id == slice_id), None)
+    version = next((version for version in versions if version.id == version_id), None)
+    entries = await present.slices(connection, version_id, most=5000) if version else []
+    entry = next((entry for entry in entries if entry.slice_id == slice_id), None)
     if version is None or entry is None:
         raise web.HTTPNotFound(reason="There is no such slice, or no exchange of it was compared yet.")
-    last_at = entry.last_at or datetime.now(UTC)
+    alerts = await list_alerts(connection, of=(version_id, slice_id), with_resolved=True, most=_MOST_ALERTS)
+    onset = entry.onset_at or (alerts[0].onset_at if alerts else None)
     cap = request.app[CONFIG].budget(version.model).cap
-    if asked in {"", "1d"} and timedelta() <= last_at - version.first_at < _DAY:
-        young = await young_history(
-            connection, (version_id, slice_id), (version.first_at, entry.onset_at, last_at), cap
-        )
-        if young is not None:
-            return ChosenSlice(
-                versions=versions, version=version, entry=entry, period=young[0], history=young[1]
-            )
-    end = last_at + timedelta(hours=1)
-    for span in (asked if asked in _SPANS else "7d", "1d"):
-        period = Period(span=span, begin=end - _SPANS[span], end=end, width=_WIDTHS[span])
-        history = await past.history(connection, version_id, slice_id, period.begin, end, width=period.width)
-        if asked or len(history) >= _FEWEST_POINTS:  # else it is young: a day shows it better
-            break
-    return ChosenSlice(versions=versions, version=version, entry=entry, period=period, history=history)
+    slice_ids = list(dict.fromkeys([slice_id, version.all_id or slice_id]))
+    for period in _periods(query_text(request, "span"), version.first_at, entry.last_at):
+        buckets = await history(connection, version_id, slice_ids, period, onset, cap=cap)
+        if len(buckets[slice_id]) >= (_FEWEST_POINTS if period.window.grain is not Grain.ITEM else 1):
+            break  # else it is young, or its exchanges are deleted: another time shows it better
+    return ChosenSlice(
+        versions=versions,
+        version=version,
+        entry=entry,
+        alerts=alerts,
+        onset=onset,
+        period=period,
+        buckets=buckets.pop(slice_id),
+        others=buckets.get(version.all_id or 0, []),
+    )
+
+
+def _periods(asked: str, first: datetime, last: datetime | None) -> list[Period]:
+    """Return the times to show, the best one first: that which was asked for, else a week, or a day of what is young."""
+    last = last or datetime.now(UTC)
+    end = last + timedelta(hours=1)
+    spans = [asked] if asked in _SPANS else ["7d", "1d"]
+    rolled_up = [Period.rolled_up(end - _SPANS[span], end, _WIDTHS[span], span) for span in spans]
+    fine = Period.fine(first, last) if asked in {"", "1d"} else None
+    return [fine, *rolled_up] if fine else rolled_up
 
 
 async def slice_page(request: web.Request) -> web.Response:
     """Show one slice of one version."""
+    config, now = request.app[CONFIG], datetime.now(UTC)
     async with present.reading(request.app[DATABASE]) as connection:
         chosen = await _chosen_slice(request, connection)
         version, entry, period = chosen.version, chosen.entry, chosen.period
         serving = await serving_of(request, connection, version)
         ids, begin, end = (version.id, entry.slice_id), period.begin, period.end
-        config = request.app[CONFIG]
-        others = (
-            await history_of(
-                connection,
-                (version.id, version.all_id),
-                period,
-                entry.onset_at,
-                config.budget(version.model).cap,
-            )
-            if version.all_id and version.all_id != entry.slice_id
-            else []
-        )
-        episodes = await past.alerts(connection, version_id=version.id, slice_id=entry.slice_id, most=20)
-        onset = entry.onset_at or (episodes[0].onset_at if episodes else None)
-        split = onset or begin + (end - begin) / 2
+        model, budget = config.model(version.model), config.budget(version.model)
+        labels = tuple(model.labels) if model else ()
+        split = chosen.onset or begin + (end - begin) / 2
         of_bars = (min(begin, split - 7 * _DAY), split, end)
         before, after = await past.bins(connection, *ids, of_bars)
-        traffic = (await present.traffic(connection, version, datetime.now(UTC), [entry.slice_id])).get(
-            entry.slice_id
+        traffic = await present.traffic(connection, version, now, [entry.slice_id])
+        people, _ = await present.affected(connection, version, now, [entry.slice_id])
+        singles = await past.singles(
+            connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s, labels=labels
         )
-        people, _ = await present.affected(connection, version, datetime.now(UTC), [entry.slice_id])
-        budget = config.budget(version.model)
-        singles = await past.singles(connection, *ids, begin, end, latency_budget_s=budget.latency_p99_s)
-        happened = await past.happenings(connection, *ids, begin, end)
+        happenings = await past.happenings(connection, *ids, begin, end)
         baselines = await past.baselines(connection, *ids)
         truth = await past.truth(connection, *ids, begin, end) if singles.begin else None
-    events = [*happened, *_of_alerts(episodes, begin, end)]
-    model = config.model(version.model)
-    labels = tuple(model.labels) if model else ()
+    events = [*happenings, *_of_alerts(chosen.alerts, begin, end)]
     name = "all traffic" if entry.predicate == "true" else entry.slice
-    levels = {metric: one.level for metric, one in baselines.items()}
-    cap = budget.cap
+    levels = {metric: baseline.level for metric, baseline in baselines.items()}
     divergence_level = levels.get("divergence")
+    flips, divergences = (
+        plot(
+            metric,
+            chosen.buckets,
+            period.grid(version.first_at, entry.last_at),
+            name=plain(name),
+            others=chosen.others,
+            budget=accepted,
+            baseline=baseline,
+            marks=[_mark(event) for event in events],
+            alerts=[(alert.onset_at, alert.ended_at) for alert in chosen.alerts],
+        ).drawing
+        for metric, accepted, baseline in (
+            (Metric.FLIP, entry.flip_budget, levels.get("flip")),
+            (
+                Metric.DIVERGENCE,
+                entry.divergence_budget,
+                None if divergence_level is None else budget.cap * divergence_level,
+            ),
+        )
+    )
     return render(
         request,
         "slice.html",
@@ -120,60 +154,34 @@ async def slice_page(request: web.Request) -> web.Response:
         name=name,
         span=period.span,
         spans=_SPANS,
-        traffic=traffic,
+        traffic=traffic.get(entry.slice_id),
         people=(people or {}).get(entry.slice_id),
-        flips=charts.line(
-            points(chosen.history, "flip", period.width, (version.first_at, entry.last_at)),
-            begin,
-            end,
-            title=f"Changed answers in {plain(name)} over time",
-            width=period.width,
-            alerts=[(one.onset_at, one.resolved_at or end) for one in episodes],
-            others=points(others, "flip", period.width, (version.first_at, entry.last_at)),
-            budget=entry.flip_budget,
-            baseline=levels.get("flip"),
-            marks=[_mark(one) for one in events],
-        ),
-        divergences=charts.line(
-            points(chosen.history, "divergence", period.width, (version.first_at, entry.last_at)),
-            begin,
-            end,
-            title=f"Mean divergence in {plain(name)} over time",
-            width=period.width,
-            alerts=[(one.onset_at, one.resolved_at or end) for one in episodes],
-            others=points(others, "divergence", period.width, (version.first_at, entry.last_at)),
-            budget=entry.divergence_budget,
-            baseline=None if divergence_level is None else cap * divergence_level,
-            marks=[_mark(one) for one in events],
-            is_share=False,
-        ),
+        flips=flips if chosen.buckets else "",
+        divergences=divergences if chosen.buckets else "",
         bars=charts.bars(before, after, title="Divergence of the exchanges before and after")
         if before or after
         else "",
         margins=_margins(singles.margins or ()),
         split=split,
-        is_onset=onset is not None,
-        history=chosen.history,
-        events=sorted(events, key=lambda one: one.at),
+        is_onset=chosen.onset is not None,
+        events=sorted(events, key=lambda event: event.at),
         baselines=baselines,
-        cap=cap,
-        episodes=episodes,
+        cap=budget.cap,
+        alerts=chosen.alerts,
         singles=singles,
         looked=None if singles.begin is None else end - singles.begin,
         truth=labelled(truth) if truth else None,
-        label=lambda index: (
-            labels[index] if 0 <= index < len(labels) else f"class {index}" if index >= 0 else "no class"
-        ),
+        labels=labels,
         trace_url=config.telemetry.trace_url,
         measure=config.measure(version.model),
         latency_budget_s=budget.latency_p99_s,
         latency_growth=budget.latency_growth,
-        now=datetime.now(UTC),
+        now=now,
         sql=_sql(
             chosen,
             of_bars,
             singles.begin or end - timedelta(hours=2),
-            cap=cap,
+            cap=budget.cap,
             latency_budget_s=budget.latency_p99_s,
         ),
         notebook=address(f"{request.path}/notebook", {"span": period.span}),
@@ -218,22 +226,22 @@ async def slice_notebook(request: web.Request) -> web.Response:
     )
 
 
-def _of_alerts(episodes: list[past.AlertRow], begin: datetime, end: datetime) -> list[past.Event]:
+def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> list[past.Event]:
     """Return the onsets and the openings of alerts in a time."""
-    found = [
+    return [
         past.Event(
             at=at,
             kind=kind,
-            subject=f"alert {one.id}",
+            subject=f"alert {alert.id}",
             who="monitor",
             why="",
             old_value=None,
             new_value=None,
         )
-        for one in episodes
-        for kind, at in (("onset", one.onset_at), ("alert", one.opened_at))
+        for alert in alerts
+        for kind, at in (("onset", alert.onset_at), ("alert", alert.opened_at))
+        if begin <= at < end
     ]
-    return [one for one in found if begin <= one.at < end]
 
 
 def _mark(event: past.Event) -> charts.Mark:
@@ -245,11 +253,11 @@ def _mark(event: past.Event) -> charts.Mark:
     )
 
 
-def _margins(found: Iterable[past.MarginBar]) -> Markup | str:
+def _margins(bars: Iterable[past.MarginBar]) -> Markup | str:
     """Return the plot of the margins, empty where no item has one."""
     sums = {False: [0.0] * _MARGIN_BARS, True: [0.0] * _MARGIN_BARS}
-    for one in found:
-        sums[one.flip][min(max(one.bar, 1), _MARGIN_BARS) - 1] += one.weight
+    for bar in bars:
+        sums[bar.flip][min(max(bar.bar, 1), _MARGIN_BARS) - 1] += bar.weight
     if not any(map(any, sums.values())):
         return ""
     return charts.margin_bars(
@@ -281,14 +289,13 @@ def _sql(
     shown: dict[str, int | datetime] = {**ids, "begin": period.begin, "end": period.end}
     single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
     begin, split, end = of_bars
-    history = history_sql(period, cap, chosen.entry.onset_at, **ids)
     return {
         "state": queries.filled(queries.STATE, **ids),
-        "history": history,
+        "history": history_sql(period, cap, **ids),
         "events": queries.filled(queries.EVENTS, **shown),
         "baselines": queries.filled(queries.BASELINES, **ids),
         "spread": queries.filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),
-        "directions": queries.filled(queries.DIRECTIONS, **single),
+        "directions": queries.filled(queries.DIRECTIONS, most=past.MOST_DIRECTIONS, **single),
         "margins": queries.filled(queries.MARGINS, **single),
         "worst": queries.filled(queries.WORST, **single),
         "times": queries.filled(queries.TIMES, budget=round(1e6 * latency_budget_s), **single),

@@ -1,108 +1,94 @@
-"""A slice over a time: the points of its plots, which its onset divides."""
+"""Slices over a time: the buckets of their plots, those in which an alert began in two parts."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import zip_longest
+from functools import partial
+from math import ceil
 from typing import Final
 
 import msgspec
 
-from quantdrift.show import charts
-from quantdrift.storage.page import history as past
+from quantdrift.show.trends import Grid
 from quantdrift.storage.page import now as present
 from quantdrift.storage.page import queries
+from quantdrift.storage.report.divergence import Divergence
+from quantdrift.storage.report.facts import Grain, SliceSums, Window
 
+_HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _MOST_POINTS: Final = 60
 _FINE: Final = tuple(timedelta(seconds=seconds) for seconds in (10, 30, 60, 120, 300, 600, 900, 1800))
-"""Widths of the points of less than a day."""
+"""Widths of the buckets of less than a day."""
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that the page of a slice shows: its name in the address, and the width of the points of its plots."""
+    """The time that is shown of a slice: its name in the address, and the width of its buckets."""
 
-    span: str
+    span: str = ""
     begin: datetime
     end: datetime
     width: timedelta
 
+    @classmethod
+    def fine(cls, first: datetime, last: datetime) -> "Period | None":
+        """Return the time from the first exchange to the last one, in buckets of seconds or minutes; None: it is a day or more."""
+        if not timedelta() <= last - first < _DAY:
+            return None
+        width = next((width for width in _FINE if (last - first) / width <= _MOST_POINTS), _FINE[-1])
+        return cls(span="1d", begin=first - width, end=last + width, width=width)
 
-async def young_history(
+    @classmethod
+    def rolled_up(cls, begin: datetime, end: datetime, width: timedelta, span: str = "") -> "Period":
+        """Return a time in buckets of hours or days; it begins with a whole one."""
+        begin = begin.replace(minute=0, second=0, microsecond=0)
+        return cls(span=span, begin=begin.replace(hour=0) if width >= _DAY else begin, end=end, width=width)
+
+    @property
+    def window(self) -> Window:
+        """What is summed."""
+        grain = Grain.ITEM if self.width < _HOUR else Grain.HOUR if self.width < _DAY else Grain.DAY
+        return Window(begin=self.begin, end=self.end, grain=grain)
+
+    def grid(self, first: datetime, last: datetime | None) -> Grid:
+        """Return the buckets of a plot; `first` and `last` are the times of the first and the last exchange."""
+        n = ceil((self.end - self.begin) / self.width)
+        return Grid(begin=self.begin, width=self.width, n=n, first=first, last=last)
+
+
+async def history(
     connection: present.Connection,
-    ids: tuple[int, int],
-    times: tuple[datetime, datetime | None, datetime],
-    cap: float,
-) -> tuple[Period, list[past.Sums]] | None:
-    """Return less than a day in points of minutes or seconds, which the onset divides; None: too many exchanges, or deleted ones.
-
-    Parameters
-    ----------
-    ids
-        Version and slice.
-    times
-        First exchange, onset if there is one, and last exchange.
-    """
-    first, onset, last = times
-    width = next((width for width in _FINE if (last - first) / width <= _MOST_POINTS), _FINE[-1])
-    period = Period(span="1d", begin=first - width, end=last + width, width=width)
-    base = onset or period.begin
-    history = await past.minutes(connection, *ids, (period.begin, base, period.end), width=width, cap=cap)
-    return (period, history) if history else None
-
-
-async def history_of(
-    connection: present.Connection,
-    ids: tuple[int, int],
+    version_id: int,
+    slice_ids: Sequence[int],
     period: Period,
     onset: datetime | None,
+    *,
     cap: float,
-) -> list[past.Sums]:
-    """Return a slice over a period, in points of its width, of which the onset divides one."""
-    begin, width, end = period.begin, period.width, period.end
-    if width < timedelta(hours=1):
-        return await past.minutes(connection, *ids, (begin, onset or begin, end), width=width, cap=cap) or []
-    history = await past.history(connection, *ids, begin, end, width=width)
-    around = next((sums for sums in history if onset and sums.at < onset < sums.at + width), None)
-    if around is None or onset is None:
-        return history
-    times = around.at, onset, around.at + width
-    # Of exchanges that were deleted only the roll-up is left, which nothing divides.
-    parts = await past.minutes(connection, *ids, times, width=width, cap=cap) or []
-    if not parts or sum(part.weight for part in parts) < 0.99 * around.weight:
-        return history
-    parts = [msgspec.structs.replace(part, at=max(part.at, around.at)) for part in parts]
-    return sorted([*(sums for sums in history if sums is not around), *parts], key=lambda sums: sums.at)
+) -> dict[int, list[SliceSums]]:
+    """Return the buckets of slices of a version; nothing of single exchanges that are too many to read."""
+    read, window = Divergence(connection), period.window
+    sums = partial(read.sums, window, period.width, {version_id: cap}, slice_ids)
+    found = (
+        await present.in_time(connection, sums, present.PATIENCE_S) or []
+        if window.grain is Grain.ITEM
+        else await sums()
+    )
+    buckets: dict[int, list[SliceSums]] = {slice_id: [] for slice_id in slice_ids}
+    for bucket in found:
+        buckets[bucket.slice_id].append(bucket)
+    for slice_id, whole in buckets.items():
+        if onset is not None:
+            divide = partial(read.divided, whole, window, period.width, onset, cap)
+            divided = await present.in_time(connection, divide, present.PATIENCE_S)
+            buckets[slice_id] = whole if divided is None else divided
+    return buckets
 
 
-def points(
-    history: Sequence[past.Sums], metric: str, width: timedelta, ends: tuple[datetime, datetime | None]
-) -> list[charts.Point]:
-    """Return the means with their intervals, each in the middle of the part of its time in which there is data.
-
-    Parameters
-    ----------
-    ends
-        Times of the first and last exchange.
-    """
-    points = []
-    for sums, after in zip_longest(history, history[1:]):
-        estimate = sums.estimate(metric)
-        if estimate is None:
-            continue
-        until = min(sums.at + width, after.at if after else sums.at + width, ends[1] or sums.at + width)
-        begin = ends[0] if sums.at < ends[0] < until else sums.at
-        at = begin + max(until - begin, timedelta()) / 2
-        points.append(charts.Point(at, estimate.mean, estimate.low, estimate.high))
-    return points
-
-
-def history_sql(period: Period, cap: float, base: datetime | None, **ids: int) -> str:
-    """Return the query of a slice over a period, in points of its width."""
+def history_sql(period: Period, cap: float, **ids: int) -> str:
+    """Return the query of a slice over a period, in its buckets."""
     values: dict[str, float | datetime] = {**ids, "begin": period.begin, "end": period.end}
-    width = period.width
-    if width >= _DAY:
-        return queries.filled(queries.DAYS, **values)
-    if width < timedelta(hours=1):
-        values |= {"cap": cap, "base": base or period.begin, "width": width.total_seconds()}
-        return queries.filled(queries.MINUTES, **values)
-    return queries.filled(queries.HOURS, width=int(width / timedelta(hours=1)), **values)
+    match period.window.grain:
+        case Grain.DAY:
+            return queries.filled(queries.DAYS, **values)
+        case Grain.HOUR:
+            return queries.filled(queries.HOURS, width=int(period.width / _HOUR), **values)
+    return queries.filled(queries.MINUTES, cap=cap, width=period.width.total_seconds(), **values)

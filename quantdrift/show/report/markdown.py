@@ -5,15 +5,16 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from quantdrift.core.notation import count_of, moment, percent
-from quantdrift.core.records import Metric
+from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import Figure
 from quantdrift.facts.status import said
 from quantdrift.facts.words.amount import measured, points, signed
 from quantdrift.facts.words.first_screen import over
+from quantdrift.facts.words.happened import SINCE
 from quantdrift.facts.words.size import size
-from quantdrift.report.figures import ReportFigures, SliceFigures
+from quantdrift.report.figures import EpisodeFigures, ReportFigures, SliceFigures
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 
@@ -76,8 +77,7 @@ def _alerts(figures: ReportFigures) -> list[str]:
             f"### {_text(episode.slice)}",
             _text(
                 f"{episode.model} {episode.version}, opened {moment(episode.opened_at)}, {state}."
-                f" Since about {moment(episode.onset_at)}:"
-                f" {size(episode.when_paged, episode.now.changed_share if episode.now else None)}."
+                f" {SINCE}: {episode.since} Size: {_size(episode)}."
             ),
             *(_text(one) for one in episode.findings),
             *(
@@ -92,6 +92,12 @@ def _alerts(figures: ReportFigures) -> list[str]:
         if episode.page_url:
             parts.append(_link("This alert on the live page", episode.page_url))
     return parts
+
+
+def _size(episode: EpisodeFigures) -> str:
+    now = episode.now.changed_share if episode.now else None
+    is_page, is_over = episode.severity is Verdict.FIRING, episode.resolved_at is not None
+    return size(episode.when_paged, now, is_page=is_page, is_over=is_over)
 
 
 def _releases(figures: ReportFigures, most_table: int) -> list[str]:

@@ -16,14 +16,14 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.report import finding
-from quantdrift.report.figures import EpisodeFigures, Replays, ReportFigures
+from quantdrift.report.figures import Replays, ReportFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
-from quantdrift.show.charts import Mark, line
+from quantdrift.show.charts import Mark
 from quantdrift.show.report.brief import briefs
 from quantdrift.show.report.markdown import render_markdown
 from quantdrift.show.report.render import Drawing, render
-from quantdrift.show.report.trends import Grid, trend
+from quantdrift.show.trends import Grid, alert_marks, plot
 from quantdrift.storage.database import Database
 from quantdrift.storage.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import SliceSums
@@ -36,6 +36,7 @@ DIRECTORY: Final = Path("reports")
 TITLE: Final = "Quantisation drift"
 """Heading of the page."""
 _CLOCK = SystemClock()
+_PLOT_HEIGHT: Final = 190
 
 
 class Form(StrEnum):
@@ -171,21 +172,16 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
     if how is None:
         return []
     span = how.window.end - how.window.begin
-    grid = Grid(begin=how.window.begin, width=how.width, n=ceil(span / how.width))
-    # The axis begins and ends with the data: of a week that has begun an hour ago there is an hour to see.
-    begin = max(grid.begin, (figures.first_at or grid.begin) - grid.width)
-    end = min(grid.end, (figures.last_at or grid.end) + grid.width)
+    grid = Grid(
+        begin=how.window.begin,
+        width=how.width,
+        n=ceil(span / how.width),
+        first=figures.first_at,
+        last=figures.last_at,
+    )
     buckets: dict[finding.Key, list[SliceSums]] = {}
-    for point in gathered.series:
-        parts = [
-            part
-            for part in gathered.divided
-            if _is_of(part, point) and point.at <= part.at < point.at + how.width
-        ]
-        if not parts:
-            buckets.setdefault((point.version_id, point.slice_id), []).append(point)
-    for part in gathered.divided:
-        buckets.setdefault((part.version_id, part.slice_id), []).append(part)
+    for bucket in gathered.series:
+        buckets.setdefault((bucket.version_id, bucket.slice_id), []).append(bucket)
     drawings = []
     for version in figures.models:
         whole = version.aggregate
@@ -206,55 +202,37 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
                 if (episode.model, episode.version, episode.slice_id)
                 == (version.model, version.version, slice_id)
             ]
-            onsets = [episode.onset_at for episode in alerts]
-            charts = {}
-            for metric in (Metric.FLIP, Metric.DIVERGENCE):
-                own, others = (
-                    trend(
-                        metric,
-                        buckets.get((version.version_id, which), []),
-                        grid,
-                        onsets=onsets,
-                    )
-                    for which in (slice_id, whole.slice_id if whole else slice_id)
-                )
-                is_whole = whole is None or slice_id == whole.slice_id
-                charts[metric] = line(
-                    own.points,
-                    begin,
-                    end,
-                    title=f"{'Changed answers' if metric is Metric.FLIP else 'Mean divergence'} in {entry.name} over time",
-                    width=own.width,
-                    others=() if is_whole else others.points,
-                    budget=entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget,
+            is_part = whole is not None and slice_id != whole.slice_id
+            flips, divergence = (
+                plot(
+                    metric,
+                    buckets.get((version.version_id, slice_id), []),
+                    grid,
+                    name=entry.name,
+                    others=buckets.get((version.version_id, whole.slice_id), []) if whole and is_part else (),
+                    budget=budget,
                     marks=[
                         *marks,
-                        *(_mark_of(alert, kind) for alert in alerts for kind in ("onset", "alert")),
+                        *(mark for alert in alerts for mark in alert_marks(alert.onset_at, alert.opened_at)),
                     ],
-                    alerts=[(alert.onset_at, alert.resolved_at or end) for alert in alerts],
-                    is_share=metric is Metric.FLIP,
-                    top=1.2 * max(own.top, 0.0 if is_whole else others.top),
-                    height=190,
+                    alerts=[(alert.onset_at, alert.resolved_at) for alert in alerts],
+                    height=_PLOT_HEIGHT,
                 )
+                for metric, budget in (
+                    (Metric.FLIP, entry.flip_budget),
+                    (Metric.DIVERGENCE, entry.divergence_budget),
+                )
+            )
             drawings.append(
                 Drawing(
                     version_id=version.version_id,
                     slice_id=slice_id,
-                    width=own.width,
-                    flips=charts[Metric.FLIP],
-                    divergence=charts[Metric.DIVERGENCE],
+                    width=flips.width,
+                    flips=flips.drawing,
+                    divergence=divergence.drawing,
                 )
             )
     return drawings
-
-
-def _is_of(part: SliceSums, point: SliceSums) -> bool:
-    return (part.version_id, part.slice_id) == (point.version_id, point.slice_id)
-
-
-def _mark_of(episode: EpisodeFigures, kind: str) -> Mark:
-    at = episode.onset_at if kind == "onset" else episode.opened_at
-    return Mark(at=at, kind=kind, text="onset (estimated)" if kind == "onset" else "alert")
 
 
 def _store(path: Path, text: str) -> None:

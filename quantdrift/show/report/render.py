@@ -14,6 +14,7 @@ from quantdrift.facts.words import amount, first_screen
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
 from quantdrift.show import rendering
+from quantdrift.storage.report.facts import Grain
 
 # The meaning of each reason for a loss, a quarantine or a skip.
 REASONS = {
@@ -118,13 +119,20 @@ def _environment() -> jinja2.Environment:
     environment.globals |= {
         "over": first_screen.over,
         "amount": amount.amount,
-        "interval": amount.interval,
-        "measured": amount.measured,
         "points": amount.points,
         "measures": MEASURES,
         "verdicts": Verdict,
         "alert_kind": status.alert_kind,
-        "quantiles": QUANTILES,
-        "shortfall": SHORTFALL,
+        "grain": Grain,
+        "tail_head": [
+            (text, "")
+            for text in (
+                "Slice",
+                *(f"p{100 * p:g}" for p in QUANTILES),
+                f"Mean above p{100 * SHORTFALL:g}",
+                "Infinite",
+                "Effective exchanges",
+            )
+        ],
     }
     return environment

@@ -136,6 +136,7 @@ def make_episode(
         explanation=(
             "Numeric damage: the flip rate rose by +5 points on inputs that are as hard as before.",
         ),
+        since="about 2026-11-16 09:00 UTC (estimated).",
         do_now=("Look at 5.2 % of it.",),
     )
 
@@ -208,13 +209,16 @@ def make_figures() -> ReportFigures:
 
 
 class Page(HTMLParser):
-    """What a page holds: tags, attributes and text."""
+    """What a page holds: tags, attributes, text, and its numbered lists, each with the heading before it."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str]] = []
         self.words: list[str] = []
+        self.lists: list[tuple[str, list[str]]] = []
+        self._open: list[str] = []
+        self._heading = ""
         self.feed(html)
         self.close()
 
@@ -222,10 +226,27 @@ class Page(HTMLParser):
         """Note a tag and its attributes."""
         self.tags.append(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
+        self._open = [*self._open, tag] if tag in {"ol", "li", "ul", "h2", "h3", "h4"} else self._open
+        if tag == "ol":
+            self.lists.append((self._heading, []))
+        elif self._open[-2:] == ["ol", "li"] and tag == "li":
+            self.lists[-1][1].append("")
+        elif tag in {"h2", "h3", "h4"}:
+            self._heading = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        """Note the end of a heading, a list or an entry."""
+        if self._open and self._open[-1] == tag:
+            self._open.pop()
 
     def handle_data(self, data: str) -> None:
         """Note text."""
         self.words.append(data)
+        text = data.replace("\u00a0", " ")
+        if self._open[-2:] == ["ol", "li"]:
+            self.lists[-1][1][-1] += text
+        elif self._open and self._open[-1][0] == "h":
+            self._heading += text
 
     @property
     def text(self) -> str:

@@ -17,6 +17,9 @@ CAP = 2.0
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
 
+PAGED = {"changed": 0.053, "changed_low": 0.031, "changed_high": 0.083, "n_answers": 254}
+"""What the alerts of the made-up weeks said when they paged."""
+
 _Sums = dict[datetime, list[float]]
 
 
@@ -331,6 +334,21 @@ async def write_verdicts(
     for slice_id, verdict, reason in named:
         mine = None
         if verdict in {"firing", "warning"}:
+            model, version, name, predicate = await db.fetchrow(
+                "select v.model, v.candidate_version, s.name, s.predicate from model_version v, slice s"
+                " where v.id = $1 and s.id = $2",
+                version_id,
+                slice_id,
+            )
+            event = event_with(
+                model=model,
+                version=version,
+                slice=name,
+                predicate=predicate,
+                verdict=verdict,
+                onset=onset.isoformat(),
+                **PAGED,
+            )
             mine = alert = await db.fetchval(
                 "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
                 " values ($1, $2, $3, 'flip', $4, $5, '{}') returning id",
@@ -342,12 +360,13 @@ async def write_verdicts(
             )
             await db.execute(
                 "insert into transition (model_version_id, slice_id, alert_id, from_verdict, to_verdict, at, fold_seq,"
-                " details) values ($1, $2, $3, 'ok', $4, $5, 1, '{}')",
+                " details) values ($1, $2, $3, 'ok', $4, $5, 1, $6)",
                 version_id,
                 slice_id,
                 mine,
                 verdict,
                 opened,
+                msgspec.json.encode(event.attributes()).decode(),
             )
         await db.execute(
             "insert into verdict values ($1, $2, $3, $4, $5, 400, 1.5, 10, $6, $7, $8, $8, 1)",

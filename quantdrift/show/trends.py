@@ -1,13 +1,15 @@
-"""The points of the report's plots: sums of a slice over time, joined until each has enough, and divided by the onset."""
+"""The plots of a slice over time: its sums are joined until each point has enough, and divided by the onset."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from statistics import median
 
 import msgspec
+from markupsafe import Markup
 
 from quantdrift.core.records import Metric
-from quantdrift.show.charts import Point
+from quantdrift.facts.words.happened import ONSET
+from quantdrift.show.charts import HEIGHT, Mark, Point, line
 from quantdrift.storage.estimates import Sums
 from quantdrift.storage.report.facts import SliceSums
 
@@ -18,16 +20,38 @@ _LEAST_BUCKETS = 7
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True):
-    """The buckets of a plot: `n` of `width`, the first at `begin`."""
+    """The buckets of a plot: `n` of `width`, the first at `begin`.
+
+    Parameters
+    ----------
+    first, last
+        Times of the first and the last exchange; None: not known. The axis begins and ends a bucket from them: of a week that has
+        begun an hour ago there is an hour to see.
+    """
 
     begin: datetime
     width: timedelta
     n: int
+    first: datetime | None = None
+    last: datetime | None = None
 
     @property
     def end(self) -> datetime:
         """The end of the last bucket."""
         return self.begin + self.n * self.width
+
+    @property
+    def axis(self) -> tuple[datetime, datetime]:
+        """Begin and end of the axis."""
+        first, last = self.first or self.begin, self.last or self.end
+        return max(self.begin, first - self.width), min(self.end, last + self.width)
+
+
+class Plot(msgspec.Struct, frozen=True, kw_only=True):
+    """A drawn slice; `width` is the time of one point: more than that of the buckets where there is little data."""
+
+    drawing: Markup
+    width: timedelta
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +70,56 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...]
     width: timedelta
     top: float
+
+
+def plot(
+    metric: Metric,
+    buckets: Sequence[SliceSums],
+    grid: Grid,
+    *,
+    name: str,
+    others: Sequence[SliceSums] = (),
+    budget: float | None = None,
+    baseline: float | None = None,
+    marks: Sequence[Mark] = (),
+    alerts: Sequence[tuple[datetime, datetime | None]] = (),
+    height: int = HEIGHT,
+) -> Plot:
+    """Draw changed answers or the mean divergence of a slice.
+
+    Parameters
+    ----------
+    name
+        Of the slice.
+    others
+        Buckets of all traffic, if that is another slice.
+    alerts
+        Onset and end of each; None: it lasts.
+    """
+    onsets = [onset for onset, _ in alerts]
+    own, whole = (trend(metric, sums, grid, onsets=onsets) for sums in (buckets, others))
+    begin, end = grid.axis
+    drawing = line(
+        own.points,
+        begin,
+        end,
+        title=f"{'Changed answers' if metric is Metric.FLIP else 'Mean divergence'} in {name} over time",
+        width=own.width,
+        others=whole.points,
+        budget=budget,
+        baseline=baseline,
+        marks=marks,
+        alerts=[(onset, until or end) for onset, until in alerts],
+        is_share=metric is Metric.FLIP,
+        top=1.2 * max(own.top, whole.top),
+        height=height,
+    )
+    return Plot(drawing=drawing, width=own.width)
+
+
+def alert_marks(onset: datetime, opened: datetime) -> list[Mark]:
+    """Return the upright lines of an alert."""
+    return [Mark(at=onset, kind="onset", text=ONSET), Mark(at=opened, kind="alert", text="alert")]
 
 
 def trend(
@@ -85,6 +159,9 @@ def trend(
             continue
         begin = max(grid.begin + index * width, since)
         end = min([grid.begin + (index + 1) * width, grid.end, *(at for at in onsets if at > begin)])
+        # The first and the last exchange divide a bucket, too.
+        begin = grid.first if grid.first and begin < grid.first < end else begin
+        end = grid.last if grid.last and begin < grid.last < end else end
         points.append(Point(begin + (end - begin) / 2, estimate.mean, estimate.low, estimate.high))
         if n >= _TRUSTED:
             top = max(top, estimate.mean)

@@ -1,4 +1,4 @@
-"""The points of the plots in the report."""
+"""The points of the plots of a slice over time."""
 
 from datetime import timedelta
 
@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.records import Metric
 from quantdrift.facts.estimate import ClusterSums
-from quantdrift.show.report.trends import Grid, Trend, trend
+from quantdrift.show.trends import Grid, Trend, trend
 from quantdrift.storage.estimates import Sums
 from quantdrift.storage.report.facts import SliceSums
 from tests.support.monitor.report_figures import NOW
