@@ -35,8 +35,8 @@ from quantdrift.report.labels import worst_first
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, resolution
 from quantdrift.storage.cost import changed_cost, prices_of, replay_costs, replay_times
 from quantdrift.storage.estimates import MOST_ROWS
-from quantdrift.storage.figures import AlertFigures, of_alert, people_affected
 from quantdrift.storage.figures import Version as SeenVersion
+from quantdrift.storage.figures import of_alert, people_affected
 from quantdrift.storage.figures import versions as versions_until
 from quantdrift.storage.incidents import list_incidents, with_costs
 from quantdrift.storage.labels import outcomes
@@ -166,12 +166,9 @@ async def gather(
         )
 
     progress("reading how long answers took")
-    facts = msgspec.structs.replace(
-        facts,
-        times=await _times(reader, config, facts, period),
-        learned_s=await _learned_s(reader, config, facts),
-        items=tuple(await item_times(reader.connection, period.end - _SPEED_SPAN, period.end)),
-    )
+    took, learned_s = await _speeds(reader, config, facts, period)
+    items = tuple(await item_times(reader.connection, period.end - _SPEED_SPAN, period.end))
+    facts = msgspec.structs.replace(facts, times=took, learned_s=learned_s, items=items)
 
     progress("reading alerts")
     alerts = open_then[:MOST_EPISODES]
@@ -179,17 +176,11 @@ async def gather(
     episodes = [
         await _read_episode(
             reader,
-            alert,
+            config,
             period,
-            figures=await of_alert(
-                reader.connection,
-                alert,
-                seen.get(alert.version_id),
-                period.end,
-                unit=config.measure(alert.model).unit,
-            ),
+            alert,
+            version=seen.get(alert.version_id),
             findings=findings.get(alert.id, ()),
-            labels=configured.labels if (configured := config.model(alert.model)) else (),
         )
         for alert in alerts
     ]
@@ -248,32 +239,31 @@ async def _divided(
     return [bucket for of_slice in buckets.values() for bucket in of_slice]
 
 
-async def _times(reader: Reader, config: Config, facts: Facts, period: Period) -> dict[int, Times]:
-    """Return, per version with data, how long its answers took at the end of the period."""
-    found: dict[int, Times] = {}
-    models = {version.id: version.model for version in facts.versions}
-    for version_id, slice_id in facts.totals:
-        if slice_id in _everything(facts):
-            budget_s = config.budget(models[version_id]).latency_p99_s
-            begin = max(period.begin, period.end - _SPEED_SPAN)
-            parts = await times(
-                reader.connection, version_id, slice_id, (begin, period.end), latency_budget_s=budget_s
-            )
-            if of_answer := [one for one in parts if one.part == "answer"]:
-                found[version_id] = of_answer[0]
-    return found
+async def _speeds(
+    reader: Reader, config: Config, facts: Facts, period: Period
+) -> tuple[dict[int, Times], dict[int, float]]:
+    """Return, per version with data, how long its answers took at the end of the period, and what 99 % did not exceed.
 
-
-async def _learned_s(reader: Reader, config: Config, facts: Facts) -> dict[int, float]:
-    """Return, per version whose model asks for it, what 99 % of its answers did not exceed when that was learned."""
-    found: dict[int, float] = {}
+    The latter as it was learned, where the model asks for it.
+    """
+    took: dict[int, Times] = {}
+    learned_s: dict[int, float] = {}
     models = {version.id: version.model for version in facts.versions}
-    for version_id, slice_id in facts.totals:
-        if slice_id in _everything(facts) and config.budget(models[version_id]).latency_growth:
-            learned = (await baselines(reader.connection, version_id, slice_id)).get("latency")
+    last = max(period.begin, period.end - _SPEED_SPAN), period.end
+    for key in facts.totals:
+        version_id, slice_id = key
+        if slice_id not in _everything(facts):
+            continue
+        budget = config.budget(models[version_id])
+        parts = await times(reader.connection, *key, last, latency_budget_s=budget.latency_p99_s)
+        of_answer = next((part for part in parts if part.part == "answer"), None)
+        if of_answer is not None:
+            took[version_id] = of_answer
+        if budget.latency_growth:
+            learned = (await baselines(reader.connection, *key)).get("latency")
             if learned is not None and learned.learned_s:
-                found[version_id] = learned.learned_s
-    return found
+                learned_s[version_id] = learned.learned_s
+    return took, learned_s
 
 
 def _served(
@@ -435,12 +425,12 @@ def _choose(
 
 async def _read_episode(
     reader: Reader,
-    alert: AlertFact,
+    config: Config,
     period: Period,
+    alert: AlertFact,
     *,
-    figures: AlertFigures,
+    version: SeenVersion | None,
     findings: Sequence[Finding],
-    labels: Sequence[str],
 ) -> EpisodeFacts:
     until = min(alert.resolved_at or period.end, period.end)
     # The examples are exchanges whose outputs are far from the reference's: of a slow candidate they show nothing.
@@ -456,18 +446,20 @@ async def _read_episode(
     # A large window would be read row by row: its newest hour says the same.
     n = await reader.divergence.count(alert.onset_at, until, _MOST_EPISODE_ITEMS + 1)
     begin = alert.onset_at if n <= _MOST_EPISODE_ITEMS else max(alert.onset_at, until - _EXAMPLE_SPAN)
+    model = config.model(alert.model)
     changed = await directions(
         reader.connection,
         alert.version_id,
         alert.slice_id,
         (begin, until),
-        labels=labels,
+        labels=model.labels if model else (),
         most=MOST_DIRECTIONS,
     )
+    unit = config.measure(alert.model).unit
     return EpisodeFacts(
         alert=alert,
         findings=tuple(finding.text for finding in findings if finding.at < period.end),
-        figures=figures,
+        figures=await of_alert(reader.connection, alert, version, period.end, unit=unit),
         examples=tuple(examples),
         directions=tuple(changed),
     )

@@ -12,13 +12,19 @@ import jinja2
 from markupsafe import Markup
 
 from quantdrift.core.notation import about, count_of, duration, number, percent
-from quantdrift.core.records import Metric
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.tasks import MEASURES
 from quantdrift.core.text import plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import shown
-from quantdrift.facts.words.amount import signed
-from quantdrift.facts.words.first_screen import name_of
+from quantdrift.facts.incidents import story_text
+from quantdrift.facts.words import amount, first_screen
+from quantdrift.facts.words.ending import ENDS
+from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, happened
+from quantdrift.facts.words.losses import REASONS
+from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
+from quantdrift.storage.report.facts import Grain
 
 PACKAGE: Final = "quantdrift.show"
 STYLE: Final = "style.css"
@@ -47,16 +53,41 @@ def environment(surface: str) -> jinja2.Environment:
         "duration": duration,
         "about": about,
         "money": money_of,
+        "detail": amount.detail,
+        "reason": lambda name: REASONS.get(name, ""),
         "tidy": lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
     }
-    environment.globals |= {
-        "said": status.said,
+    words = (
+        *(
+            status.said,
+            status.alert_kind,
+            first_screen.name_of,
+            first_screen.over,
+            happened,
+            story_text,
+            shown,
+        ),
+        *(
+            amount.amount,
+            amount.class_name,
+            amount.points,
+            amount.scores,
+            amount.signed,
+            Metric,
+            Verdict,
+            Grain,
+        ),
+    )
+    environment.globals |= {word.__name__: word for word in words} | {
         "statuses": status.STATUSES,
-        "shown": shown,
-        "signed": signed,
-        "name_of": name_of,
-        "Metric": Metric,
+        "measures": MEASURES,
         "timedelta": timedelta,
+        "PARTS": PARTS,
+        "METRICS": METRICS,
+        "ACTIONS": ACTIONS,
+        "ENDS": ENDS,
+        "ONSET": ONSET,
+        "NOT_COMPARABLE": NOT_COMPARABLE,
     }
     return environment
 

@@ -11,25 +11,24 @@ from markupsafe import Markup
 from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
 from quantdrift.facts.interval import Quantile
+from quantdrift.facts.words.losses import REASONS
 from quantdrift.report.figures import ReportFigures
 from quantdrift.show.report.markdown import render_markdown
-from quantdrift.show.report.render import REASONS, Drawing, render
+from quantdrift.show.report.render import render
+from quantdrift.show.trends import Plot
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 
 pytestmark = pytest.mark.unit
 
 EVIL = """</style></title><script>alert(1)</script><img src=x onerror='a()'>" onmouseover="a() {{ 7 * 7 }}"""
-DRAWING = Drawing(
-    version_id=1,
-    slice_id=2,
-    width=timedelta(minutes=10),
-    flips=Markup("<svg></svg>"),
-    divergence=Markup("<svg></svg>"),
+DRAWN = dict.fromkeys(
+    (Metric.FLIP, Metric.DIVERGENCE), Plot(drawing=Markup("<svg></svg>"), width=timedelta(minutes=10))
 )
+DRAWINGS = {1: {2: DRAWN}}
 
 
 def _page(figures: ReportFigures, title: str = "Quantisation drift") -> Page:
-    return Page(render(title, figures, [DRAWING], most_table=25, most_tail=12))
+    return Page(render(title, figures, DRAWINGS, most_table=25, most_tail=12))
 
 
 def _poisoned(value: Any) -> Any:
@@ -74,7 +73,7 @@ def test_the_page_loads_and_runs_nothing() -> None:
 def test_unknown_is_shown_with_its_reason_and_never_as_ok() -> None:
     """The badge of an unknown slice is that of unknown."""
     figures = make_figures()
-    html = render("t", figures, [], most_table=25, most_tail=12)
+    html = render("t", figures, {}, most_table=25, most_tail=12)
     row = html[html.index("scanner=offset<small>") :]
     row = row[: row.index("</tr>")]
     assert 'class="badge unknown"' in row
@@ -85,7 +84,7 @@ def test_unknown_is_shown_with_its_reason_and_never_as_ok() -> None:
 def test_what_is_left_out_is_counted() -> None:
     """Caps say how much they hide."""
     figures = make_figures()
-    page = Page(render("t", figures, [DRAWING], most_table=1, most_tail=1))
+    page = Page(render("t", figures, DRAWINGS, most_table=1, most_tail=1))
     assert "1 slice with less divergence is left out here; 1 not known" in page.text
     assert "2 slices are not drawn" in page.text
     assert "3 more alerts are in the table" in page.text

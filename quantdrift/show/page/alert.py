@@ -4,20 +4,27 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.text import plain, plain_lines
+from quantdrift.core.text import plain
 from quantdrift.facts.events import Ending
 from quantdrift.facts.words.incident import mitigated_sentence
 from quantdrift.facts.words.size import size_parts
 from quantdrift.report.labels import labelled
 from quantdrift.show.page.rendering import render
-from quantdrift.show.page.request import CONFIG, DATABASE, OPERATOR, acting, serving_of, who_may_act
+from quantdrift.show.page.request import (
+    CONFIG,
+    DATABASE,
+    NOT_REFUSED,
+    Refused,
+    act_by_form,
+    serving_of,
+    who_may_act,
+)
 from quantdrift.show.page.slice_history import Period, history, history_sql
 from quantdrift.show.trends import alert_marks, plot
 from quantdrift.storage.commands.slice_list import where_of
@@ -40,6 +47,7 @@ from quantdrift.storage.page import queries
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 _ROWS: Final = 100
+_RowT = TypeVar("_RowT")
 _BY_PEOPLE: Final = (Act.ACK, Act.UNACK, Act.NOTE, Act.CLOSE)
 
 
@@ -50,40 +58,14 @@ async def alerts(request: web.Request) -> web.Response:
     return render(request, "alerts.html", alerts=listed, now=datetime.now(UTC), sql=queries.ALERTS.strip())
 
 
-async def alert_page(request: web.Request) -> web.Response:
-    """Show one alert as the person on call needs it."""
-    return await _alert(request)
-
-
 async def act_on_alert(request: web.Request) -> web.Response:
     """Acknowledge an alert, take that back, close it or add a note, in the name of the person who has logged in."""
-    form = await request.post()
-    person = acting(request, form, "Alerts")
-    if isinstance(person, web.Response):
-        return person
-    reason = plain_lines(str(form.get("reason", "")))
-    what = next((one for one in _BY_PEOPLE if one.value == form.get("action")), None)
-    if what is None:
-        return render(request, "error.html", status=400, text="This form names no action of an alert.")
-    alert_id = int(request.match_info["alert"])
-    try:
-        async with request.app[OPERATOR].begin() as connection:
-            await act(connection, alert_id, what, reason, identity=person)
-    except QuantdriftError as error:
-        return await _alert(request, problem=str(error), typed=reason)
-    return web.Response(status=303, headers={"Location": f"/alert/{alert_id}"})
+    answer = await act_by_form(request, "alert", _BY_PEOPLE, act)
+    return await alert_page(request, answer) if isinstance(answer, Refused) else answer
 
 
-async def _alert(request: web.Request, *, problem: str = "", typed: str = "") -> web.Response:
-    """Return the page of an alert.
-
-    Parameters
-    ----------
-    problem
-        Why the person's action was not done; empty: there was none, or it was.
-    typed
-        What the person has typed.
-    """
+async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> web.Response:
+    """Show one alert as the person on call needs it."""
     from quantdrift.monitor.explain.ways import commands_of  # noqa: PLC0415 - what it imports is not needed before
 
     config, now = request.app[CONFIG], datetime.now(UTC)
@@ -134,7 +116,7 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
     return render(
         request,
         "alert.html",
-        status=409 if problem else 200,
+        status=409 if refused.problem else 200,
         alert=alert,
         serving=serving,
         over=ends,
@@ -142,11 +124,10 @@ async def _alert(request: web.Request, *, problem: str = "", typed: str = "") ->
         commands=commands_of(config, alert, where, [finding.kind for finding in findings]),
         actions=[action for action in actions if not action.is_finding],
         findings=findings,
-        sites=_sites(findings),
-        repairs=_repairs(findings),
+        sites=_noted(findings, FindingKind.CAUSE, "sites", NotedSite),
+        repairs=_noted(findings, FindingKind.REPAIR, "repairs", NotedRepair),
         may_act=bool(who_may_act(request)),
-        problem=problem,
-        typed=typed,
+        refused=refused,
         truth=labelled(truth) if truth else None,
         wanted=_wanted(alert.model, alert.slice, alert.slice_id),
         runbook=config.notify.runbook_url,
@@ -190,15 +171,6 @@ class NotedRepair(msgspec.Struct, frozen=True, kw_only=True):
     gate: str
 
 
-def _repairs(findings: Sequence[Finding]) -> list[NotedRepair]:
-    """Return the table of the newest repair; empty: there is none that can be read."""
-    details = next((finding.details for finding in findings if finding.kind is FindingKind.REPAIR), {})
-    try:
-        return msgspec.convert(details.get("repairs", []), list[NotedRepair])
-    except msgspec.ValidationError:
-        return []
-
-
 class NotedSite(msgspec.Struct, frozen=True, kw_only=True):
     """A place of the model that damages the slice, as `quantdrift diagnose` has written it to an alert.
 
@@ -225,10 +197,10 @@ def _wanted(model: str, name: str, slice_id: int) -> str:
     )
 
 
-def _sites(findings: Sequence[Finding]) -> list[NotedSite]:
-    """Return the sites of the newest cause; empty: there are none that can be read."""
-    details = next((finding.details for finding in findings if finding.kind is FindingKind.CAUSE), {})
+def _noted(findings: Sequence[Finding], kind: FindingKind, name: str, of: type[_RowT]) -> list[_RowT]:
+    """Return the table of the newest finding of a kind; empty: there is none that can be read."""
+    details = next((finding.details for finding in findings if finding.kind is kind), {})
     try:
-        return msgspec.convert(details.get("sites", []), list[NotedSite])
+        return msgspec.convert(details.get(name, []), list[of])  # type: ignore[valid-type]
     except msgspec.ValidationError:
         return []

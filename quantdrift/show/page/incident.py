@@ -5,8 +5,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quantdrift.core.errors import OperatorError, QuantdriftError
-from quantdrift.core.text import plain_lines
+from quantdrift.core.errors import OperatorError
 from quantdrift.facts.incidents import changes_of
 from quantdrift.facts.words.incident import (
     commands_of_incident,
@@ -16,7 +15,7 @@ from quantdrift.facts.words.incident import (
     unknown_sentence,
 )
 from quantdrift.show.page.rendering import render
-from quantdrift.show.page.request import CONFIG, DATABASE, OPERATOR, acting, who_may_act
+from quantdrift.show.page.request import CONFIG, DATABASE, NOT_REFUSED, Refused, act_by_form, who_may_act
 from quantdrift.storage.incidents import (
     Say,
     find_incident,
@@ -50,31 +49,14 @@ async def incidents(request: web.Request) -> web.Response:
     )
 
 
-async def incident_page(request: web.Request) -> web.Response:
-    """Show one incident: its state, whom it hit, what is not known, and its story."""
-    return await _incident(request)
-
-
 async def act_on_incident(request: web.Request) -> web.Response:
     """Mitigate, open again or close an incident, in the name of the person who has logged in."""
-    form = await request.post()
-    person = acting(request, form, "Incidents")
-    if isinstance(person, web.Response):
-        return person
-    what = next((change for change in Say if change.value == form.get("action")), None)
-    if what is None:
-        return render(request, "error.html", status=400, text="This form names no change of an incident.")
-    number, reason = int(request.match_info["incident"]), plain_lines(str(form.get("reason", "")))
-    try:
-        async with request.app[OPERATOR].begin() as connection:
-            await say(connection, number, what, reason, identity=person)
-    except QuantdriftError as error:
-        return await _incident(request, problem=str(error), typed=reason)
-    return web.Response(status=303, headers={"Location": f"/incident/{number}"})
+    answer = await act_by_form(request, "incident", Say, say)
+    return await incident_page(request, answer) if isinstance(answer, Refused) else answer
 
 
-async def _incident(request: web.Request, *, problem: str = "", typed: str = "") -> web.Response:
-    """Return the page of an incident; `problem` and `typed` are as in `_alert`."""
+async def incident_page(request: web.Request, refused: Refused = NOT_REFUSED) -> web.Response:
+    """Show one incident: its state, whom it hit, what is not known, and its story."""
     number = int(request.match_info["incident"])
     async with present.reading(request.app[DATABASE]) as connection:
         try:
@@ -92,7 +74,7 @@ async def _incident(request: web.Request, *, problem: str = "", typed: str = "")
     return render(
         request,
         "incident.html",
-        status=409 if problem else 200,
+        status=409 if refused.problem else 200,
         incident=incident,
         standing=standing_sentence(incident),
         story=events,
@@ -101,7 +83,6 @@ async def _incident(request: web.Request, *, problem: str = "", typed: str = "")
         commands=commands_of_incident(incident),
         changes=changes_of(incident) if who_may_act(request) else (),
         longest_reason=LONGEST_REASON,
-        problem=problem,
-        typed=typed,
+        refused=refused,
         now=datetime.now(UTC),
     )

@@ -1,13 +1,16 @@
 """What every page takes from a request: its application, its query, and the person who sends it."""
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
+from typing import Final, TypeVar
 from urllib.parse import quote
 
+import msgspec
 from aiohttp import web
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.text import plain
+from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts.status import Serving
 from quantdrift.show.page.access import FORM_MARK, PERSON, Person
 from quantdrift.show.page.guard import form_problem
@@ -18,6 +21,7 @@ from quantdrift.storage.serving import servings
 
 CONFIG: Final = web.AppKey("config", Config)
 DATABASE: Final = web.AppKey("database", Database)
+_ActionT = TypeVar("_ActionT", bound=StrEnum)
 OPERATOR: Final = web.AppKey("operator", Database)
 """With the rights of an operator; missing where the page only reads."""
 
@@ -39,12 +43,46 @@ def address(path: str, query: dict[str, object]) -> str:
     return f"{path}?{parts}" if parts else path
 
 
-def acting(request: web.Request, form: Mapping[str, Any], what: str) -> str | web.Response:
-    """Return the name of the person who has sent a form, or the answer that says why the form changes nothing."""
-    if problem := form_problem(request, str(form.get(FORM_MARK, ""))):
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Why what a person asked for was not done, and the reason that they typed; empty: nothing was refused."""
+
+    problem: str = ""
+    typed: str = ""
+
+
+NOT_REFUSED: Final = Refused()
+
+
+async def act_by_form(
+    request: web.Request,
+    what: str,
+    actions: Iterable[_ActionT],
+    act: Callable[..., Awaitable[object]],
+) -> web.Response | Refused:
+    """Do what a form asks for, in the name of the person who has sent it.
+
+    Parameters
+    ----------
+    what
+        `alert` or `incident`: its number is in the address.
+    act
+        Called with the connection, that number, the action, the reason and the person as `identity`.
+    """
+    form = await request.post()
+    problem, person = form_problem(request, str(form.get(FORM_MARK, ""))), who_may_act(request)
+    if problem or not person:
+        problem = problem or f"This {what} cannot be changed on this page."
         return render(request, "error.html", status=403, text=problem)
-    name = who_may_act(request)
-    return name or render(request, "error.html", status=403, text=f"{what} cannot be changed on this page.")
+    action = next((action for action in actions if action.value == form.get("action")), None)
+    if action is None:
+        return render(request, "error.html", status=400, text=f"This form names no action of an {what}.")
+    reason = plain_lines(str(form.get("reason", "")))
+    try:
+        async with request.app[OPERATOR].begin() as connection:
+            await act(connection, int(request.match_info[what]), action, reason, identity=person)
+    except QuantdriftError as error:
+        return Refused(problem=str(error), typed=reason)
+    return web.Response(status=303, headers={"Location": request.path})
 
 
 def who_may_act(request: web.Request) -> str:

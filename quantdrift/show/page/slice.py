@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import web
 from markupsafe import Markup
 
+from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.core.text import plain
 from quantdrift.facts.words.ending import serves_no_more
@@ -177,13 +178,7 @@ async def slice_page(request: web.Request) -> web.Response:
         latency_budget_s=budget.latency_p99_s,
         latency_growth=budget.latency_growth,
         now=now,
-        sql=_sql(
-            chosen,
-            of_bars,
-            singles.begin or end - timedelta(hours=2),
-            cap=budget.cap,
-            latency_budget_s=budget.latency_p99_s,
-        ),
+        sql=_sql(chosen, of_bars, singles.begin or end - timedelta(hours=2), budget),
         notebook=address(f"{request.path}/notebook", {"span": period.span}),
         link=lambda **more: address(request.path, {"span": period.span} | more),
     )
@@ -215,7 +210,13 @@ async def slice_notebook(request: web.Request) -> web.Response:
             begin=period.begin,
             end=period.end,
             step="hour" if period.width < _DAY else "day",
-            margins=_sql(chosen, (period.begin, period.begin, period.end), period.begin, cap=1.0)["margins"],
+            margins=queries.filled(
+                queries.MARGINS,
+                version=version.id,
+                slice=entry.slice_id,
+                begin=period.begin,
+                end=period.end,
+            ),
         )
     )
     name = f"quantdrift-slice-{version.id}-{entry.slice_id}.ipynb"
@@ -268,12 +269,7 @@ def _margins(bars: Iterable[past.MarginBar]) -> Markup | str:
 
 
 def _sql(
-    chosen: ChosenSlice,
-    of_bars: tuple[datetime, datetime, datetime],
-    looked_from: datetime,
-    *,
-    cap: float,
-    latency_budget_s: float = 0.0,
+    chosen: ChosenSlice, of_bars: tuple[datetime, datetime, datetime], looked_from: datetime, budget: Budget
 ) -> dict[str, str]:
     """Return, by the name of each plot and table, the query that gives its rows.
 
@@ -284,19 +280,18 @@ def _sql(
     looked_from
         From when single exchanges are shown.
     """
-    period = chosen.period
-    ids = {"version": chosen.version.id, "slice": chosen.entry.slice_id}
-    shown: dict[str, int | datetime] = {**ids, "begin": period.begin, "end": period.end}
-    single: dict[str, int | datetime] = {**ids, "begin": looked_from, "end": period.end}
+    period, filled = chosen.period, queries.filled
+    ids: dict[str, int | datetime] = {"version": chosen.version.id, "slice": chosen.entry.slice_id}
+    single = {**ids, "begin": looked_from, "end": period.end}
     begin, split, end = of_bars
     return {
-        "state": queries.filled(queries.STATE, **ids),
-        "history": history_sql(period, cap, **ids),
-        "events": queries.filled(queries.EVENTS, **shown),
-        "baselines": queries.filled(queries.BASELINES, **ids),
-        "spread": queries.filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),
-        "directions": queries.filled(queries.DIRECTIONS, most=past.MOST_DIRECTIONS, **single),
-        "margins": queries.filled(queries.MARGINS, **single),
-        "worst": queries.filled(queries.WORST, **single),
-        "times": queries.filled(queries.TIMES, budget=round(1e6 * latency_budget_s), **single),
+        "state": filled(queries.STATE, **ids),
+        "history": history_sql(period, budget.cap, version=chosen.version.id, slice=chosen.entry.slice_id),
+        "events": filled(queries.EVENTS, **ids, begin=period.begin, end=period.end),
+        "baselines": filled(queries.BASELINES, **ids),
+        "spread": filled(queries.SPREAD, split=split, **ids, begin=begin, end=end),
+        "directions": filled(queries.DIRECTIONS, most=past.MOST_DIRECTIONS, **single),
+        "margins": filled(queries.MARGINS, **single),
+        "worst": filled(queries.WORST, **single),
+        "times": filled(queries.TIMES, budget=round(1e6 * budget.latency_p99_s), **single),
     }

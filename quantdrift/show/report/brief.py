@@ -1,6 +1,6 @@
 """The first screen: the questions of somebody who decides, with the answers of each model. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 from quantdrift.core.notation import moment
@@ -21,52 +21,33 @@ from quantdrift.report.figures import (
     SliceFigures,
     VersionComparison,
 )
+from quantdrift.report.gathering import Gathered
 
 
 def briefs(
-    models: Sequence[ModelFigures],
-    episodes: Sequence[EpisodeFigures],
-    serving: Mapping[str, int],
-    marks: Sequence[Mark],
-    comparisons: Sequence[VersionComparison],
-    *,
-    coverage: CoverageFigures,
-    incidents: Sequence[Incident] = (),
-    labels: Sequence[LabelFigures] = (),
+    models: Sequence[ModelFigures], episodes: Sequence[EpisodeFigures], gathered: Gathered
 ) -> tuple[Brief, ...]:
     """Return one brief for each model, the worst first; the version with the newest comparison serves now."""
     found = []
     for name in dict.fromkeys(model.model for model in models):
         own = [model for model in models if model.model == name]
-        current = next((model for model in own if model.version_id == serving.get(name)), None) or max(
-            own, key=lambda model: model.version_id
-        )
+        serving = gathered.serving.get(name)
+        current = max(own, key=lambda model: (model.version_id == serving, model.version_id))
         alerts = [entry for entry in episodes if entry.model == name]
         replaced = [model for model in own if model is not current and not model.version.endswith(UNVERIFIED)]
+        open_alerts = [
+            entry for entry in alerts if entry.version == current.version and entry.resolved_at is None
+        ]
         found.append(
             Brief(
                 model=name,
                 version=current.version,
                 status=_now(current),
-                answer=answer(
-                    current,
-                    [
-                        entry
-                        for entry in alerts
-                        if entry.version == current.version and entry.resolved_at is None
-                    ],
+                answer=answer(current, open_alerts),
+                incidents=_incidents(
+                    [incident for incident in gathered.incidents if incident.model == name], alerts
                 ),
-                incidents=_incidents([one for one in incidents if one.model == name], alerts),
-                lines=_lines(
-                    current,
-                    alerts,
-                    [mark for mark in marks if mark.model in {"", name}],
-                    [one for one in comparisons if one.model == name],
-                    labels=next(
-                        (one for one in labels if (one.model, one.version) == (name, current.version)), None
-                    ),
-                    coverage=coverage,
-                ),
+                lines=_lines(current, alerts, gathered),
                 replaced=tuple(
                     BriefLine(question=model.version, answer=_replaced(model, alerts)) for model in replaced
                 ),
@@ -130,14 +111,12 @@ def _share(entry: SliceFigures) -> SliceShare:
 
 
 def _lines(
-    model: ModelFigures,
-    episodes: Sequence[EpisodeFigures],
-    marks: Sequence[Mark],
-    comparisons: Sequence[VersionComparison],
-    *,
-    labels: LabelFigures | None,
-    coverage: CoverageFigures,
+    model: ModelFigures, episodes: Sequence[EpisodeFigures], gathered: Gathered
 ) -> tuple[BriefLine, ...]:
+    marks = [mark for mark in gathered.marks if mark.model in {"", model.model}]
+    comparisons = [one for one in gathered.comparisons if one.model == model.model]
+    key = model.model, model.version
+    labels = next((one for one in gathered.labels if (one.model, one.version) == key), None)
     bad, whole = list(map(_share, _alerting(model))), model.aggregate
     entries = [entry for entry in (whole, *model.slices) if entry is not None]
     is_listed = whole is None or whole.verdict in ALERTS
@@ -159,7 +138,7 @@ def _lines(
         ),
         ("People", first_screen.people(max((share.n_people for share in map(_share, entries)), default=0))),
         ("What changed", _changed(marks, comparisons)),
-        ("Not known", _not_known(model, labels, coverage)),
+        ("Not known", _not_known(model, labels, gathered.coverage)),
         ("What to do", first_screen.owners(steps, n_unknown=model.n_unknown)),
     ]
     if labels is not None:

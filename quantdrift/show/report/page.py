@@ -22,7 +22,7 @@ from quantdrift.report.period import Period
 from quantdrift.show.charts import Mark
 from quantdrift.show.report.brief import briefs
 from quantdrift.show.report.markdown import render_markdown
-from quantdrift.show.report.render import Drawing, render
+from quantdrift.show.report.render import Drawings, render
 from quantdrift.show.trends import Grid, alert_marks, plot
 from quantdrift.storage.database import Database
 from quantdrift.storage.estimates import STATEMENT_S
@@ -116,8 +116,7 @@ def _rendered(form: Form, gathered: Gathered, figures: ReportFigures) -> str:
             msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(figures, path=""))).decode()
             + "\n"
         )
-    drawings = _draw(gathered, figures)
-    return render(TITLE, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
+    return render(TITLE, figures, _draw(gathered, figures), most_table=MOST_TABLE, most_tail=MOST_PLOTS)
 
 
 def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> ReportFigures:
@@ -144,16 +143,7 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
         episodes=episodes,
         n_episodes_left_out=gathered.n_episodes_left_out,
         coverage=gathered.coverage,
-        briefs=briefs(
-            models,
-            episodes,
-            gathered.serving,
-            gathered.marks,
-            gathered.comparisons,
-            coverage=gathered.coverage,
-            incidents=gathered.incidents,
-            labels=gathered.labels,
-        ),
+        briefs=briefs(models, episodes, gathered),
         incidents=gathered.incidents,
         marks=gathered.marks,
         comparisons=gathered.comparisons,
@@ -166,72 +156,50 @@ def _figures(config: Config, period: Period, gathered: Gathered, path: Path) -> 
     )
 
 
-def _draw(gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
+def _draw(gathered: Gathered, figures: ReportFigures) -> Drawings:
     """Draw the chosen slices of each version; all drawings of one version have the same time axis."""
     how = gathered.resolution
     if how is None:
-        return []
-    span = how.window.end - how.window.begin
-    grid = Grid(
-        begin=how.window.begin,
-        width=how.width,
-        n=ceil(span / how.width),
-        first=figures.first_at,
-        last=figures.last_at,
-    )
+        return {}
+    begin, n = how.window.begin, ceil((how.window.end - how.window.begin) / how.width)
+    grid = Grid(begin=begin, width=how.width, n=n, first=figures.first_at, last=figures.last_at)
     buckets: dict[finding.Key, list[SliceSums]] = {}
     for bucket in gathered.series:
         buckets.setdefault((bucket.version_id, bucket.slice_id), []).append(bucket)
-    drawings = []
+    drawings: Drawings = {}
     for version in figures.models:
         whole = version.aggregate
         entries = {entry.slice_id: entry for entry in (*version.slices, whole) if entry}
-        chosen = [*gathered.drawn.get(version.version_id, ()), *([whole.slice_id] if whole else [])]
         marks = [
             Mark(at=mark.at, kind=mark.kind, text=mark.what)
             for mark in figures.marks
             if mark.model in {"", version.model}
         ]
-        for slice_id in chosen:
+        for slice_id in (*gathered.drawn.get(version.version_id, ()), *([whole.slice_id] if whole else [])):
             if slice_id not in entries:
                 continue
             entry = entries[slice_id]
             alerts = [
-                episode
-                for episode in figures.episodes
-                if (episode.model, episode.version, episode.slice_id)
-                == (version.model, version.version, slice_id)
+                alert
+                for alert in figures.episodes
+                if (alert.model, alert.version, alert.slice_id) == (version.model, version.version, slice_id)
             ]
-            is_part = whole is not None and slice_id != whole.slice_id
-            flips, divergence = (
-                plot(
+            of_alerts = [mark for alert in alerts for mark in alert_marks(alert.onset_at, alert.opened_at)]
+            others = whole.slice_id if whole and whole.slice_id != slice_id else 0
+            drawings.setdefault(version.version_id, {})[slice_id] = {
+                metric: plot(
                     metric,
                     buckets.get((version.version_id, slice_id), []),
                     grid,
                     name=entry.name,
-                    others=buckets.get((version.version_id, whole.slice_id), []) if whole and is_part else (),
-                    budget=budget,
-                    marks=[
-                        *marks,
-                        *(mark for alert in alerts for mark in alert_marks(alert.onset_at, alert.opened_at)),
-                    ],
+                    others=buckets.get((version.version_id, others), []),
+                    budget=entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget,
+                    marks=[*marks, *of_alerts],
                     alerts=[(alert.onset_at, alert.resolved_at) for alert in alerts],
                     height=_PLOT_HEIGHT,
                 )
-                for metric, budget in (
-                    (Metric.FLIP, entry.flip_budget),
-                    (Metric.DIVERGENCE, entry.divergence_budget),
-                )
-            )
-            drawings.append(
-                Drawing(
-                    version_id=version.version_id,
-                    slice_id=slice_id,
-                    width=flips.width,
-                    flips=flips.drawing,
-                    divergence=divergence.drawing,
-                )
-            )
+                for metric in (Metric.FLIP, Metric.DIVERGENCE)
+            }
     return drawings
 
 
