@@ -158,19 +158,21 @@ class Divergence(SnapshotReader):
     async def divided(
         self, series: Sequence[SliceSums], window: Window, width: timedelta, onset: datetime, cap: float
     ) -> list[SliceSums]:
-        """Return the buckets of one slice in a window, that of an onset in two parts.
+        """Return the buckets of one slice in a window, in order, that of an onset in two parts.
 
         It stays whole where its comparisons are deleted, or too many to read.
         """
 
-        def end_of(bucket: SliceSums) -> datetime:
-            return window.begin + ((bucket.at - window.begin) // width + 1) * width
-
-        around = next((bucket for bucket in series if bucket.at < onset < end_of(bucket)), None)
-        if around is None or await self.count(around.at, end_of(around), MOST_DIVIDED) >= MOST_DIVIDED:
+        later = [bucket for bucket in series if bucket.at > onset]
+        around = series[-len(later) - 1] if len(later) < len(series) else None
+        if around is None or around.at == onset:
+            return list(series)
+        stop = window.begin + ((around.at - window.begin) // width + 1) * width
+        stop = min([stop, *(bucket.at for bucket in later[:1])])
+        if onset >= stop or await self.count(around.at, stop, MOST_DIVIDED) >= MOST_DIVIDED:
             return list(series)
         parts: list[SliceSums] = []
-        for begin, end in ((around.at, onset), (onset, end_of(around))):
+        for begin, end in ((around.at, onset), (onset, stop)):
             part = Window(begin=begin, end=end, grain=Grain.ITEM)
             parts += await self.sums(part, end - begin, {around.version_id: cap}, [around.slice_id])
         if sum(part.sums.n_items for part in parts) < around.sums.n_items:

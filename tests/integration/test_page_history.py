@@ -53,6 +53,7 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
         whole = await divergence.sums(window, width, {version: 1.0}, [slice_id])
         points = await divergence.divided(whole, window, width, ONSET, 1.0)
         again = await divergence.divided(points, window, width, ONSET, 1.0)
+        twice = await divergence.divided(points, window, width, ONSET - timedelta(minutes=1), 1.0)
     damaged = [place for place, edge in enumerate(history.EDGES, start=1) if edge >= 0.1]
     assert sum(before) == sum(after) == 120
     assert not any(before[place] for place in damaged)
@@ -63,3 +64,5 @@ async def test_no_damage_is_drawn_before_the_onset(database: Database, record: a
     assert sum(point.sums.n_items for point in points) == 240
     assert len(points) == len(whole) + 1
     assert again == points  # an onset at which a bucket begins divides nothing
+    assert [point.sums.n_items for point in twice[2:5]] == [30, 6, 6]
+    assert sum(point.sums.n_items for point in twice) == 240
