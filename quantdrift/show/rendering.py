@@ -18,10 +18,10 @@ from quantdrift.core.text import plain_lines
 from quantdrift.facts import status
 from quantdrift.facts.cost import money_of
 from quantdrift.facts.figures import shown
-from quantdrift.facts.incidents import story_text
 from quantdrift.facts.words import amount, first_screen
 from quantdrift.facts.words.ending import ENDS
 from quantdrift.facts.words.happened import ACTIONS, METRICS, ONSET, happened
+from quantdrift.facts.words.incident import story_text
 from quantdrift.facts.words.losses import REASONS
 from quantdrift.facts.words.speed import NOT_COMPARABLE, PARTS
 from quantdrift.storage.report.facts import Grain

@@ -99,6 +99,7 @@ def plot(
     onsets = [onset for onset, _ in alerts]
     own, whole = (trend(metric, sums, grid, onsets=onsets) for sums in (buckets, others))
     begin, end = grid.axis
+    highs = [min(point.high, 2 * point.mean) for point in own.points if point.high and point.mean <= own.top]
     drawing = line(
         own.points,
         begin,
@@ -111,7 +112,7 @@ def plot(
         marks=marks,
         alerts=[(onset, until or end) for onset, until in alerts],
         is_share=metric is Metric.FLIP,
-        top=1.2 * max(own.top, whole.top),
+        top=max([1.2 * max(own.top, whole.top), *highs]),
         height=height,
     )
     return Plot(drawing=drawing, width=own.width)
