@@ -162,7 +162,6 @@ class Divergence(SnapshotReader):
 
         It stays whole where its comparisons are deleted, or too many to read.
         """
-
         later = [bucket for bucket in series if bucket.at > onset]
         around = series[-len(later) - 1] if len(later) < len(series) else None
         if around is None or around.at == onset:
