@@ -148,7 +148,7 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
         chart=plot(
             Metric.FLIP,
             buckets[alert.slice_id],
-            period.grid(first, last_at),
+            period.grid(buckets[alert.slice_id], first, last_at),
             name=plain(name),
             budget=budget,
             marks=alert_marks(alert.onset_at, alert.opened_at),

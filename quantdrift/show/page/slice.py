@@ -128,7 +128,7 @@ async def slice_page(request: web.Request) -> web.Response:
         plot(
             metric,
             chosen.buckets,
-            period.grid(version.first_at, entry.last_at),
+            period.grid(chosen.buckets, version.first_at, entry.last_at),
             name=plain(name),
             others=chosen.others,
             budget=accepted,

@@ -49,10 +49,24 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         grain = Grain.ITEM if self.width < _HOUR else Grain.HOUR if self.width < _DAY else Grain.DAY
         return Window(begin=self.begin, end=self.end, grain=grain)
 
-    def grid(self, first: datetime, last: datetime | None) -> Grid:
-        """Return the buckets of a plot; `first` and `last` are the times of the first and the last exchange."""
-        n = ceil((self.end - self.begin) / self.width)
-        return Grid(begin=self.begin, width=self.width, n=n, first=first, last=last)
+    def grid(self, buckets: Sequence[SliceSums], first: datetime, last: datetime | None) -> Grid:
+        """Return the buckets of a plot.
+
+        Parameters
+        ----------
+        buckets
+            Those with data, in order.
+        first, last
+            Times of the first and the last exchange; of data that was loaded later `first` is the time of loading, and does not count.
+        """
+        begin = buckets[0].at if buckets else self.begin
+        return Grid(
+            begin=self.begin,
+            width=self.width,
+            n=ceil((self.end - self.begin) / self.width),
+            first=first if begin <= first < begin + self.width else begin,
+            last=last,
+        )
 
 
 async def history(
