@@ -1,7 +1,8 @@
-"""Makes the README's pictures of an alert and of a report from a run of the demo.
+"""Makes the pictures of an alert, of a report and of the live page from a run of the demo.
 
     make demo | tee out/demo.log
-    python docs/pictures.py out/demo.log out/demo/report.html
+    python docs/pictures.py --log out/demo.log --report out/demo/report.html
+    python docs/pictures.py --page http://127.0.0.1:9468    # while the demo's alert is open
 
 Needs Chromium on the PATH.
 """
@@ -10,17 +11,20 @@ import argparse
 import html
 import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
 
 _IMAGES: Final = Path(__file__).parent / "images"
 _N_COLOURS: Final = 128
 _ALERT_SIZE: Final = (1290, 545)
-_REPORT_SIZE: Final = (1100, 768)
+_REPORT_SIZES: Final = {"report.png": (1100, 768), "report-first-screen.png": (1100, 620)}
+_OVERVIEW_SIZE: Final = (1280, 900)
+_SLICE_SIZE: Final = (1280, 1560)
+_PHONE_SIZE: Final = (390, 844)
 _SHOWN: Final = (
     *(
         "model",
@@ -66,30 +70,51 @@ def alert_page(log: str) -> str:
     )
 
 
-def photograph(page: Path, picture: Path, size: tuple[int, int]) -> None:
+def photograph(page: Page, name: str, size: tuple[int, int]) -> None:
     """Write the upper left part of a page, `size` pixels wide and high, as a small PNG."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        raise SystemExit("there is no `chromium` on the PATH")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    window = [f"--window-size={size[0]},{size[1]}", f"--screenshot={picture}", page.resolve().as_uri()]
-    subprocess.run([chromium, *flags, *window], check=True, capture_output=True)  # noqa: S603 - our own pages
+    picture = _IMAGES / name
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    page.screenshot(path=picture)
     with Image.open(picture) as image:
         small = image.convert("RGB").quantize(_N_COLOURS, dither=Image.Dither.NONE)
     small.save(picture, optimize=True)
 
 
+def photograph_live(browser: Browser, address: str) -> None:
+    """Write the pictures of the live page: the overview, the slice of the first alert, and that alert on a phone."""
+    page = browser.new_page()
+    page.goto(address)
+    photograph(page, "live-overview.png", _OVERVIEW_SIZE)
+    page.goto(f"{address.rstrip('/')}/alerts")
+    page.locator("tbody th a").first.click()
+    photograph(page, "live-alert.png", _PHONE_SIZE)
+    page.get_by_role("link", name="Look at the slice").click()
+    photograph(page, "live-slice.png", _SLICE_SIZE)
+
+
 def main() -> None:
-    """Write both pictures."""
+    """Write the pictures of what is there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("log", type=Path, help="what the demo printed")
-    parser.add_argument("report", type=Path, help="the report that it wrote")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        page = Path(directory) / "alert.html"
-        page.write_text(alert_page(given.log.read_text(encoding="utf-8")), encoding="utf-8")
-        photograph(page, _IMAGES / "alert.png", _ALERT_SIZE)
-    photograph(given.report, _IMAGES / "report.png", _REPORT_SIZE)
+    parser.add_argument("--log", type=Path, help="what the demo printed")
+    parser.add_argument("--report", type=Path, help="the report that it wrote")
+    parser.add_argument("--page", help="the address of its live page")
+    asked = parser.parse_args()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        if asked.log:
+            text = Path(directory) / "alert.html"
+            text.write_text(alert_page(asked.log.read_text(encoding="utf-8")), encoding="utf-8")
+            page.goto(text.as_uri())
+            photograph(page, "alert.png", _ALERT_SIZE)
+        if asked.report:
+            page.goto(asked.report.resolve().as_uri())
+            for name, size in _REPORT_SIZES.items():
+                photograph(page, name, size)
+        if asked.page:
+            photograph_live(browser, asked.page)
+        browser.close()
 
 
 if __name__ == "__main__":
