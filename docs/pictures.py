@@ -2,7 +2,7 @@
 
     make demo | tee out/demo.log
     python docs/pictures.py --log out/demo.log --report out/demo/report.html
-    python docs/pictures.py --page http://127.0.0.1:9468    # while the demo's alert is open
+    python docs/pictures.py --page http://127.0.0.1:9468    # of `quantdrift web` on its database, while its alert is open
 
 Needs Chromium on the PATH.
 """
