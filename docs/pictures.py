@@ -20,8 +20,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 _IMAGES: Final = Path(__file__).parent / "images"
 _N_COLOURS: Final = 128
-_ALERT_SIZE: Final = (1290, 545)
-_REPORT_SIZES: Final = {"report.png": (1100, 768), "report-first-screen.png": (1100, 620)}
+_ALERT_SIZE: Final = (1290, 920)
+_REPORT_SIZES: Final = {"report.png": (1100, 735), "report-first-screen.png": (1100, 600)}
 _OVERVIEW_SIZE: Final = (1280, 900)
 _SLICE_SIZE: Final = (1280, 1560)
 _PHONE_SIZE: Final = (390, 844)

@@ -292,9 +292,10 @@ async def cluster_sums(
         Width of a bucket, counted from the earliest begin; None: the whole time is one. A person counts once in each bucket.
     """
     at = "date_bin(:width, c.captured_at, :begin)" if width else "cast(:begin as timestamptz)"
-    return await _read(
-        connection, sides, statement(measures, _SIDES, at=at), measures, slice_ids, width=width
-    )
+    # Postgres finds a rare slice by its number alone, not by a parameter.
+    of_slice = f" and c.slice_ids @> array[{slice_ids[0]:d}]" if slice_ids and len(slice_ids) == 1 else ""
+    query = statement(measures, _SIDES + of_slice, at=at)
+    return await _read(connection, sides, query, measures, slice_ids, width=width)
 
 
 async def pair_sums(

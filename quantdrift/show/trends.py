@@ -25,8 +25,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     first, last
-        Times of the first and the last exchange; None: not known. The axis begins and ends a bucket from them: of a week that has
-        begun an hour ago there is an hour to see.
+        Times of the first and the last exchange; None: not known. The axis begins and ends a bucket from them, or a tenth of the time
+        between them: of a week that has begun an hour ago there is an hour to see.
     """
 
     begin: datetime
@@ -44,7 +44,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     def axis(self) -> tuple[datetime, datetime]:
         """Begin and end of the axis."""
         first, last = self.first or self.begin, self.last or self.end
-        return max(self.begin, first - self.width), min(self.end, last + self.width)
+        margin = min(self.width, abs(last - first) / 10)
+        return max(self.begin, first - margin), min(self.end, last + margin)
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):

@@ -159,6 +159,7 @@ async def slice_page(request: web.Request) -> web.Response:
         people=(people or {}).get(entry.slice_id),
         flips=flips if chosen.buckets else "",
         divergences=divergences if chosen.buckets else "",
+        has_others=bool(chosen.others),
         bars=charts.bars(before, after, title="Divergence of the exchanges before and after")
         if before or after
         else "",

@@ -80,20 +80,17 @@ async def history(
 ) -> dict[int, list[SliceSums]]:
     """Return the buckets of slices of a version; nothing of single exchanges that are too many to read."""
     read, window = Divergence(connection), period.window
-    sums = partial(read.sums, window, period.width, {version_id: cap}, slice_ids)
-    found = (
-        await present.in_time(connection, sums, present.PATIENCE_S) or []
-        if window.grain is Grain.ITEM
-        else await sums()
-    )
-    buckets: dict[int, list[SliceSums]] = {slice_id: [] for slice_id in slice_ids}
-    for bucket in found:
-        buckets[bucket.slice_id].append(bucket)
-    for slice_id, whole in buckets.items():
-        if onset is not None:
-            divide = partial(read.divided, whole, window, period.width, onset, cap)
+    buckets: dict[int, list[SliceSums]] = {}
+    for slice_id in slice_ids:
+        sums = partial(read.sums, window, period.width, {version_id: cap}, [slice_id])
+        is_fine = window.grain is Grain.ITEM
+        buckets[slice_id] = (
+            await present.in_time(connection, sums, present.PATIENCE_S) or [] if is_fine else await sums()
+        )
+        if onset is not None and buckets[slice_id]:
+            divide = partial(read.divided, buckets[slice_id], window, period.width, onset, cap)
             divided = await present.in_time(connection, divide, present.PATIENCE_S)
-            buckets[slice_id] = whole if divided is None else divided
+            buckets[slice_id] = divided or buckets[slice_id]
     return buckets
 
 
