@@ -17,9 +17,7 @@ from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, replayed_by
-from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
-from tests.support.shadow import torch_models
 from tests.support.shadow.onnx_models import (
     BIAS,
     WEIGHT,
@@ -49,17 +47,26 @@ def _proven(_: Path) -> ReferenceRuntime:
 
 
 def _exported(directory: Path, embedding: str = "") -> ReferenceRuntime:
+    from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+    from tests.support.shadow import torch_models
+
     path = torch_models.exported(directory / "linear.pt2")
     return TorchRuntime(torch_models.opening(path, embedding=embedding))
 
 
 def _factory(directory: Path, embedding: str = "") -> ReferenceRuntime:
+    from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+    from tests.support.shadow import torch_models
+
     path = torch_models.weights(directory / "linear.safetensors")
     opening = torch_models.opening(path, factory=torch_models.FACTORY, embedding=embedding)
     return TorchRuntime(opening)
 
 
 def _torchscript(directory: Path) -> ReferenceRuntime:
+    from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+    from tests.support.shadow import torch_models
+
     path = torch_models.scripted(directory / "linear.pt")
     return TorchRuntime(torch_models.opening(path))
 
@@ -87,7 +94,12 @@ def _factory_embedding(directory: Path) -> ReferenceRuntime:
 
 RUNTIMES = pytest.mark.parametrize(
     "make",
-    [_linear, _onnx, _proven, _exported, _factory, _torchscript],
+    [
+        _linear,
+        _onnx,
+        _proven,
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (_exported, _factory, _torchscript)),
+    ],
     ids=["linear", "onnxruntime", "proven", "torch-exported", "torch-factory", "torchscript"],
 )
 
@@ -192,7 +204,12 @@ def test_without_an_embedding_there_is_none(make: Make, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [_linear_embedding, _onnx_embedding, _proven_embedding, _exported_embedding, _factory_embedding],
+    [
+        _linear_embedding,
+        _onnx_embedding,
+        _proven_embedding,
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (_exported_embedding, _factory_embedding)),
+    ],
 )
 def test_an_embedding_is_an_output_with_one_entry_per_item(make: Make, tmp_path: Path) -> None:
     """It comes under the name that `embedding` says, last, and other outputs stay what they are."""

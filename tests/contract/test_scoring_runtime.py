@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.language.free_running_answer import FreeAnswerOutcome, FreeAnswerRequest
@@ -14,9 +13,7 @@ from quantdrift.shadow.language.scoring import Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
-from tests.support.shadow.language_models import loaded, opening, remote_opening
 from tests.support.shadow.score_streams import scored
-from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow]
 
@@ -34,6 +31,9 @@ TEXTS = (
 @pytest.fixture(params=["transformers", "proven", "prompt_logprobs", "echo"])
 def told(request: pytest.FixtureRequest, language_folder: Path) -> Iterator[RuntimeRequest]:
     """Return what is configured of a reference in each of the ways."""
+    from tests.support.shadow.language_models import loaded, opening, remote_opening
+    from tests.support.shadow.vllm_like import VllmLike, serving
+
     if request.param in {"transformers", "proven"}:
         yield opening(language_folder)
         return
@@ -54,6 +54,8 @@ def runtime(told: RuntimeRequest, request: pytest.FixtureRequest) -> Iterator[Re
 @pytest.fixture
 def asked(language_folder: Path) -> list[ScoringRequest]:
     """Return answers to be scored, as tokens: not every server makes them of text."""
+    from tests.support.shadow.language_models import loaded
+
     _, tokenizer = loaded(language_folder)
     return [
         ScoringRequest(
@@ -67,6 +69,10 @@ def test_scores_are_those_of_one_step_after_another(
     runtime: ReferenceRuntime, asked: list[ScoringRequest], language_folder: Path
 ) -> None:
     """Teacher forcing in one padded batch gives what the model says when it reads token by token."""
+    import torch
+
+    from tests.support.shadow.language_models import loaded
+
     model, _ = loaded(language_folder)
     for one, scores in zip(asked, scored(runtime, *asked), strict=True):
         assert one.prompt_ids is not None
@@ -129,6 +135,8 @@ def test_no_more_is_scored_than_is_configured(told: RuntimeRequest, asked: list[
 
 def test_a_prompt_of_other_tokens_than_the_candidates_is_refused(language_folder: Path) -> None:
     """Another tokenizer or template would be read as divergence."""
+    from tests.support.shadow.language_models import opening
+
     runtime = open_reference(opening(language_folder))
     said = ({"role": "user", "content": "what drifts?"},)
     with pytest.raises(QuarantineError, match="made 3 tokens of the prompt, the reference makes"):
@@ -167,6 +175,10 @@ def test_there_is_no_embedding(told: RuntimeRequest) -> None:
 
 def _ends(language_folder: Path, one: ScoringRequest, end_ids: tuple[int, ...]) -> list[float]:
     """Return how likely the model ends at each place of an answer and behind it."""
+    import torch
+
+    from tests.support.shadow.language_models import loaded
+
     model, _ = loaded(language_folder)
     assert one.prompt_ids is not None
     assert one.served_ids is not None
@@ -239,6 +251,10 @@ def test_the_reference_answers_itself_as_it_was_asked(
     told: RuntimeRequest, asked: list[ScoringRequest], language_folder: Path
 ) -> None:
     """Greedily: what the model itself goes on with, cut where it was to be, beside scores that stay what they are."""
+    import torch
+
+    from tests.support.shadow.language_models import loaded
+
     runtime = open_reference(told)
     model, tokenizer = loaded(language_folder)
     own = FreeAnswerRequest(max_tokens=12, is_capped=True, options={"temperature": 0}, seed=3)

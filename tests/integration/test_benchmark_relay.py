@@ -16,6 +16,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.release
 def test_every_compared_proxy_gives_the_same_answers(tmp_path: Path) -> None:
     """nginx, its mirror and aiohttp's proxy hand on the backend's answer; wrk counts no failure."""
     with ExitStack() as stack:
@@ -55,6 +56,7 @@ def test_grpc_passes_nginx_and_is_counted(tmp_path: Path) -> None:
     assert 0 < seen.p50_ms <= seen.p99_ms
 
 
+@pytest.mark.release
 def test_all_processes_of_the_relay_are_measured(tmp_path: Path, nats_url: str) -> None:
     """Its counts are read, and requests that it told to be inference are those that were sent."""
     with ExitStack() as stack:

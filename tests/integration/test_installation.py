@@ -83,6 +83,7 @@ def test_a_wheel_has_one_name_at_its_top_level(wheel: Path) -> None:
         assert f"quantdrift/{data}" in names
 
 
+@pytest.mark.release
 def test_a_release_is_the_same_whoever_builds_it(sdist: Path, wheel: Path, tmp_path: Path) -> None:
     """Another directory, other times of the files and other rights: source distribution and wheel are equal byte by byte."""
     source = copied_checkout(tmp_path / "elsewhere")
@@ -96,6 +97,7 @@ def test_a_release_is_the_same_whoever_builds_it(sdist: Path, wheel: Path, tmp_p
     assert build_wheel(again, tmp_path, EPOCH_S).read_bytes() == wheel.read_bytes()
 
 
+@pytest.mark.release
 def test_the_sbom_of_a_release_names_it_and_the_versions_that_it_was_tested_with(tmp_path: Path) -> None:
     """Each package of constraints.txt, by its package URL; a second one is the same."""
     paths = [tmp_path / "first.json", tmp_path / "second.json"]

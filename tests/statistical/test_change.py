@@ -157,6 +157,7 @@ def test_false_alarms_stay_inside_the_bound_over_the_grid(monkeypatch: pytest.Mo
     assert violates(None, monkeypatch, cells) == []
 
 
+@pytest.mark.release
 def test_wrong_nulls_do_not_stay_inside_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same check rejects a short baseline that is taken for the truth, and pi without the tolerance."""
     assert violates(no_added_event, monkeypatch, [(20, 0.05, 0.0)], still=True)
@@ -172,6 +173,7 @@ def only_learned(state: FloatArray, weight: FloatArray) -> None:
     weight[bets.HALF :] = 0.0
 
 
+@pytest.mark.release
 def test_a_change_right_after_a_short_baseline_is_not_absorbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 groups at 1 %, then 28 %: the frozen half, with its third of the capital, finds it in nearly all of 64 streams.
 
@@ -257,6 +259,7 @@ def test_traffic_that_moves_to_low_margins_is_no_change() -> None:
     assert alarms[1].mean() > 0.5
 
 
+@pytest.mark.release
 def test_the_frozen_bound_is_above_the_mean_whenever_one_looks() -> None:
     """At level 0.2 the bound of the running sums is below the mean at any of 12 looks in at most 20 % of 200 streams.
 

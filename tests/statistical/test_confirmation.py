@@ -101,6 +101,7 @@ def test_what_a_search_finds_in_noise_is_not_confirmed_on_later_traffic() -> Non
     assert mutant / SEARCHES > ALLOWED + 0.2
 
 
+@pytest.mark.release
 def test_a_slice_that_is_worse_is_confirmed_as_fast_as_the_docstring_says() -> None:
     """Flips at 3 % against 1 % need some 800 exchanges until E = 3,000, at 5 % some 240.
 

@@ -111,6 +111,7 @@ def test_healthy_sources_that_differ_are_no_sessions() -> None:
     assert np.mean(among_all) > 0.5
 
 
+@pytest.mark.release
 def test_sessions_of_users_who_come_back_are_found() -> None:
     """Users who differ, and whose visits differ, too: correlation 0.3 within a visit. Found in 95 % within 8,000."""
     rng = np.random.default_rng(6)

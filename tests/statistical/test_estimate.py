@@ -191,6 +191,7 @@ def _grouped(random: np.random.Generator, weight: Floats, total: Floats, heavies
     return of_groups(sums, [float(number) for number in (*w, *y, *squares)])
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     "law",
     [
@@ -351,6 +352,7 @@ def test_labels_of_drawn_changed_answers_hold_the_loss(
     assert 0.932 <= held / _RUNS <= 0.978
 
 
+@pytest.mark.release
 def test_fifty_drawn_labels_say_as_much_as_ten_thousand_that_came_by_themselves() -> None:
     """Of 1 % changed answers, of which 80 % became wrong and 5 % right: the mean width of 200 seeded runs is at most as large."""
     random = np.random.default_rng(27)

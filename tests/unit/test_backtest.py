@@ -80,6 +80,7 @@ def test_the_same_configuration_gives_the_same_alerts(chunk: int) -> None:
     assert not found.n_missing
 
 
+@pytest.mark.slow
 def test_a_tolerant_budget_misses_and_a_strict_one_is_earlier() -> None:
     """What the record paged on is missed; with half the budget the same drift pages sooner."""
     tolerant = compared(TOLERANT, STREAM)
@@ -92,6 +93,7 @@ def test_a_tolerant_budget_misses_and_a_strict_one_is_earlier() -> None:
     assert faint.later_s < 0
 
 
+@pytest.mark.slow
 def test_what_nobody_alerted_on_although_it_was_above_its_budget_is_named() -> None:
     """Thresholds that are never reached, and the slice's mean is surely above its budget all the same."""
     rare = msgspec.structs.replace(CONFIG.monitor, pages_per_30_days=1e-300, tickets_per_30_days=1e-300)
@@ -150,6 +152,7 @@ def test_hours_hold_the_means_of_every_slice() -> None:
     assert means[FAINT_ID] == pytest.approx(fmean(fmean(flips) for flips in exchanges.values()))
 
 
+@pytest.mark.slow
 def test_the_text_names_slices_and_says_what_became_of_each_alert() -> None:
     """For people; a missed page stands out."""
     found = compared(TOLERANT, STREAM)

@@ -49,7 +49,6 @@ def handle(desk: Pipeline, n: int = 1, **given: object) -> None:
 MODELS = (Model(name="digits"),)
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     """A sidecar holds no torch, onnxruntime, scipy or SQLAlchemy in its memory."""
@@ -97,6 +96,7 @@ def test_errors_of_our_own_do_not_flood_the_log(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.unit
 def test_an_exchange_that_costs_too_much_is_lost_and_the_next_one_is_handled(
     monkeypatch: pytest.MonkeyPatch,

@@ -115,6 +115,7 @@ def test_labels_never_run_together_and_stay_in_the_card(
     _check_labels(plot[0], _plot_width(screen))
 
 
+@pytest.mark.slow
 @given(plot=_plots())
 @settings(max_examples=60, deadline=None)
 def test_everything_that_is_drawn_lies_within_the_axes(plot: tuple[str, datetime, datetime]) -> None:

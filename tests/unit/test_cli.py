@@ -133,7 +133,7 @@ def test_config_check_notes_that_nothing_listens_at_the_backend(tmp_path: Path) 
     assert "nothing accepts" not in _run("config", "check", "--config", str(path)).output
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.integration
 def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
     """It tells precision and digest; an exported program that is not pinned is refused with what to pin."""
@@ -206,7 +206,6 @@ def test_the_command_line_loads_only_what_a_role_needs() -> None:
     assert not heavy & {name.split(".")[0] for name in modules}
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 def test_a_role_whose_packages_are_missing_names_what_to_install(tmp_path: Path) -> None:
     """The base install is the sidecar's; each other role says which extra it needs."""

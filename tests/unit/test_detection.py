@@ -361,7 +361,6 @@ def test_matches_are_those_of_the_coco_tools(seed: int, capsys: pytest.CaptureFi
     assert found["n_candidate"] - found["invented"] - found["class_changed"] == matched
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("seed", range(5))
 def test_the_quality_is_that_of_torchmetrics(seed: int) -> None:

@@ -170,6 +170,7 @@ def test_tokens_are_no_embedding() -> None:
         EmbeddingComparator().compare(np.ones((1, 3, 4)), np.ones((1, 3, 4)))
 
 
+@pytest.mark.slow
 @given(PAIR)
 def test_the_distance_stays_in_its_range(pair: npt.NDArray[np.float64]) -> None:
     """From 0 to 2 and symmetric, however long the vectors; a vector is at no distance from itself."""

@@ -35,6 +35,7 @@ MUTANTS: dict[str, Kept] = {
 }
 
 
+@pytest.mark.slow
 def test_the_same_batches_give_the_same_bits() -> None:
     """Two runs over the same batches give identical states, verdicts, transitions and roll-ups."""
     assert fold_all(batches(80))[1] == fold_all(batches(80))[1]

@@ -69,6 +69,7 @@ def test_noise_is_added_to_every_budget_of_its_version() -> None:
     assert "noise" not in shown["divergence"]
 
 
+@pytest.mark.slow
 def test_too_much_noise_is_reported_and_no_slice_is_ok() -> None:
     """Its own event; what is inside a budget that is mostly noise is not shown to be well."""
     fold, outcome = fold_all(with_noise(batches(60, faint_flips=CALM), 0.04))

@@ -159,6 +159,7 @@ def test_sessions_that_are_declared_by_now_no_longer_hide_anything() -> None:
     assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
 
 
+@pytest.mark.slow
 def test_loss_makes_a_slice_unknown() -> None:
     """Above max_loss_ratio in its own header strata a slice is not ok, whatever was compared."""
     fold, _ = fold_all(quiet(200, lost=10))
@@ -291,6 +292,7 @@ def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
     assert page.onset_us > BEGIN_US + 11_000 * SECOND_US
 
 
+@pytest.mark.slow
 def test_expired_samples_make_their_models_slices_unknown_at_once() -> None:
     """Nothing else may come of that model that would have them judged; another model's expiries change nothing."""
     stream = quiet(60)
@@ -394,6 +396,7 @@ def test_a_slice_is_measured_again_within_two_hours() -> None:
     assert _told(fold)[0] is Verdict.OK
 
 
+@pytest.mark.slow
 def test_a_fold_that_stopped_goes_on_with_what_was_not_measured() -> None:
     """What it read of the roll-ups gives the same verdict, in the same words, as if it had never stopped."""
     stream = _unmeasured(quiet(100))

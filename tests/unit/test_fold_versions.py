@@ -1,5 +1,8 @@
 """A candidate version that another one replaces, and slices without traffic."""
 
+from copy import deepcopy
+from functools import cache
+
 import msgspec
 import pytest
 
@@ -51,11 +54,16 @@ def _begin(snapshot: Snapshot | None = None) -> Fold:
 
 def _fired() -> tuple[Fold, int, int]:
     """Return a fold in which version 1 fires, its last batch and the time of its newest exchange."""
+    fold, newest_us = _folded()
+    return deepcopy(fold), 300, newest_us
+
+
+@cache
+def _folded() -> tuple[Fold, int]:
     fold, stream = _begin(), batches(300)
     for rows in stream:
         fold.batch(rows)
-    newest_us = max(row.captured_us for rows in stream for row in rows.comparisons)
-    return fold, 300, newest_us
+    return fold, max(row.captured_us for rows in stream for row in rows.comparisons)
 
 
 def _tally(fold_seq: int, at_us: int, *, unreferenced: tuple[int, ...] = ()) -> BatchRows:
@@ -228,6 +236,7 @@ def test_a_version_without_a_reference_replaces_too() -> None:
     assert story.change.serving == ("2",)
 
 
+@pytest.mark.slow
 def test_what_a_replaced_version_still_shows_wakes_nobody() -> None:
     """The alarm of the last sessions of a version that serves no more is stored, not sent; it is sent if the version returns."""
     fold, healthy = _begin(), batches(100, faint_flips=0.0)
@@ -427,6 +436,7 @@ def test_a_version_that_another_replaced_gives_its_allowance_back_until_it_is_co
     assert WITH_REFERENCE in {row.model_version_id for row in fold.take().detectors}
 
 
+@pytest.mark.slow
 def test_a_canary_takes_nothing_from_the_version_that_goes_on() -> None:
     """While both have exchanges each has evidence of its own; what the canary had goes back when it has ended."""
     fold, stream = _begin(), batches(120, faint_flips=0.02)

@@ -96,6 +96,7 @@ def test_a_slice_that_cannot_be_observed_is_named_with_the_rate_that_it_needs() 
         assert _forecast(config=config, traffic=WITH_RARE)[1]["scanner=ghost"].observable is observable
 
 
+@pytest.mark.slow
 def test_too_little_traffic_and_too_small_a_shift_are_different_answers() -> None:
     """More than every request would be needed; or no number of samples that is worth simulating."""
     traffic = msgspec.structs.replace(WITH_RARE, slices=((_slice("ghost"), 1e-7),))

@@ -79,6 +79,7 @@ def test_numbers_near_the_ends_of_the_range_take_about_as_long_as_others(number:
     assert cost_s(extreme.encode()) < 80 * cost_s(plain.encode())
 
 
+@pytest.mark.slow
 @given(numbers=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), text=st.text())
 def test_a_document_with_many_extreme_numbers_has_the_values_of_its_numbers(
     numbers: list[float], text: str

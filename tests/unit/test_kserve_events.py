@@ -136,6 +136,7 @@ def test_the_end_of_the_json_part_is_found_and_checked() -> None:
     assert with_json_length({}, b'{"inputs":[]} \n') == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2_000, 100_000])
 def test_a_document_that_is_nested_too_deep_is_refused_like_any_other(depth: int) -> None:
     """Whoever has taken its request must hear of it, and count it."""

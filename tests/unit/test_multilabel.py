@@ -130,6 +130,7 @@ def test_what_cannot_be_compared_is_refused(candidate: npt.NDArray[np.float64], 
         PROBABILITIES.compare(candidate, np.array([GOOD]))
 
 
+@pytest.mark.slow
 @given(PAIR)
 def test_every_figure_stays_in_its_range(pair: npt.NDArray[np.float64]) -> None:
     """KL >= 0; shares in [0, 1]; sets, and what is counted of them, are symmetric."""

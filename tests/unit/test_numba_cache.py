@@ -34,7 +34,6 @@ def courses() -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 def test_compiled_code_does_what_its_source_does_in_the_interpreter() -> None:
     """Every detector, in every stage, in a process that compiles nothing: the same to the rounding of a sum."""

@@ -99,7 +99,6 @@ except OperatorError as error:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 @WITHOUT_DEVICE
 @pytest.mark.parametrize(
@@ -169,7 +168,6 @@ def test_gpu_memory_is_shared_out() -> None:
     assert gpu_share(Config(models=models), torch) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 def test_lengths_that_never_come_again_leave_nothing_behind(tmp_path: Path) -> None:
     """A reference of text meets thousands of lengths: a plan of memory for each, kept for good, took 8 MB here."""

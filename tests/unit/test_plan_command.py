@@ -40,6 +40,7 @@ def _plan(config: Path, *arguments: str) -> Result:
     return CliRunner().invoke(main, ["plan", "--config", str(config), *arguments], env={"QUANTDRIFT_DSN": ""})
 
 
+@pytest.mark.slow
 def test_people_read_a_table_and_what_cannot_be_observed(config: Path) -> None:
     """A slice that is too rare at this rate comes with the rate that it needs."""
     done = _plan(
@@ -81,6 +82,7 @@ def test_busy_traffic_is_printed_without_exponents(config: Path) -> None:
     assert "0 min" not in done.output
 
 
+@pytest.mark.slow
 def test_a_very_rare_slice_has_no_exponent_in_the_table(config: Path) -> None:
     """A share of 3 in a hundred million is written out."""
     done = _plan(config, "--rps", "1", "--slice", "scanner=ghost=0.00000003", "--horizon", "5")

@@ -171,6 +171,7 @@ def with_change(stream: list[BatchRows], at: int, change: SliceChange) -> list[B
     ]
 
 
+@pytest.mark.slow
 def test_an_open_alert_of_a_slice_that_is_retired_ends_unknown_and_it_is_watched_no_more() -> None:
     """With who and why; its detectors count no more, and what still comes in for it begins nothing."""
     stream = batches(120)
@@ -214,6 +215,7 @@ def test_a_fold_that_resumes_ignores_retired_slices_and_a_restored_slice_starts_
     assert abs(again.n_groups - begun.n_groups) < 30, "ten batches, whatever came before"
 
 
+@pytest.mark.slow
 def test_a_slice_that_is_declared_as_well_is_watched_on() -> None:
     """The configuration has the last word, also after a restart."""
     stream = batches(40)

@@ -64,6 +64,7 @@ def test_the_noise_of_one_slice_does_not_hide_the_drift_of_another() -> None:
     assert allowance_of(outcome, FAINT_ID) < 0.02
 
 
+@pytest.mark.slow
 def test_a_slice_that_is_little_known_has_the_allowance_of_its_version() -> None:
     """Its own bounds say nothing yet, so it neither pages for noise that others have shown, nor gets more."""
     stream = with_slice_noise(batches(60, faint_flips=CALM), 0.03, 0.03)

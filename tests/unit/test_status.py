@@ -29,6 +29,7 @@ def test_the_worst_of_some_is_never_better_than_one_of_them() -> None:
     assert worst([Verdict.WARNING, Verdict.FIRING, Verdict.UNKNOWN]) is Verdict.FIRING
 
 
+@pytest.mark.slow
 def test_no_other_file_has_an_order_or_words_of_the_states() -> None:
     """Neither a list of all four in code, SQL or a template, nor a word that stood for one of them before."""
     names = "|".join(verdict.value for verdict in Verdict)

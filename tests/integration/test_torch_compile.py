@@ -14,7 +14,6 @@ from tests.support.shadow.torch_models import Linear, of_factory
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
 def test_a_compiled_module_gives_the_same(tmp_path: Path) -> None:
     """For any number of items, and with an inner layer."""
@@ -58,7 +57,6 @@ class Squashed(Linear):
         return {"logits": torch.tanh(super().forward(x)["logits"]) + 1}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
 def test_where_nothing_can_be_compiled_the_error_says_what_to_do(tmp_path: Path) -> None:
     """At the start, in a line, without all that the compiler says."""

@@ -116,7 +116,6 @@ def test_an_answer_that_is_scored_in_part_is_infinitely_off(language_folder: Pat
     short.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["prompt_logprobs", "echo"])
 def test_another_server_is_detected_in_each_mode(language_folder: Path, path: Path, way: str) -> None:
     """The same model in FP32 reproduces them; in BF16, FP16 and INT8 it does not. `echo` needs no tokenizer there."""
@@ -151,7 +150,6 @@ class _Bench:
             raise
 
 
-@pytest.mark.slow
 def test_another_model_at_the_server_stops_comparing(language_folder: Path, path: Path) -> None:
     """At the start it is refused, later exchanges wait, and go on when it is right again."""
     model, tokenizer = loaded(language_folder)

@@ -241,7 +241,6 @@ def _own(folder: Path, max_tokens: int = 16, seed: int = 3, **options: Any) -> F
     return scores.free_answer
 
 
-@pytest.mark.slow
 def test_an_own_answer_is_sampled_as_the_client_asked(language_folder: Path) -> None:
     """By its seed, else by the exchange's; the likeliest token where there is no choice."""
     greedy = _own(language_folder, temperature=0)
@@ -294,7 +293,6 @@ def test_what_a_folder_cannot_do_is_left_out(
     assert _own(language_folder, temperature=0, **options).outcome is outcome
 
 
-@pytest.mark.slow
 def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
     """As servers take it from there; what it names goes first. The ends are the folder's, too."""
     path = folder / "generation_config.json"

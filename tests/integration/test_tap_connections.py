@@ -218,7 +218,6 @@ def test_a_frame_that_is_none_ends_its_connection(
     assert struct.error.__name__ not in caplog.text
 
 
-@pytest.mark.slow
 def test_threads_that_end_leave_nothing_but_their_counts() -> None:
     """Also where nobody listens: a server may have a thread for each request, for months."""
     sender = TapClient("", 1000, lambda *_: None)
@@ -254,7 +253,6 @@ def test_threads_that_end_while_they_are_counted_are_counted_once() -> None:
     assert sender._totals().offered == {"a": 1200}
 
 
-@pytest.mark.slow
 def test_a_tap_that_is_dropped_leaves_no_thread_and_no_connection(tmp_path: Path) -> None:
     """A server that loads a model anew makes another tap; what the first one told arrives."""
     path = tmp_path / "tap"

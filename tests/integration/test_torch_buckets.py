@@ -71,7 +71,7 @@ def _nothing_is_compiled() -> Iterator[None]:
         torch.compiler.set_stance("default")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
 def test_after_the_start_nothing_is_compiled_whatever_the_size(tmp_path: Path) -> None:
     """Without buckets a single item would be compiled anew."""
@@ -101,7 +101,6 @@ class Sums(torch.nn.Module):
         return {"logits": x.sum(dim=1, keepdim=True) * self.scale}
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
 @pytest.mark.parametrize("buckets", [(), (2, 4)])
 def test_after_the_start_nothing_is_compiled_whatever_the_length(

@@ -8,7 +8,6 @@ import pytest
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.slow
 def test_a_shadow_worker_does_not_load_torch() -> None:
     """Replaying ONNX graphs takes no torch: 200 MB and two seconds."""
     script = (
@@ -18,7 +17,6 @@ def test_a_shadow_worker_does_not_load_torch() -> None:
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.slow
 def test_only_one_module_knows_onnx_runtime() -> None:
     """The seam stands between the rest and the library."""
     script = "import sys, quantdrift.shadow.pipeline.assess, quantdrift.shadow.replay.replay; print('onnxruntime' in sys.modules)"

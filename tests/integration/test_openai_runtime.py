@@ -41,7 +41,6 @@ def runtime(server: VllmLike) -> Iterator[ReferenceRuntime]:
         runtime.close()
 
 
-@pytest.mark.slow
 def test_texts_are_made_tokens_by_the_server(runtime: ReferenceRuntime, language_folder: Path) -> None:
     """A chat by its template: the same as with the model at hand."""
     asked = (

@@ -56,13 +56,11 @@ def _wide_model(path: Path) -> Path:
     return saved(model_of(graph), path)
 
 
-@pytest.mark.slow
 def test_memory_stays_flat_over_mixed_shapes(tmp_path: Path) -> None:
     """After the first third nothing grows any more: arenas, shapes, slices, references that are opened again."""
     assert apart(_growth_over_mixed_shapes, tmp_path) < 4 * MB
 
 
-@pytest.mark.slow
 def test_what_a_reference_computes_in_counts(tmp_path: Path) -> None:
     """ONNX Runtime keeps it for the next batch, and it may be far more than the file: the bound is for both."""
     most_bytes = 400 * MB

@@ -43,7 +43,7 @@ from tests.support.shadow.torch_models import (
 
 pytestmark = pytest.mark.integration
 
-HERE = "tests.unit.test_torch_runtime"
+HERE = "tests.integration.test_torch_runtime"
 TWO = msgspec.structs.replace(
     MODEL, outputs=(ModelTensor(name="logits", datatype="FP32"), ModelTensor(name="sums", datatype="FP32"))
 )
@@ -157,7 +157,6 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         TorchRuntime(opening(tmp_path / "gone.safetensors", factory=FACTORY))
 
 
-@pytest.mark.slow
 def test_weights_are_in_memory_once(tmp_path: Path) -> None:
     """What was read from the file is let go when it has been looked at: it is as large as the reference."""
 
