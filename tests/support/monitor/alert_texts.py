@@ -600,6 +600,13 @@ SENTENCES: dict[str, str] = {
         _figure(FigureName.CHANGED_SHARE, 0.33), _figure(FigureName.CHANGED_SHARE, 0.19)
     ),
     "how large: when it paged": size(_figure(FigureName.CHANGED_SHARE, 0.33), None),
+    "how large: a ticket that is over": size(
+        _figure(FigureName.CHANGED_SHARE, 0.33),
+        _figure(FigureName.CHANGED_SHARE, 0.19),
+        is_page=False,
+        is_over=True,
+    ),
+    "how large: now": size(None, _figure(FigureName.CHANGED_SHARE, 0.19)),
     "how large: not known": size(None, None),
     "how many answers so far": first_screen.affected(
         [msgspec.structs.replace(_FAINT, changed=_figure(FigureName.CHANGED, 12.0))]
