@@ -8,7 +8,7 @@ import ast
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.alerts import due_deliveries
 from tests.support.storage.fleet_story import CONFIG, CONFIG_TEXT, FleetStory, write_fleet
 from tests.support.surfaces import (
+    Number,
     Shown,
     differing,
     nameless,
@@ -56,7 +57,7 @@ _OF_PROGRAMS = re.compile(r"/api/|compare\?")
 
 
 # Which table of the API a question of the notebook is about, by the number of the question.
-_ASKED: Mapping[str, str] = {"1": "slices", "2": "slices", "3": "slice-days"}
+_ASKED: Mapping[str, str] = {"1": "slices", "2": "slices", "3": "slice-days", "10": "releases"}
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "questions.ipynb"
 
 
@@ -66,7 +67,7 @@ class Surfaces(msgspec.Struct, kw_only=True):
     figures: list[Shown]
     texts: dict[str, str]
     lines: dict[str, str]
-    named: dict[str, list[float]]
+    named: dict[str, list[Number]]
     wrong: list[str]
 
     def text(self, surface: str, text: str) -> None:
@@ -85,7 +86,7 @@ class Surfaces(msgspec.Struct, kw_only=True):
         self.texts[surface], self.lines[surface] = page.text, page.lines
         self.named[surface], self.wrong = page.named, [*self.wrong, *page.wrong]
 
-    def records_of(self, surface: str, story: FleetStory) -> list[float]:
+    def records_of(self, surface: str, story: FleetStory) -> list[Number]:
         """Return the numbers that a surface names, and those of the records that it shows."""
         alerts = [f"alerts show {number} --json" for number in story.alerts.values()]
         of_alert = re.fullmatch(r"(?:/alert/|webhook )(\d+).*", surface)
@@ -103,7 +104,7 @@ class Surfaces(msgspec.Struct, kw_only=True):
             records += ["report --format json", *alerts]
         elif surface == "triage":
             records += alerts
-        return [number for record in records for number in self.named.get(record, ())]
+        return list({number for record in records for number in self.named.get(record, ())})
 
 
 def _commands(story: FleetStory) -> Mapping[str, list[str]]:
@@ -135,10 +136,12 @@ async def _asked(story: FleetStory, database: Database, dsn: str, folder: Path) 
     for name, arguments in _commands(story).items():
         before = json.loads(await asyncio.to_thread(_typed, folder, [*arguments, "--json"]))
         surfaces.text(name, await asyncio.to_thread(_typed, folder, arguments))
-        answer = await asyncio.to_thread(_typed, folder, [*arguments, "--json"])
-        surfaces.record(f"{name} --json", json.loads(answer))
+        surfaces.record(f"{name} --json", before)
         if name == "status":  # its counts are of the last hour, which goes on while it is asked
+            answer = await asyncio.to_thread(_typed, folder, [*arguments, "--json"])
             surfaces.named[name] = _between(before, json.loads(answer))
+        if name == "compare":
+            surfaces.figures += of_rows(name, "releases", _releases(before))
     for kind in ("html", "json", "md"):
         path = folder / f"report.{kind}"
         await asyncio.to_thread(_typed, folder, [*_REPORT, str(path), "--format", kind])
@@ -165,14 +168,35 @@ async def _asked(story: FleetStory, database: Database, dsn: str, folder: Path) 
     return surfaces
 
 
-def _between(before: Any, after: Any) -> list[float]:
+def _between(before: Any, after: Any) -> list[Number]:
     """Return the counts that a document had between two times."""
     return [
-        float(n)
+        Number(one.name, float(n))
         for one, other in zip(numbers_of(before), numbers_of(after), strict=True)
         if one != other
-        for n in range(int(min(one, other)), int(max(one, other)) + 1)[:100]
+        for n in range(int(min(one.value, other.value)), int(max(one.value, other.value)) + 1)[:100]
     ]
+
+
+def _releases(compared: Any) -> Iterator[dict[str, Any]]:
+    """Yield what `compare` says of each slice as the view of releases has it."""
+    for of in (compared["aggregate"], *compared["slices"]):
+        yield {
+            "model": compared["model"],
+            "version": compared["new"]["version"],
+            "before_version": compared["old"]["version"],
+            "slice": of["name"],
+            "n_before": of["old"]["n_exchanges"],
+            "n": of["new"]["n_exchanges"],
+            "flip_before": _sum(of["old"]["flip"]["value"]),
+            "flip": _sum(of["new"]["flip"]["value"]),
+            "flip_difference": _sum(of["flip"]["mean"]),
+        }
+
+
+def _sum(value: float) -> float:
+    """Return a number whose sum was added in another order than that of roll-ups."""
+    return float(f"{value:.12g}")
 
 
 def _run_notebook() -> list[Shown]:
@@ -189,16 +213,24 @@ def _run_notebook() -> list[Shown]:
             continue
         body = ast.parse(source).body
         last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-        exec(compile(ast.Module(body=body, type_ignores=[]), "cell", "exec"), names)
+        # Question 10 needs a model with two versions: that of `compare`.
+        scope = {**names, "model": "digits"} if question == "10" else names
+        exec(compile(ast.Module(body=body, type_ignores=[]), "cell", "exec"), scope)
         if last is None:
             continue
         assert isinstance(last, ast.Expr)
-        output = eval(compile(ast.Expression(body=last.value), "cell", "eval"), names)
+        output = eval(compile(ast.Expression(body=last.value), "cell", "eval"), scope)
         if question in _ASKED:
             rows = output.reset_index().to_dict(orient="records")
             fixed = {"model": names["model"], "candidate_version": names["version"]}
             if question == "3":
                 fixed["slice"] = names["slice_name"]
+            if question == "10":
+                fixed = {"model": scope["model"]}
+                rows = [
+                    {name: _sum(value) if "flip" in name else value for name, value in row.items()}
+                    for row in rows
+                ]
             shown += of_rows("notebook", _ASKED[question], [fixed | row for row in rows])
     return shown
 
@@ -229,7 +261,7 @@ async def _open_pages(story: FleetStory, base: str, surfaces: Surfaces) -> None:
             if page.startswith("/api/"):
                 surfaces.record(page, json.loads(text))
                 table = page.rpartition("/")[2]
-                if table in _ASKED.values():
+                if table in _ASKED.values() and table != "releases":
                     surfaces.figures += of_rows(page, table, json.loads(text)["rows"])
             else:
                 surfaces.page(page, text)
@@ -266,6 +298,9 @@ async def test_a_figure_is_one_number_on_every_surface(
     assert {shown.key[1] for shown in surfaces.figures} <= {*WindowName, *tables}
     in_notebook = [shown.key[:2] for shown in surfaces.figures if shown.surface == "notebook"]
     assert {table for _, table in in_notebook} == tables
+    compared = [shown.key for shown in surfaces.figures if shown.surface == "compare"]
+    assert {shown.key for shown in surfaces.figures if shown.surface == "notebook"} >= set(compared)
+    assert {slice_ for *_, slice_ in compared} == {"slice=all", "slice=scanner=faint", "slice=scanner=clear"}
     on = {shown.key: set[str]() for shown in surfaces.figures}
     for shown in surfaces.figures:
         on[shown.key].add(shown.surface)

@@ -24,7 +24,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 NAMELESS: Final = (
     Kind(
-        pattern=r"p99\.9 needs 10,000|a factor of 1\.29|from 1 % to 1\.5 %|some 7,600 exchanges",
+        pattern=r"values above 10 count as 10|p99\.9 needs 10,000|a factor of 1\.29|from 1 % to 1\.5 %|some 7,600 exchanges",
         reason="the legend of the report says how many exchanges a quantile and a small change need: constants of the method",
     ),
     Kind(
@@ -62,6 +62,72 @@ NAMELESS: Final = (
         pattern=r"\bneeds (?:some |about )?[\d,]+ more \w+|margin below 0\.1\b",
         reason="a reason was worded with its verdict and is kept as it was: its signal has the number as `missing`",
     ),
+)
+
+
+class Number(msgspec.Struct, frozen=True):
+    """A number that a document or an element names: the name is its path, such as `changed_share.n` or `slices.length`."""
+
+    name: str
+    value: float
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """Which numbers a number in a text may be, by the words around it: the first that matches says so.
+
+    Parameters
+    ----------
+    before, after
+        What stands directly before and behind it.
+    names
+        Searched in the name; with `others` it must not be found there.
+    """
+
+    before: str = ""
+    after: str = ""
+    names: str
+    others: bool = False
+
+    def fits(self, text: str, number: re.Match[str]) -> bool:
+        """Return whether it is about a number in a text."""
+        return bool(
+            re.search(f"(?:{self.before})$", text[: number.start()])
+            and re.match(self.after, text[number.end() :])
+        )
+
+    def may_be(self, name: str) -> bool:
+        """Return whether the number may be one of this name."""
+        return bool(re.search(self.names, name)) is not self.others
+
+
+_COUNTED: Final = r"(^|\.)(n|n_\w+|length|items|\w*_?ids?|alerts?|incident)$"
+BOUND: Final = (
+    Bound(after=r"(?:\s(?:to|and)\s[+-]?[\d.,]+)?\s?(?:%|points)", names=_COUNTED, others=True),
+    Bound(after=r"\snat\b", names=_COUNTED, others=True),
+    Bound(before=r"standard error ", names=r"_se$"),
+    Bound(before=r"evidence(?: of recovery is)?\s+", names=r"evidence"),
+    Bound(after=r",? (?:is )?needed\b", names=r"threshold"),
+    Bound(before=r"pages at ", names=r"threshold"),
+    Bound(before=r"\(", after=r" to [\d.,]+\)", names=r"low$"),
+    Bound(before=r"\([\d.,]+ to ", after=r"\)", names=r"high$"),
+    Bound(before=r"\[(?:[+-]?[\d.,]+, )?", names=r"low$|high$"),
+    Bound(before=r"\[[+-]?[\d.,]+, ", names=r"high$"),
+    Bound(after=r"\s(?:people|person)\b", names=r"people|clusters"),
+    Bound(after=r"\schanged answers?\b", names=r"changed"),
+    Bound(
+        after=r"\s(?:effective )?(?:exchange|observation)s?\b",
+        names=r"exchanges|groups|observ|(^|\.)n_\w+$|\.n$",
+    ),
+    Bound(after=r"\sanswers?\b", names=r"answers|items|(^|\.)n$|\.n$"),
+    Bound(after=r"\srequests?\b", names=r"request|offered|taken|sampled|captured"),
+    Bound(after=r"\s(?:of \d+ )?slices?\b", names=r"slice|verdicts|length|watched"),
+    Bound(before=r"People: at least ", names=r"people"),
+    Bound(after=r"\sa day\b", names=r"per_day"),
+    Bound(after=r"\salerts?\b", names=r"alerts?|length"),
+    Bound(after=r"\sincidents?\b", names=r"incidents?|length"),
+)
+_WHOLE: Final = re.compile(
+    f"{_COUNTED}|changed|people|per_day|requests|recent$|total$|verdicts|threshold|evidence|per_million|strata"
 )
 _NAMELESS: Final = re.compile("|".join(kind.pattern for kind in NAMELESS))
 _NUMBER: Final = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
@@ -106,7 +172,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     figures: list[Shown]
-    named: list[float]
+    named: list[Number]
     wrong: list[str]
     lines: str
     text: str
@@ -123,7 +189,7 @@ class _Elements(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.figures: list[dict[str, str | None]] = []
-        self.named: list[float] = []
+        self.named: list[Number] = []
         self.wrong: list[str] = []
         self.text: list[str] = []
         self.lines: list[str] = []
@@ -141,8 +207,12 @@ class _Elements(HTMLParser):
         self._naming = of
         if "data-figure" in of:
             self.figures.append(of)
-        names = ("data-value", "data-low", "data-high", "data-n", "data-people")
-        self.named += [float(text) for text in map(of.get, names) if text]
+        name = of.get("data-figure") or of.get("data-name") or ""
+        self.named += [
+            Number(f"{name}.{part}", float(text))
+            for part in ("value", "low", "high", "n", "people")
+            if (text := of.get(f"data-{part}"))
+        ]
 
     def handle_endtag(self, tag: str) -> None:
         while self._open and self._open.pop() != tag:
@@ -161,7 +231,7 @@ class _Elements(HTMLParser):
             self.lines.append(text)
             return
         value = self._naming.get("data-value")
-        if value and nameless(text, [float(value)]):
+        if value and not all(_is_rounding(*found, float(value)) for found in _found(text)):
             self.wrong.append(f"{self._naming}: {text}")
 
 
@@ -189,29 +259,55 @@ def of_html(surface: str, page: str) -> Page:
     )
 
 
-def numbers_of(record: Any) -> Iterator[float]:
-    """Yield the numbers of a JSON document, which names each, and how many entries its lists have."""
+def numbers_of(record: Any, name: str = "") -> Iterator[Number]:
+    """Yield the numbers of a JSON document by name, and how many entries its lists have; those of a figure by the figure's name, too."""
     if isinstance(record, Mapping):
-        for part in record.values():
-            yield from numbers_of(part)
+        figure = record["name"] if {"name", "value", "window", "of"} <= record.keys() else ""
+        for key, part in record.items():
+            yield from numbers_of(part, f"{name}.{figure}.{key}" if figure else f"{name}.{key}")
     elif isinstance(record, list):
-        yield float(len(record))
+        yield Number(f"{name}.length", float(len(record)))
         for part in record:
-            yield from numbers_of(part)
+            yield from numbers_of(part, name)
     elif isinstance(record, int | float) and not isinstance(record, bool) and isfinite(record):
-        yield float(record)
+        yield Number(name, float(record))
 
 
-def nameless(text: str, named: Iterable[float]) -> list[str]:
-    """Return the numbers in a text that are the rounding of no named number, each with what stands around it."""
+def nameless(text: str, named: Iterable[Number]) -> list[str]:
+    """Return the numbers in a text that are the rounding of no number that their words name, each with what stands around it."""
     wanted = list(named)
-    text = text.replace("\xa0", " ")
-    blank = _NAMELESS.sub(lambda found: " " * len(found.group()), text)
     return [
         " ".join(f"`{number.group()}` in: {text[max(0, number.start() - 60) : number.end() + 40]}".split())
-        for number in _NUMBER.finditer(blank)
-        if not any(_fits(number.group().rstrip(","), _scales(blank, number), value) for value in wanted)
+        for blank, number in _found(text)
+        if not _is_named(blank, number, wanted)
     ]
+
+
+def _is_named(text: str, number: re.Match[str], wanted: Iterable[Number]) -> bool:
+    bound = next((bound for bound in BOUND if bound.fits(text, number)), None)
+    return any(
+        _may_be(each.name, number, bound) and _is_rounding(text, number, each.value) for each in wanted
+    )
+
+
+def _may_be(name: str, number: re.Match[str], bound: Bound | None) -> bool:
+    """Return whether a number may be one of this name; in the cell of a table its column has the words, and its form must do."""
+    if bound is not None:
+        return bound.may_be(name)
+    if "." in number.group():
+        return re.search(_COUNTED, name) is None
+    return _WHOLE.search(name) is not None
+
+
+def _found(text: str) -> Iterator[tuple[str, re.Match[str]]]:
+    """Yield the numbers of a text that need a name, each with the text in which the others are blank."""
+    blank = _NAMELESS.sub(lambda found: " " * len(found.group()), text.replace("\xa0", " "))
+    for number in _NUMBER.finditer(blank):
+        yield blank, number
+
+
+def _is_rounding(text: str, number: re.Match[str], value: float) -> bool:
+    return _fits(number.group().rstrip(","), _scales(text, number), value)
 
 
 def _scales(text: str, number: re.Match[str]) -> tuple[float, ...]:
@@ -275,7 +371,8 @@ _ROW_KEYS: Final = ("model", "candidate_version", "version", "before_version", "
 def of_rows(surface: str, table: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Shown]:
     """Yield the numbers of a table, each named by table, column and row."""
     for row in rows:
-        row_key = tuple(f"{name}={str(row[name])[:10]}" for name in _ROW_KEYS if row.get(name))
+        values = {name: str(row[name]) for name in _ROW_KEYS if row.get(name)}
+        row_key = tuple(f"{name}={value[:10] if name == 'day' else value}" for name, value in values.items())
         for column, value in row.items():
             if not isinstance(value, bool) and isinstance(value, Real) and isfinite(float(value)):
                 yield Shown(surface=surface, key=(column, table, *row_key), value=float(value))

@@ -1,9 +1,20 @@
 """The collector of figures tells two numbers for one figure apart."""
 
+import re
+
 import msgspec
 import pytest
 
-from tests.support.surfaces import differing, nameless, numbers_of, of_html, of_json, of_rows, wrong_words
+from tests.support.surfaces import (
+    Number,
+    differing,
+    nameless,
+    numbers_of,
+    of_html,
+    of_json,
+    of_rows,
+    wrong_words,
+)
 
 pytestmark = pytest.mark.unit
 _FIGURE = {
@@ -45,9 +56,34 @@ def test_a_number_without_a_name_is_found() -> None:
     assert (
         nameless(page.lines, [*page.named, *numbers_of({"low": 0.0452, "n": [1240.0], "share": 0.168})]) == []
     )
-    assert nameless("some 93,000 a day", [93_412.0]) == []
-    assert nameless("some 93,000 a day", [91_000.0]) != []
-    assert nameless("17 of 20", [0.17, 20.0]) != [], "a count is no share"
+    assert nameless("some 93,000 a day", [Number("changed_per_day.value", 93_412.0)]) == []
+    assert nameless("some 93,000 a day", [Number("changed_per_day.value", 91_000.0)]) != []
+    assert nameless("17 of 20", [Number("n", 0.17), Number("n", 20.0)]) != [], "a count is no share"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "other"),
+    [
+        ("5 people got one", "changed_share.n_people", "slices.length"),
+        ("5 answers were compared", "changed_share.n", "changed_share.n_people"),
+        ("some 5 changed answers", "changed.value", "n_answers"),
+        ("5 % of all", "changed_share.value", "n_answers"),
+        ("some 5 a day", "changed_per_day.value", "requests.value"),
+        ("5 exchanges", "n_groups", "alerts.length"),
+        ("in 5 slices", "slices.length", "n_answers"),
+        ("evidence 5, 9 needed", "evidence", "threshold"),
+        ("(5 to 9)", "changed.low", "changed.high"),
+        ("standard error 5)", "damage_se", "damage"),
+        ("5.5 in a cell", "divergence.value", "n_answers"),
+        ("5 in a cell", "n_answers", "divergence.value"),
+    ],
+)
+def test_a_number_is_that_of_its_words(text: str, name: str, other: str) -> None:
+    """A small whole number matches some number of nearly every record: it must be one that its words can mean."""
+    number = 0.05 if "%" in text else float(re.findall(r"[\d.]+", text)[0])
+    rest = [Number("threshold", 9.0), Number("changed.high", 9.0)]
+    assert nameless(text, [Number(name, number), *rest]) == []
+    assert nameless(text, [Number(other, number), *rest]) != []
 
 
 @pytest.mark.parametrize(
