@@ -6,9 +6,11 @@ import asyncpg
 import pytest
 
 from quantdrift.facts.cost import Prices
+from quantdrift.facts.estimate import Estimate
 from quantdrift.facts.figures import Figure, FigureName, Subject, Window, WindowName
-from quantdrift.storage.cost import changed_cost, replay_times
+from quantdrift.storage.cost import changed_cost, lost_costs, replay_times
 from quantdrift.storage.database import Database
+from quantdrift.storage.figures import Version
 from tests.support.storage.release_rows import END, NEW, RELEASE, ReleaseWeek, write_release_week
 
 pytestmark = pytest.mark.integration
@@ -65,6 +67,42 @@ async def test_each_changed_answer_costs_what_its_customer_is_worth(
     assert cost.high is not None
     assert 0 < cost.low < cost.value < cost.high
     assert cost.unit == "EUR"
+
+
+async def test_lost_accuracy_costs_the_requests_that_it_made_wrong(
+    record: asyncpg.Connection, postgres_dsn: str
+) -> None:
+    """Loss x requests x what a changed answer is worth on average; a gain is below 0, and without a price there is none."""
+    week = await write_release_week(postgres_dsn, per_hour=20, seed=3)
+    number, archive = week.version_ids[1], week.slice_ids["archive"]
+    await record.execute(
+        "update comparison set attributes = jsonb_build_object('header.x-customer',"
+        " case when extract(second from captured_at)::int % 2 = 0 then 'acme' else 'birch' end)"
+    )
+    rows = await record.fetch(
+        "select slice_id, sum(1 / (pi1 * pi2)) as requests, sum(w.worth / (pi1 * pi2)) filter (where flip)"
+        " / sum(1 / (pi1 * pi2)) filter (where flip) as worth from comparison"
+        " cross join lateral (select case attributes ->> 'header.x-customer' when 'acme' then 40 else 3 end as worth) w"
+        " cross join lateral unnest(slice_ids) as of_row (slice_id) where model_version_id = $1 group by 1",
+        number,
+    )
+    product = {row["slice_id"]: row["requests"] * (row["worth"] or 3.0) for row in rows}
+    version = Version(id=number, model="digits", version=NEW, first_at=RELEASE, last_at=END)
+    window = Window(name=WindowName.PERIOD, begin=RELEASE, end=END)
+    losses = {
+        week.all_id: Estimate(mean=0.02, low=0.01, high=0.03),
+        archive: Estimate(mean=-0.1, low=-0.2, high=0.0),
+    }
+    prices = Prices(currency="EUR", per_request=3.0, attribute="header.x-customer", by_value={"acme": 40.0})
+    async with Database(postgres_dsn) as database, database.begin() as connection:
+        costs = await lost_costs(connection, prices, version, window, losses)
+        assert await lost_costs(connection, Prices(currency=""), version, window, losses) == {}
+    assert costs.keys() == losses.keys()
+    for slice_id, cost in costs.items():
+        mean, low, high = losses[slice_id].mean, losses[slice_id].low, losses[slice_id].high
+        expected = tuple(product[slice_id] * part for part in (mean, low or 0.0, high or 0.0))
+        assert (cost.value, cost.low, cost.high) == pytest.approx(expected, rel=1e-9)
+        assert (cost.name, cost.unit) == (FigureName.COST, "EUR")
 
 
 async def test_replays_are_counted_by_model_with_the_time_of_the_device(

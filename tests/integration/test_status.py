@@ -254,6 +254,28 @@ def test_how_fast_exchanges_come_and_leave_is_measured(
     assert 0 < rates["leaving"] <= 500 / 10
 
 
+def test_replays_have_a_cost_where_the_device_has_a_price(
+    status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Seven seconds at 360 EUR an hour; without a price no line and no field is called a cost."""
+
+    async def took(seconds: float) -> None:
+        db = await asyncpg.connect(postgres_dsn)
+        try:
+            await db.execute("update batch set replay_s = $1", seconds)
+        finally:
+            await db.close()
+
+    asyncio.run(_compare(postgres_dsn, 28, folded=True))
+    asyncio.run(took(7.0))
+    assert "cost" not in status().stdout + status("--json").stdout
+    with (tmp_path / "config.toml").open("a") as file:
+        file.write('[cost]\ncurrency = "EUR"\ndevice_hour = 360\n')
+    (wines,) = json.loads(status("--json").stdout)["models"]
+    assert (wines["replay_cost"]["value"], wines["replay_cost"]["unit"]) == (pytest.approx(0.7), "EUR")
+    assert re.search(r"^  cost of replays +about 0.7 EUR", status().stdout, re.MULTILINE)
+
+
 def test_everything_flows_ends_with_0(
     status: Callable[..., subprocess.CompletedProcess[str]], postgres_dsn: str, tmp_path: Path
 ) -> None:
