@@ -17,6 +17,7 @@ from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.cli.output import columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.records import Verdict
 from quantdrift.core.text import plain, plain_lines
 from quantdrift.facts.status import alert_kind
 from quantdrift.facts.words.ending import ENDS
@@ -186,7 +187,9 @@ def show(config_path: Path, data: Path | None, alert_id: int, *, as_json: bool) 
         )
     lines += ["", plain_lines(text), ""]
     if figures.now is not None:
-        lines.append(f"Size: {size(figures.when_paged, figures.now.changed_share)}.")
+        is_page, is_over = alert.severity == Verdict.FIRING, alert.ended_at is not None
+        both = size(figures.when_paged, figures.now.changed_share, is_page=is_page, is_over=is_over)
+        lines.append(f"Size: {both}.")
     if figures.people is not None:
         lines.append(
             f"People: at least {shown(figures.people)} got a changed answer in this slice in its last day; only sampled requests are"
