@@ -145,6 +145,7 @@ def trend(
         No point is from before and after one of them.
     """
     width = _factor(buckets, grid) * grid.width
+    starts = {bucket.at for bucket in buckets}
     merged: dict[tuple[int, datetime], Sums] = {}
     for bucket in buckets:
         if grid.begin <= bucket.at < grid.end:
@@ -160,7 +161,14 @@ def trend(
         if estimate is None:
             continue
         begin = max(grid.begin + index * width, since)
-        end = min([grid.begin + (index + 1) * width, grid.end, *(at for at in onsets if at > begin)])
+        # An onset that could not divide its bucket ends no point: what changed since is in it.
+        end = min(
+            [
+                grid.begin + (index + 1) * width,
+                grid.end,
+                *(at for at in onsets if at > begin and at in starts),
+            ]
+        )
         # The first and the last exchange divide a bucket, too.
         begin = grid.first if grid.first and begin < grid.first < end else begin
         end = grid.last if grid.last and begin < grid.last < end else end

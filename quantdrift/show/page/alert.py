@@ -88,8 +88,10 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
         first = max(version.first_at, begin) if version.first_at <= alert.onset_at else begin
         rolled_up = Period.rolled_up(begin, end, _HOUR if end - begin <= 4 * _DAY else _DAY)
         for period in filter(None, (Period.fine(first, last_at), rolled_up)):
-            buckets = await history(connection, version.id, [alert.slice_id], period, alert.onset_at, cap=cap)
-            if buckets[alert.slice_id]:
+            buckets = await history(
+                connection, version.id, alert.slice_id, period, cap=cap, onset=alert.onset_at
+            )
+            if buckets:
                 break
         measured = await present.in_time(
             connection,
@@ -147,8 +149,8 @@ async def alert_page(request: web.Request, refused: Refused = NOT_REFUSED) -> we
         budget=budget,
         chart=plot(
             Metric.FLIP,
-            buckets[alert.slice_id],
-            period.grid(buckets[alert.slice_id], first, last_at),
+            buckets,
+            period.grid(buckets, first, last_at),
             name=plain(name),
             budget=budget,
             marks=alert_marks(alert.onset_at, alert.opened_at),

@@ -72,11 +72,11 @@ async def _chosen_slice(request: web.Request, connection: present.Connection) ->
     alerts = await list_alerts(connection, of=(version_id, slice_id), with_resolved=True, most=_MOST_ALERTS)
     onset = entry.onset_at or (alerts[0].onset_at if alerts else None)
     cap = request.app[CONFIG].budget(version.model).cap
-    slice_ids = list(dict.fromkeys([slice_id, version.all_id or slice_id]))
     for period in _periods(query_text(request, "span"), version.first_at, entry.last_at):
-        buckets = await history(connection, version_id, slice_ids, period, onset, cap=cap)
-        if len(buckets[slice_id]) >= (_FEWEST_POINTS if period.window.grain is not Grain.ITEM else 1):
+        buckets = await history(connection, version_id, slice_id, period, cap=cap, onset=onset)
+        if len(buckets) >= (_FEWEST_POINTS if period.window.grain is not Grain.ITEM else 1):
             break  # else it is young, or its exchanges are deleted: another time shows it better
+    is_part = version.all_id is not None and version.all_id != slice_id
     return ChosenSlice(
         versions=versions,
         version=version,
@@ -84,8 +84,8 @@ async def _chosen_slice(request: web.Request, connection: present.Connection) ->
         alerts=alerts,
         onset=onset,
         period=period,
-        buckets=buckets.pop(slice_id),
-        others=buckets.get(version.all_id or 0, []),
+        buckets=buckets,
+        others=await history(connection, version_id, version.all_id or 0, period, cap=cap) if is_part else [],
     )
 
 

@@ -1,4 +1,4 @@
-"""Slices over a time: the buckets of their plots, those in which an alert began in two parts."""
+"""A slice over a time: the buckets of its plots, that in which an alert began in two parts."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -72,26 +72,21 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 async def history(
     connection: present.Connection,
     version_id: int,
-    slice_ids: Sequence[int],
+    slice_id: int,
     period: Period,
-    onset: datetime | None,
     *,
     cap: float,
-) -> dict[int, list[SliceSums]]:
-    """Return the buckets of slices of a version; nothing of single exchanges that are too many to read."""
+    onset: datetime | None = None,
+) -> list[SliceSums]:
+    """Return the buckets of a slice, that of an onset in two parts; nothing of single exchanges that are too many to read."""
     read, window = Divergence(connection), period.window
-    buckets: dict[int, list[SliceSums]] = {}
-    for slice_id in slice_ids:
-        sums = partial(read.sums, window, period.width, {version_id: cap}, [slice_id])
-        is_fine = window.grain is Grain.ITEM
-        buckets[slice_id] = (
-            await present.in_time(connection, sums, present.PATIENCE_S) or [] if is_fine else await sums()
-        )
-        if onset is not None and buckets[slice_id]:
-            divide = partial(read.divided, buckets[slice_id], window, period.width, onset, cap)
-            divided = await present.in_time(connection, divide, present.PATIENCE_S)
-            buckets[slice_id] = divided or buckets[slice_id]
-    return buckets
+    sums = partial(read.sums, window, period.width, {version_id: cap}, [slice_id])
+    is_fine = window.grain is Grain.ITEM
+    buckets = await present.in_time(connection, sums, present.PATIENCE_S) or [] if is_fine else await sums()
+    if onset is None:
+        return buckets
+    divided = partial(read.divided, buckets, window, period.width, onset, cap)
+    return await present.in_time(connection, divided, present.PATIENCE_S) or buckets
 
 
 def history_sql(period: Period, cap: float, **ids: int) -> str:
