@@ -142,7 +142,7 @@ def trend(
     grid
         All buckets; they are joined until each has enough exchanges of the slice, or few buckets are left.
     onsets
-        No point is from before and after one of them.
+        No point is from before and after one of them that divides its bucket.
     """
     width = _factor(buckets, grid) * grid.width
     starts = {bucket.at for bucket in buckets}
