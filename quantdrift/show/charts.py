@@ -124,10 +124,7 @@ def line(
         for start, stop in alerts
         if start < end and stop > begin
     ]
-    for level in levels:
-        parts.append(f'<line class="grid" x1="0" x2="100%" y1="{y(level)}" y2="{y(level)}"/>')
-        text = percent(level) if is_share else number(level)
-        parts.append(f'<text class="level" x="-6" y="{y(level) + 4}" text-anchor="end">{text}</text>')
+    parts += grid_lines(levels, y, percent if is_share else number)
     parts.append(time_axis(begin, end, floor))
     framed = []
     for kind, drawn in (("other", others), ("mean", points)):
@@ -173,13 +170,7 @@ def _pair(first: Sequence[float], second: Sequence[float], ticks: Sequence[_Labe
     groups = [[value / sum(sums) for value in sums] if sum(sums) else [] for sums in (first, second)]
     levels = round_levels(max([*groups[0], *groups[1], 1e-9]))
     step, floor = 1 / max(len(first), len(second), 1), 130
-    parts = []
-    for level in levels:
-        at = round(floor - (floor - 8) * level / levels[-1], 1)
-        parts.append(
-            f'<line class="grid" x1="0" x2="100%" y1="{at}" y2="{at}"/>'
-            f'<text class="level" x="-6" y="{at + 4}" text-anchor="end">{percent(level)}</text>'
-        )
+    parts = grid_lines(levels, lambda level: round(floor - (floor - 8) * level / levels[-1], 1), percent)
     for which, shares in enumerate(groups):
         for place, share in enumerate(shares):
             height = round((floor - 8) * share / levels[-1], 1)
@@ -246,6 +237,17 @@ def round_levels(top: float) -> list[float]:
     size = 10.0 ** math.floor(math.log10(top / _MOST_LEVELS))
     step = next(size * part for part in (1, 2, 2.5, 5, 10) if size * part * _MOST_LEVELS >= top * (1 - 1e-9))
     return [step * n for n in range(math.ceil(top / step * (1 - 1e-9)) + 1)]
+
+
+def grid_lines(
+    levels: Sequence[float], y: Callable[[float], float], text: Callable[[float], str]
+) -> list[str]:
+    """Return a line with its label for each level, at the height that `y` returns."""
+    return [
+        f'<line class="grid" x1="0" x2="100%" y1="{y(level)}" y2="{y(level)}"/>'
+        f'<text class="level" x="-6" y="{y(level) + 4}" text-anchor="end">{text(level)}</text>'
+        for level in levels
+    ]
 
 
 def _runs(points: Sequence[Point], width: timedelta) -> list[list[Point]]:

@@ -98,11 +98,7 @@ def _lane(lane: Lane, begin: datetime, end: datetime) -> str:
     def y(value: float) -> float:
         return round(_HEIGHT * (1 - value / levels[-1]), 1)
 
-    parts = [
-        f'<line class="grid" x1="0" x2="100%" y1="{y(level)}" y2="{y(level)}"/>'
-        f'<text x="-6" y="{y(level) + 4}" text-anchor="end">{number(level)}</text>'
-        for level in levels
-    ]
+    parts = charts.grid_lines(levels, y, number)
     for kind, spans, high in (("recorded", lane.recorded, 0), ("tested", lane.tested, _HEIGHT * 0.55)):
         for span in spans:
             for name, since in ((kind, span.opened), (f"{kind} paged", span.paged)):

@@ -109,9 +109,9 @@ class Event(Fact, frozen=True, kw_only=True):
     kind: str
     subject: str
     who: str
-    why: str
-    old_value: str | None
-    new_value: str | None
+    why: str = ""
+    old_value: str | None = None
+    new_value: str | None = None
 
 
 class BaselineNow(Fact, frozen=True, kw_only=True):

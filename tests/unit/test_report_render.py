@@ -14,7 +14,7 @@ from quantdrift.facts.interval import Quantile
 from quantdrift.facts.words.losses import REASONS
 from quantdrift.report.figures import ReportFigures
 from quantdrift.show.report.markdown import render_markdown
-from quantdrift.show.report.render import render
+from quantdrift.show.report.page import render
 from quantdrift.show.trends import Plot
 from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 

@@ -20,11 +20,8 @@ _COMPARING_S: Final = 5.0
 
 async def compare(request: web.Request) -> web.Response:
     """Show two versions of a model, slice by slice, as `quantdrift compare` does."""
-    model, new_id, old_id = (
-        query_text(request, "model"),
-        query_number(request, "new"),
-        query_number(request, "old"),
-    )
+    model = query_text(request, "model")
+    new_id, old_id = query_number(request, "new"), query_number(request, "old")
     comparison, problem = None, ""
     async with present.reading(request.app[DATABASE]) as connection:
         by_model: dict[str, list[present.VersionNow]] = {}

@@ -118,11 +118,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
 async def overview(request: web.Request) -> web.Response:
     """Show every model in one line, and the slices of one."""
-    chosen, verdict, query = (
-        query_text(request, "model"),
-        query_text(request, "verdict"),
-        query_text(request, "q"),
-    )
+    chosen, verdict, query = (query_text(request, name) for name in ("model", "verdict", "q"))
     verdict = verdict if verdict in status.RANK else ""
     page = max(1, query_number(request, "page", 1))
     now = datetime.now(UTC)

@@ -231,15 +231,7 @@ async def slice_notebook(request: web.Request) -> web.Response:
 def _of_alerts(alerts: Sequence[AlertFact], begin: datetime, end: datetime) -> list[past.Event]:
     """Return the onsets and the openings of alerts in a time."""
     return [
-        past.Event(
-            at=at,
-            kind=kind,
-            subject=f"alert {alert.id}",
-            who="monitor",
-            why="",
-            old_value=None,
-            new_value=None,
-        )
+        past.Event(at=at, kind=kind, subject=f"alert {alert.id}", who="monitor")
         for alert in alerts
         for kind, at in (("onset", alert.onset_at), ("alert", alert.opened_at))
         if begin <= at < end

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from markupsafe import Markup
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
@@ -17,13 +18,14 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.report import finding
 from quantdrift.report.figures import Replays, ReportFigures
+from quantdrift.report.finding import QUANTILES, SHORTFALL
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
+from quantdrift.show import rendering
 from quantdrift.show.charts import Mark
 from quantdrift.show.report.brief import briefs
 from quantdrift.show.report.markdown import render_markdown
-from quantdrift.show.report.render import Drawings, render
-from quantdrift.show.trends import Grid, alert_marks, plot
+from quantdrift.show.trends import Grid, Plot, alert_marks, plot
 from quantdrift.storage.database import Database
 from quantdrift.storage.estimates import STATEMENT_S
 from quantdrift.storage.report.facts import SliceSums
@@ -37,6 +39,15 @@ TITLE: Final = "Quantisation drift"
 """Heading of the page."""
 _CLOCK = SystemClock()
 _PLOT_HEIGHT: Final = 190
+_TAIL: Final = (
+    "Slice",
+    *(f"p{100 * p:g}" for p in QUANTILES),
+    f"Mean above p{100 * SHORTFALL:g}",
+    "Infinite",
+    "Effective exchanges",
+)
+Drawings = dict[int, dict[int, dict[Metric, Plot]]]
+"""The plots of changed answers and of the mean divergence, by version and slice, in the order in which they are shown."""
 
 
 class Form(StrEnum):
@@ -201,6 +212,41 @@ def _draw(gathered: Gathered, figures: ReportFigures) -> Drawings:
                 for metric in (Metric.FLIP, Metric.DIVERGENCE)
             }
     return drawings
+
+
+def render(
+    title: str,
+    figures: ReportFigures,
+    drawings: Drawings,
+    *,
+    most_table: int,
+    most_tail: int,
+    most_losses: int = 20,
+) -> str:
+    """Return the page.
+
+    Every value is escaped by the template engine; only the drawings and the style sheet are taken as they are.
+
+    Parameters
+    ----------
+    most_table, most_tail, most_losses
+        Largest number of rows of a version's table of slices, of its table of tails, and of the losses by model; the
+        page says how many are left out.
+    """
+    return (
+        rendering.environment("report")
+        .get_template("report.html")
+        .render(
+            title=title,
+            figures=figures,
+            drawn=drawings,
+            tail_head=[(text, "") for text in _TAIL],
+            style=Markup(rendering.style()),  # noqa: S704 - package data
+            most_table=most_table,
+            most_tail=most_tail,
+            most_losses=most_losses,
+        )
+    )
 
 
 def _store(path: Path, text: str) -> None:
